@@ -31,7 +31,7 @@ import msgspec
 from lightningrl.records import Lease
 from lightningrl.types import Outcome, RolloutSpec, Task, Trajectory
 from lightningrl_client.control.client import ServerClient
-from lightningrl_server import process, vitals
+from lightningrl_server import metrics, process
 from lightningrl_server.engines.link import EngineLink
 from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_testing.scripted_engine import ScriptedEngine
@@ -59,7 +59,7 @@ def slowness() -> float:
     return max(1.0, min(took) / _YARDSTICK_S)
 
 
-class Ticks(vitals.Vitals):
+class Ticks(metrics.Vitals):
     """The server's own watch, a thousand times a second, shown to another process."""
 
     async def watch(self) -> None:
@@ -163,5 +163,5 @@ async def metered_server(folder: Path, *, context_length: int = 32_768) -> Async
 
 
 if __name__ == "__main__":
-    vitals.Vitals = Ticks  # type: ignore[misc]
+    metrics.Vitals = Ticks  # type: ignore[misc]
     sys.exit(process.main())

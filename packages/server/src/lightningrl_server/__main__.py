@@ -6,7 +6,8 @@ import gc
 import sys
 
 if __name__ == "__main__":
-    gc.disable()  # until it serves: what is imported stays, and looking through it again and again is a sixth of a start
+    # Until it serves: what is imported stays, and looking through it again and again is a sixth of a start.
+    gc.disable()
     from lightningrl_server.process import main
 
     sys.exit(main())

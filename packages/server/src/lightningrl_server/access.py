@@ -1,9 +1,9 @@
-"""Who may do what, by the key that is shown.
+"""Permissions, by the key that is shown.
 
 run key      the trainer's: everything
-view key     of who looks on: pages and metrics
-worker key   a supervisor's: lease, and whatever an attempt's key may do, for every worker and attempt; say why workers cannot go on, list
-             and stop them, and give back what they ran; no trajectories, scores, lists of rollouts or engine link
+view key     a spectator's: pages and metrics
+worker key   a supervisor's: lease, and whatever an attempt's key may do, for every worker and attempt; say why workers
+             cannot go on, list and stop them, give back what they ran; no trajectories, scores, lists or engine link
 process key  a worker process's: beat and lease as that worker; its attempts it reports with their own keys
 attempt key  an agent's: its own running attempt
 """
@@ -42,57 +42,68 @@ class Access:
         self._view_key = view_key(run_key).encode()
 
     async def run(self, request: Request) -> None:
-        """Raises Forbidden unless the run key is shown."""
+        """Raise Forbidden unless the run key is shown."""
         key = self._shown(request)
         if not _is_same(key, self._run_key):
             whose = "a worker's key does not open" if self._worker(key) is not None else "wrong key for"
             raise Forbidden(f"{whose} {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
 
     async def look(self, request: Request) -> None:
-        """Raises Forbidden unless the run key or the view key is shown."""
+        """Raise Forbidden unless the run key or the view key is shown."""
         key = self._shown(request)
         if not (_is_same(key, self._run_key) or _is_same(key, self._view_key)):
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run's view key as 'Authorization: Bearer …'")
 
     async def supervisor(self, request: Request) -> None:
-        """Raises Forbidden unless the run key or the worker key is shown."""
+        """Raise Forbidden unless the run key or the worker key is shown."""
         if self.worker_shown(request):
-            raise Forbidden(f"the key of one worker does not open {request.url.path!r}; send the worker key as 'Authorization: Bearer …'")
+            raise Forbidden(
+                f"the key of one worker does not open {request.url.path!r}; "
+                "send the worker key as 'Authorization: Bearer …'"
+            )
 
     async def worker(self, request: Request) -> None:
-        """Raises Forbidden unless the run key, the worker key or a worker process's is shown."""
+        """Raise Forbidden unless the run key, the worker key or a worker process's key is shown."""
         self.worker_shown(request)
 
     def worker_shown(self, request: Request, key: str = "") -> str:
-        """The worker whose process shows its key; "" = run key or worker key, which speak for all. `key`: of the body, instead of the
-        header's. Raises Forbidden."""
+        """Return the worker whose process shows its key; "" = run key or worker key, which speak for all.
+
+        `key` is one from the body, instead of the header's. Raises Forbidden.
+        """
         worker = self._worker(key or self._shown(request))
         if worker is None:
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
         return worker
 
     def is_worker(self, request: Request, key: str = "") -> bool:
-        """True where a worker's key is shown, or the run's; `key` stands in place of the header's. Raises Forbidden for a wrong one."""
+        """True where a worker's key is shown, or the run's. `key` stands in place of the header's. Raises Forbidden for
+        a wrong one."""
         if key:
             self.worker_shown(request, key)
             return True
         return self._worker(self._shown(request)) is not None
 
     def check_worker(self, request: Request, worker_id: str, key: str = "") -> None:
-        """Raises Forbidden unless the key speaks for that worker. `worker_id` may name a slot of it: `id/slot`."""
+        """Raise Forbidden unless the key speaks for that worker. `worker_id` may name a slot of it: `id/slot`."""
         worker = self.worker_shown(request, key)
         if worker and worker != worker_id.partition("/")[0]:
             raise Forbidden(f"the key of worker {worker!r} does not speak for {worker_id[:200]!r}; use that one's own")
 
     async def attempt(self, request: Request) -> None:
-        """Of the attempt in the path. Raises Forbidden, UnknownRecord or AttemptOver unless the run key, the worker key or the attempt's
-        own is shown. Whoever has none of them learns nothing about what exists."""
+        """Raise Forbidden, UnknownRecord or AttemptOver unless the run key, the worker key or the key of the path's
+        attempt is shown.
+
+        Whoever has none of them learns nothing about what exists.
+        """
         key = self._shown(request)
         rollout_id, number = request.path_params["rid"], request.path_params["n"]
         is_number = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER
         if self._is_trusted(key):
             if not is_number:
-                raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {number[:20]!r}; attempts start with a lease")
+                raise UnknownRecord(
+                    f"rollout {rollout_id!r} has no attempt {number[:20]!r}; attempts start with a lease"
+                )
             return
         wrong = Forbidden(f"wrong key for attempt {number[:20]} of rollout {rollout_id!r}; use the key of its lease")
         if not is_number:
@@ -103,7 +114,7 @@ class Access:
         raise refusal if isinstance(refusal, AttemptOver) else wrong
 
     async def ended_attempt(self, request: Request) -> None:
-        """As `attempt`, but the key of an ended attempt passes too."""
+        """Raise as `attempt` does, but let the key of an ended attempt pass."""
         try:
             await self.attempt(request)
         except AttemptOver:

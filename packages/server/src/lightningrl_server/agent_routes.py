@@ -1,4 +1,4 @@
-"""Routes for an agent's reports of itself, below its own base URL, with the key that it has anyway: rewards, and what became of its tools.
+"""Routes for an agent's reports of itself, below its own base URL, with the key that it has anyway.
 
 POST {OPENAI_BASE_URL}/rewards       {"rewards": {"format": 1.0}, "call": "chatcmpl-…"}
 POST {OPENAI_BASE_URL}/tool_calls    {"tool_calls": [{"name": "search", "status": "ok", "tool_call_id": "call_…", …}]}
@@ -29,9 +29,14 @@ from lightningrl_server.store.protocol import CallLog
 __all__ = ["agent_routes"]
 
 
-def agent_routes(log: CallLog, access: Access, dialects: Sequence[Dialect], read_asked: ReadAsked | None = None) -> list[BaseRoute]:
-    """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know. `read_asked`: what the attempt's
-    answers asked for, so that a report which does not name its tool call finds it."""
+def agent_routes(
+    log: CallLog, access: Access, dialects: Sequence[Dialect], read_asked: ReadAsked | None = None
+) -> list[BaseRoute]:
+    """Build the routes, to be mounted before the gateway's, which refuse every path of theirs that they do not know.
+
+    `read_asked` reads what the attempt's answers asked for, so that a report which does not name its tool call finds
+    it.
+    """
 
     async def rewards(request: Request, body: api.ReportedRewards) -> None:
         place = attempt_of(request)
@@ -40,8 +45,8 @@ def agent_routes(log: CallLog, access: Access, dialects: Sequence[Dialect], read
 
     async def tool_calls(request: Request, body: api.ReportedToolCalls) -> None:
         place = attempt_of(request)
-        asked = await find_transitions(log, dialects, *place, [told.call for told in body.tool_calls])
-        records = await asyncio.to_thread(_records, body.tool_calls, asked)
+        transition_ids = await find_transitions(log, dialects, *place, [report.call for report in body.tool_calls])
+        records = await asyncio.to_thread(_records, body.tool_calls, transition_ids)
         if read_asked is not None:
             records = join_reports(records, await read_asked(*place))
         await log.append_tool_calls(*place, records)
@@ -53,34 +58,37 @@ async def find_transitions(
     log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, answer_ids: Sequence[str | None]
 ) -> list[str | None]:
     """The transitions that the ids of answers stand for. Raises UnknownRecord."""
-    known = await log.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
-    found: list[str | None] = []
+    call_ids = await log.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
+    transition_ids: list[str | None] = []
     for answer_id in answer_ids:
         if answer_id is None:
-            found.append(None)
+            transition_ids.append(None)
             continue
         transition_id = call_of(answer_id, dialects)
-        if transition_id not in known:
-            raise UnknownRecord(f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given")
-        found.append(transition_id)
-    return found
+        if transition_id not in call_ids:
+            raise UnknownRecord(
+                f"rollout {rollout_id!r} has no call {answer_id!r}; "
+                "give the id of an answer that this attempt was given"
+            )
+        transition_ids.append(transition_id)
+    return transition_ids
 
 
-def _records(told: Sequence[ReportedToolCall], transition_ids: Sequence[str | None]) -> list[ToolCallRecord]:
-    return [_record(one, transition_id) for one, transition_id in zip(told, transition_ids, strict=True)]
+def _records(reports: Sequence[ReportedToolCall], transition_ids: Sequence[str | None]) -> list[ToolCallRecord]:
+    return [_record(report, transition_id) for report, transition_id in zip(reports, transition_ids, strict=True)]
 
 
-def _record(told: ReportedToolCall, transition_id: str | None) -> ToolCallRecord:
-    call_id = told.tool_call_id or f"tool-{uuid.uuid4().hex}"
+def _record(report: ReportedToolCall, transition_id: str | None) -> ToolCallRecord:
+    call_id = report.tool_call_id or f"tool-{uuid.uuid4().hex}"
     call = ToolCall(
         id=call_id,
-        name=told.name,
-        arguments="" if told.arguments is None else as_text(told.arguments),
-        result="" if told.result is None else as_text(told.result),
-        status=ToolStatus(told.status),
-        duration_s=told.duration_s,
+        name=report.name,
+        arguments="" if report.arguments is None else as_text(report.arguments),
+        result="" if report.result is None else as_text(report.result),
+        status=ToolStatus(report.status),
+        duration_s=report.duration_s,
         transition_id=transition_id,
-        agent=told.agent,
-        error_type=told.error_type,
+        agent=report.agent,
+        error_type=report.error_type,
     )
-    return ToolCallRecord(tool_call=call, span_id=f"reported:{call_id}", started_at=time.time() - told.duration_s)
+    return ToolCallRecord(tool_call=call, span_id=f"reported:{call_id}", started_at=time.time() - report.duration_s)

@@ -1,7 +1,7 @@
 """Tool calls that the policies' own answers asked for: the join for spans and reports that name no tool-call id.
 
 spans of an export ─► ReadTools.loose ─┐
-kept completions ─► AskedCall… ────────┴► join_to_answers: same id, else same name and arguments, else the only one of that name
+kept completions ─► AnsweredCall… ─────┴► join_to_answers: same id, else same name and arguments, else same name
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class AnsweredCall:
 
     transition_id: str
     id: str
-    """As the agent was given it."""
+    """The id that the agent was given."""
     name: str
     arguments: str
     """JSON text."""
 
 
 ReadAsked = Callable[[str, int], Awaitable[Sequence[AnsweredCall]]]
-"""From a rollout and an attempt to what its answers asked for so far, in order, less what somebody told of already."""
+"""Reads what the answers of a rollout's attempt asked for so far, in order, less what somebody reported already."""
 
 
 def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> ReadAsked:
-    """From the completions in the store, parsed as they were for the agent. `renderers` by policy name."""
+    """Read them from the completions in the store, parsed as they were for the agent. `renderers` by policy name."""
 
     async def read(rollout_id: str, attempt: int) -> Sequence[AnsweredCall]:
-        told = await log.tool_call_ids(rollout_id, attempt)
+        reported = await log.tool_call_ids(rollout_id, attempt)
         asked: list[AnsweredCall] = []
         for call in await log.calls(rollout_id, attempt):
             renderer = renderers.get(call.transition.policy)
-            if renderer is None or told.issuperset(call.transition.tool_call_ids):
+            if renderer is None or reported.issuperset(call.transition.tool_call_ids):
                 continue
-            asked += [answered for answered in _parse(renderer, call.transition) if answered.id not in told]
+            asked += [answered for answered in _parse(renderer, call.transition) if answered.id not in reported]
             await asyncio.sleep(0)  # other calls' turn
         return asked
 
@@ -62,37 +62,42 @@ def _parse(renderer: PolicyRenderer, transition: Transition) -> list[AnsweredCal
     ]
 
 
-def join_to_answers(records: Sequence[ToolCallRecord], loose: frozenset[str], asked: Sequence[AnsweredCall]) -> list[ToolCallRecord]:
-    """The records, those of `loose` spans with the id of the call that asked and the transition that it is of. Of calls that are alike,
-    the one asked first goes to the tool that ran first. What fits none, or one of several by its name alone, stays as it is."""
-    known = {one.id: one for one in asked}
+def join_to_answers(
+    records: Sequence[ToolCallRecord], loose: frozenset[str], asked: Sequence[AnsweredCall]
+) -> list[ToolCallRecord]:
+    """Return the records, those of `loose` spans with the id of the call that asked and the transition that it is of.
+
+    Of calls that are alike, the one asked first goes to the tool that ran first. What fits none, or one of several by
+    its name alone, stays as it is.
+    """
+    by_id = {call.id: call for call in asked}
     taken = {record.tool_call.id for record in records}
-    waiting = [one for one in asked if one.id not in taken]
-    tools = [record for record in records if record.span_id in loose and record.tool_call.id not in known]
+    waiting = [call for call in asked if call.id not in taken]
+    tools = [record for record in records if record.span_id in loose and record.tool_call.id not in by_id]
     tools.sort(key=lambda record: record.started_at)
     joined: dict[str | None, ToolCallRecord] = {}
 
     alike: dict[tuple[str, str], deque[AnsweredCall]] = defaultdict(deque)
-    for one in waiting:
-        alike[one.name, comparable(one.arguments)].append(one)
+    for call in waiting:
+        alike[call.name, comparable(call.arguments)].append(call)
     for tool in tools:
         same = alike[tool.tool_call.name, comparable(tool.tool_call.arguments)]
         if same:
             joined[tool.span_id] = _with_asker(tool, same.popleft())
 
     named: dict[str, list[AnsweredCall]] = defaultdict(list)
-    for one in chain.from_iterable(alike.values()):
-        named[one.name].append(one)
+    for call in chain.from_iterable(alike.values()):
+        named[call.name].append(call)
     left = Counter(tool.tool_call.name for tool in tools if tool.span_id not in joined)
     for tool in tools:
         name = tool.tool_call.name
         if tool.span_id not in joined and left[name] == len(named[name]) == 1:
             joined[tool.span_id] = _with_asker(tool, named[name][0])
-    return [joined.get(record.span_id) or _with_arguments(record, known.get(record.tool_call.id)) for record in records]
+    return [joined.get(record.span_id) or _with_arguments(record, by_id.get(record.tool_call.id)) for record in records]
 
 
 def join_reports(records: Sequence[ToolCallRecord], asked: Sequence[AnsweredCall]) -> list[ToolCallRecord]:
-    """Reports joined as spans without an id are; one that names the answer, to what that answer asked for."""
+    """Join reports as spans without an id are; one that names the answer, to what that answer asked for."""
     joined = list(records)
     for answer in {record.tool_call.transition_id for record in records}:
         places = [place for place, record in enumerate(records) if record.tool_call.transition_id == answer]
@@ -111,7 +116,7 @@ def _with_asker(record: ToolCallRecord, asked: AnsweredCall) -> ToolCallRecord:
 
 
 def _with_arguments(record: ToolCallRecord, asked: AnsweredCall | None) -> ToolCallRecord:
-    """A tool that is known by its id, and whose span leaves out what it was called with (Google ADK)."""
+    """Add what the tool was called with, where its span leaves that out (Google ADK)."""
     if asked is None or record.tool_call.arguments:
         return record
     return replace(record, tool_call=replace(record.tool_call, arguments=asked.arguments))

@@ -38,7 +38,7 @@ def attempt_routes(
     longest_wait_s: float,
 ) -> list[BaseRoute]:
     async def hand_over(request: Request, lease: Lease | None, worker_id: str) -> Lease | None:
-        """The lease, undone where nobody is there to take it."""
+        """Return the lease, undone where nobody is there to take it."""
         if lease is None:
             return None
         if is_gone(request):
@@ -50,8 +50,10 @@ def attempt_routes(
     async def lease(request: Request, body: api.LeaseRequest) -> Lease | None:
         access.check_worker(request, body.worker_id)
         wait_s = min(body.wait_s, longest_wait_s)
-        found = await while_connected(request, queue.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
-        return await hand_over(request, found, body.worker_id)
+        lease = await while_connected(
+            request, queue.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive)
+        )
+        return await hand_over(request, lease, body.worker_id)
 
     async def result(request: Request, body: api.Result) -> api.ResultKept:
         place, then = attempt_of(request), body.then
@@ -63,8 +65,8 @@ def attempt_routes(
         if then is None or workers.is_stopping(then.worker_id):
             state, lease = await queue.finish_and_lease(*place, end, None)
         else:
-            state, found = await queue.finish_and_lease(*place, end, then.worker_id, then.lease_s)
-            lease = await hand_over(request, found, then.worker_id)
+            state, next_lease = await queue.finish_and_lease(*place, end, then.worker_id, then.lease_s)
+            lease = await hand_over(request, next_lease, then.worker_id)
         if memory is not None:
             memory.forget(*place)
         if contents is not None:
@@ -82,7 +84,12 @@ def attempt_routes(
 
 
 async def _end_of(
-    place: tuple[str, int], body: api.Result, contents: ExportContents | None, memory: AttemptMemory | None, *, may_go_again: bool
+    place: tuple[str, int],
+    body: api.Result,
+    contents: ExportContents | None,
+    memory: AttemptMemory | None,
+    *,
+    may_go_again: bool,
 ) -> AttemptEnd:
     is_overflow = body.outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place)
     return AttemptEnd(
@@ -103,4 +110,6 @@ async def _read_result_spans(spans: ExportReader, place: tuple[str, int], body: 
     try:
         return await spans.read(place, body)
     except ServerError as error:
-        raise BodyError(f"the spans of the result: {error}; the attempt has not ended: send its result without them") from error
+        raise BodyError(
+            f"the spans of the result: {error}; the attempt has not ended: send its result without them"
+        ) from error

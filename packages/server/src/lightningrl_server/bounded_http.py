@@ -1,6 +1,6 @@
 """uvicorn's HTTP with bounds on what a client may send or leave unsaid before its request is a request.
 
-connected ─► head: HEAD_BYTES, HEADERS, HEAD_S ─► body: BODY_S of silence, PACE over all, HEAD_BYTES of trailers and framing ─► answered
+connected ─► head: HEAD_BYTES, HEADERS, HEAD_S ─► body: BODY_S of silence, PACE over all ─► answered
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ HEADERS: Final = 128
 
 
 class _TooLarge(Exception):
-    """The head is."""
+    """The head has too many bytes or headers."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """`uvicorn.Config(http=BoundedHttp)`. Connections that are kept alive between requests are closed by uvicorn's own timeout."""
+    """`uvicorn.Config(http=BoundedHttp)`. Connections that are kept alive between requests are closed by uvicorn's own
+    timeout."""
 
     HEAD_S: ClassVar[float] = 30.0
-    """For a request's head, from its first byte, or from the connection where none comes."""
+    """Seconds for a request's head, from its first byte, or from the connection where none comes."""
     BODY_S: ClassVar[float] = 60.0
-    """Without a byte of a body that is not whole yet and that we wait for."""
+    """Seconds without a byte of a body that is not whole yet and that we wait for."""
     PACE: ClassVar[float] = 4096.0
     """Bytes of a body per second, from its first `BODY_S` on: a body that drips is not held for as long as it likes."""
 
@@ -39,9 +40,9 @@ class BoundedHttp(HttpToolsProtocol):
     _is_upgraded = False
     _timer: asyncio.TimerHandle | None = None
     _body_bytes = 0
-    """Of the body that is coming in."""
+    """Bytes so far of the body that is coming in."""
     _waited_s = 0.0
-    """For pieces of it."""
+    """Seconds that we waited for pieces of it."""
     _waits_since: float | None = None
     """None = we do not wait: what came is more than the app has read."""
 
@@ -66,7 +67,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse_head()
         elif self._in_message and not self._in_head:
             self._wait(min(self.BODY_S, self._body_s_left()))
-        elif self._in_message or self.cycle is None or self.cycle.response_complete:  # a head's beginning, or blank lines before one
+        elif (
+            self._in_message or self.cycle is None or self.cycle.response_complete
+        ):  # a head's beginning, or blank lines before one
             if self._timer is None or not was_in_head:
                 self._wait(self.HEAD_S)
         else:
@@ -107,8 +110,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(400, "the request is no HTTP that can be read; use an HTTP client", "invalid_http")
 
     def _refuse_head(self) -> None:
-        sentence = f"the head of the request is larger than {HEAD_BYTES} bytes or {HEADERS} headers; send fewer and shorter headers"
-        self._refuse(431, sentence, "head_too_large")
+        problem = f"the head of the request is larger than {HEAD_BYTES} bytes or {HEADERS} headers"
+        self._refuse(431, f"{problem}; send fewer and shorter headers", "head_too_large")
 
     def _refuse(self, status: int, sentence: str, code: str) -> None:
         """Answer, unless an answer is on its way already, and close."""
@@ -120,7 +123,8 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
     def _body_s_left(self) -> float:
-        """How long the next piece of the body may take. Example: 40 KiB that came in 65 s, at 4 KiB a second, are 5 s ahead of 60 + 10."""
+        """Seconds that the next piece of the body may take. Example: 40 KiB that came in 65 s, at 4 KiB a second, are 5
+        s ahead of 60 + 10."""
         return max(0.0, self.BODY_S + self._body_bytes / self.PACE - self._waited_s)
 
     def _wait(self, seconds: float | None) -> None:
@@ -140,6 +144,8 @@ class BoundedHttp(HttpToolsProtocol):
             return
         if self._in_message:
             part = "head" if self._in_head else "body"
-            self._refuse(408, f"the {part} of the request did not come to its end in time; send it again", "request_timeout")
+            self._refuse(
+                408, f"the {part} of the request did not come to its end in time; send it again", "request_timeout"
+            )
         else:
             self.transport.close()

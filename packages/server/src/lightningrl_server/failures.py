@@ -1,4 +1,4 @@
-"""Every refusal as `{"error": {"message": sentence, "code": …}}`, and bodies that are bounded before they are read."""
+"""Refusals as `{"error": {"message": sentence, "code": …}}`, and bodies that are bounded before they are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 REPORTS: Final = ("/v1/rewards", "/v1/tool_calls")
 SMALL: Final = ("/v1/rewards", "/rewards", "/beat", "/leases")
 SMALL_BYTES: Final = 256 * 1024
-"""Of a body that holds a few numbers; larger ones would only keep the event loop busy."""
+"""Largest body that holds a few numbers; larger ones would only keep the event loop busy."""
 LONGEST_PATH: Final = 2000
 LONGEST_SENTENCE: Final = 10_000
 _STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
@@ -60,14 +60,20 @@ async def _http(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {request.url.path!r}; see /openapi.json",
         405: f"{request.url.path!r} does not take {request.method}; see /openapi.json",
     }
-    message = sentences.get(error.status_code, error.detail) if error.detail in ("Not Found", "Method Not Allowed") else error.detail
+    message = (
+        sentences.get(error.status_code, error.detail)
+        if error.detail in ("Not Found", "Method Not Allowed")
+        else error.detail
+    )
     codes = {404: "unknown_path", 405: "wrong_method", 413: "body_too_large", 415: "wrong_content_type"}
     return error_response(error.status_code, message, codes.get(error.status_code, "http"))
 
 
 async def _defect(request: Request, error: Exception) -> Response:
     return error_response(
-        500, f"{request.method} {request.url.path!r} failed: {type(error).__name__}: {error}; see the server's log", "defect"
+        500,
+        f"{request.method} {request.url.path!r} failed: {type(error).__name__}: {error}; see the server's log",
+        "defect",
     )
 
 
@@ -79,7 +85,8 @@ ERROR_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Resp
 
 
 class BoundedBodies:
-    """Refuses larger request bodies of the control API and of reports (the gateway bounds its own), and endless paths of all."""
+    """Refuses larger request bodies of the control API and of reports (the gateway bounds its own), and endless paths
+    of all."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -87,7 +94,8 @@ class BoundedBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and len(scope["path"]) > LONGEST_PATH:
-            sentence = f"the path has {len(scope['path'])} characters, more than {LONGEST_PATH}; see /openapi.json for those there are"
+            problem = f"the path has {len(scope['path'])} characters, more than {LONGEST_PATH}"
+            sentence = f"{problem}; see /openapi.json for those there are"
             await error_response(414, sentence, "path_too_long")(scope, receive, send)
             return
         if scope["type"] != "http" or not (scope["path"].startswith("/api/") or scope["path"].endswith(REPORTS)):

@@ -1,7 +1,10 @@
-"""Hands every span and log record that is ingested on to the user's own collector: in batches, in the background, never in a rollout's way.
+"""Forwarding of ingested spans and log records to the user's own collector: batched, in the background, bounded.
 
 export ─► offer (returns at once) ─► bounded queue ─► one request per batch ─► collector
-                                          └─► full, refused or unreachable: dropped and counted, one line in the log per outage
+                                          └─► full, refused or unreachable: dropped and counted, one line per outage
+
+Not a `BatchSpanProcessor` in each worker: programs in other languages export to this server alone, log records have no
+rollout there, and the collector's key would lie in the environment of the user's agents.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from lightningrl_server.spans.otlp import Export
 __all__ = ["ExportForwarder", "Forwarders", "create_forwarders"]
 
 QUEUE_BYTES: Final = 64 * 2**20
-"""Of exports that wait; more than that are dropped, newest first."""
+"""Bytes of exports that wait; more than that are dropped, newest first."""
 BATCH_BYTES: Final = 2 * 2**20
 BATCH_WAIT_S: Final = 0.5
 TRIES: Final = 4
 FIRST_PAUSE_S: Final = 0.5
-"""Before the second try; it doubles with each."""
+"""Seconds before the second try; the pause doubles with each."""
 TIMEOUT_S: Final = 10.0
 CLOSE_S: Final = 3.0
-"""For what is left when the server stops."""
+"""Seconds for what is left when the server stops."""
 TRACES: Final = "/v1/traces"
 LOGS: Final = "/v1/logs"
 LONGEST_ANSWER: Final = 10_000
@@ -45,17 +48,24 @@ logger = logging.getLogger(__name__)
 
 
 class ExportForwarder:
-    """One address of a collector. `offer` from the event loop; `close` sends what is left, within bounds."""
+    """Sends to one address of a collector. `offer` from the event loop; `close` sends what is left, within bounds."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None, *, what: str = "spans", queue_bytes: int = QUEUE_BYTES) -> None:
-        """`what` it takes: spans, or log records."""
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, *, what: str = "spans", queue_bytes: int = QUEUE_BYTES
+    ) -> None:
+        """Send to `url`. `what`: spans, or log records."""
         self.forwarded = 0
-        """That the collector took."""
+        """Spans or records that the collector took."""
         self.failed = 0
-        """That were dropped."""
+        """Spans or records that were dropped."""
         self._what = what
         self._url = url
-        self._headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip", **UNCOMPRESSED, **(headers or {})}
+        self._headers = {
+            "content-type": "application/x-protobuf",
+            "content-encoding": "gzip",
+            **UNCOMPRESSED,
+            **(headers or {}),
+        }
         self._mask = Mask((headers or {}).values())
         self._limit = queue_bytes
         self._waiting: deque[tuple[bytes, int]] = deque()
@@ -99,7 +109,9 @@ class ExportForwarder:
         if left:
             self._drop(left, "the server stops")
         if self.failed:
-            logger.warning("telemetry: %d %s reached %r, %d did not", self.forwarded, self._what, self._url, self.failed)
+            logger.warning(
+                "telemetry: %d %s reached %r, %d did not", self.forwarded, self._what, self._url, self.failed
+            )
 
     async def _send_all(self) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
@@ -113,7 +125,8 @@ class ExportForwarder:
                     await self._send(client, *self._take())
 
     def _take(self) -> tuple[bytes, int]:
-        """A batch and how many are in it: requests in protobuf are joined by writing them one after the other."""
+        """Return a batch and how many are in it: requests in protobuf are joined by writing them one after the
+        other."""
         bodies: list[bytes] = []
         size = total = 0
         while self._waiting and (not bodies or size + len(self._waiting[0][0]) <= BATCH_BYTES):
@@ -144,7 +157,9 @@ class ExportForwarder:
                         self.forwarded += count
                         self._is_out = False
                         return
-                    problem = f"it answered {answer.status_code}: {self._mask.text(words.decode(errors='replace'))[:200]!r}"
+                    problem = (
+                        f"it answered {answer.status_code}: {self._mask.text(words.decode(errors='replace'))[:200]!r}"
+                    )
                     if answer.status_code not in RETRIED:
                         break
                 if self._is_closing or self._is_out:  # this batch was its chance to come back
@@ -159,13 +174,16 @@ class ExportForwarder:
         if not self._is_out:
             self._is_out = True
             logger.warning(
-                "telemetry: %s do not reach %r: %s; rollouts go on, and later failures are only counted", self._what, self._url, problem
+                "telemetry: %s do not reach %r: %s; rollouts go on, and later failures are only counted",
+                self._what,
+                self._url,
+                problem,
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forwarders:
-    """Those of a recipe; None = nothing is handed on."""
+    """A recipe's forwarders; None = nothing is handed on."""
 
     spans: ExportForwarder | None = None
     logs: ExportForwarder | None = None
@@ -175,8 +193,11 @@ class Forwarders:
 
 
 def create_forwarders(config: TelemetryConfig | None, environment: Mapping[str, str]) -> Forwarders:
-    """Log records go to `…/v1/logs` where the recipe's address ends in `/v1/traces`, else nowhere: what takes spans at a path of its own
-    need not take logs. Raises ConfigError for a header whose variable is not set."""
+    """Make the recipe's forwarders. Raises ConfigError for a header whose variable is not set.
+
+    Log records go to `…/v1/logs` where the recipe's address ends in `/v1/traces`, else nowhere: what takes spans at a
+    path of its own need not take logs.
+    """
     place = None if config is None else config.target(environment)
     if place is None:
         return Forwarders()

@@ -24,18 +24,18 @@ __all__ = ["ServerProcess", "StartWatch", "StartWords"]
 _STOP_S = 10.0
 _LOOK_S = 1.0
 _SAY_S = 30.0
-"""Between two lines about a server that is still starting."""
+"""Seconds between two lines about a server that is still starting."""
 LEAST_CPU_S: Final = 0.2
-"""What a process that works uses within `stall_s`, however busy the machine is."""
+"""CPU seconds that a process that works uses within `stall_s`, however busy the machine is."""
 
 IDLE: Final = 0.5
-"""Of a core's time: who loads something and has less waits for something else."""
+"""Share of a core below which a process waits for something other than what it loads."""
 
 logger = logging.getLogger(__name__)
 
 
 class StartWatch:
-    """Whether a process that is starting is to be waited for any longer: while it works, and at most `most_s`."""
+    """Decides how long to wait for a process that is starting: while it works, and at most `most_s`."""
 
     def __init__(self, *, most_s: float, stall_s: float) -> None:
         self._most_s = most_s
@@ -44,7 +44,8 @@ class StartWatch:
         self._worked_cpu_s = 0.0
 
     def give_up(self, elapsed_s: float, cpu_s: float | None) -> str | None:
-        """Why not; None = wait on. `cpu_s` is what the process has used; None = this system does not say."""
+        """Return why to wait no longer; None = wait on. `cpu_s` is what the process has used; None = this system does
+        not say."""
         if elapsed_s >= self._most_s:
             return f"was not ready after {elapsed_s:.0f} s"
         if cpu_s is None:
@@ -52,19 +53,25 @@ class StartWatch:
         if cpu_s - self._worked_cpu_s >= LEAST_CPU_S:
             self._worked_at_s, self._worked_cpu_s = elapsed_s, cpu_s
         if elapsed_s - self._worked_at_s >= self._stall_s:
-            return f"was not ready after {elapsed_s:.0f} s and has done nothing for {elapsed_s - self._worked_at_s:.0f} s"
+            return (
+                f"was not ready after {elapsed_s:.0f} s and has done nothing for {elapsed_s - self._worked_at_s:.0f} s"
+            )
         return None
 
 
 class StartWords:
-    """Why a start takes long, each time that it is asked: since the last time."""
+    """Says why a start takes long: what happened since it was last asked."""
 
     def __init__(self) -> None:
         self._elapsed_s = 0.0
         self._cpu_s = 0.0
 
     def explain(self, elapsed_s: float, cpu_s: float | None, load: float | None) -> str:
-        """`cpu_s`: what the process has used; `load`: processes that want to run, for each core. None = this system does not say."""
+        """Return the sentence. None = this system does not say.
+
+        `cpu_s` is the CPU time that the process has used, `load` the number of processes that want to run, for each
+        core.
+        """
         loads = "it loads the policies' tokenizers"
         if cpu_s is None:
             return loads
@@ -85,8 +92,10 @@ class ServerProcess:
         client = ServerClient(server.url, settings.run_key)
     """
 
-    def __init__(self, settings: ServerSettings, *, log_path: Path | None = None, most_s: float = 900.0, stall_s: float = 60.0) -> None:
-        """What it says goes to `log_path`, or to our stderr. Its start may take `most_s`, and `stall_s` of them without any work."""
+    def __init__(
+        self, settings: ServerSettings, *, log_path: Path | None = None, most_s: float = 900.0, stall_s: float = 60.0
+    ) -> None:
+        """Log to `log_path`, or to our stderr. The start may take `most_s`, and `stall_s` of them without any work."""
         self._settings = settings
         self._log_path = log_path
         self._most_s = most_s
@@ -98,7 +107,9 @@ class ServerProcess:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.stop()
 
     @property
@@ -117,7 +128,8 @@ class ServerProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it; returns once it answers. Raises ServerError with the server's own sentence (port in use, no room, …)."""
+        """Start it and wait until it answers. Raises ServerError with the server's own sentence (port in use, no room,
+        …)."""
         if self.is_running:
             raise ServerError(f"the server at {self._url!r} runs already; stop it first")
         log = self._open_log()
@@ -149,7 +161,7 @@ class ServerProcess:
         await self.start()
 
     async def wait_ended(self) -> int:
-        """Wait until the process ends, by `stop` or by itself; its exit status (negative: the signal)."""
+        """Wait until the process ends, by `stop` or by itself; return its exit status (negative: the signal)."""
         if self._process is None:
             raise ServerError("the server was not started; call start first")
         return await self._process.wait()
@@ -174,7 +186,7 @@ class ServerProcess:
         await process.wait()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> str:
-        """Its URL, once it answers; waits while it lives and works."""
+        """Return its URL once it answers; wait while it lives and works."""
         watch, words = StartWatch(most_s=self._most_s, stall_s=self._stall_s), StartWords()
         started, next_line_s = time.monotonic(), _SAY_S
         ready = asyncio.create_task(self._ready(process))
@@ -187,7 +199,9 @@ class ServerProcess:
                     raise ServerError(f"the server {why}; see {self._where}")
                 if elapsed_s >= next_line_s and not ready.done():
                     next_line_s += _SAY_S
-                    logger.warning("waiting for the server since %.0f s: %s", elapsed_s, words.explain(elapsed_s, cpu_s, _load()))
+                    logger.warning(
+                        "waiting for the server since %.0f s: %s", elapsed_s, words.explain(elapsed_s, cpu_s, _load())
+                    )
             return ready.result()
         finally:
             ready.cancel()
@@ -229,7 +243,8 @@ def _load() -> float | None:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU time that a process has used, with children that have ended; None where this system does not say, or it is gone."""
+    """CPU time that a process has used, with children that have ended; None where this system does not say, or it is
+    gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

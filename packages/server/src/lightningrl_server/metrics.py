@@ -1,4 +1,4 @@
-"""Metrics for Prometheus at `/metrics`: the server's state as it is asked, calls as they were counted, the run's newest numbers.
+"""Numbers of the server: what it counts of its calls and sees of itself, for Prometheus at `/metrics`.
 
 gateway ─ each call ─► counters, histogram ─┐
 store, engines, workers, vitals, metrics.jsonl ─ when asked ─┴► text
@@ -25,9 +25,9 @@ __all__ = ["TEXT", "Engines", "ServerMetrics", "Vitals", "memory_bytes", "newest
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""Seconds."""
+"""Upper bounds of the histogram, in seconds."""
 _TAIL_BYTES: Final = 256 * 1024
-"""Of `metrics.jsonl`."""
+"""Bytes that are read from the end of `metrics.jsonl`."""
 _MOST_NAMES: Final = 1000
 """Metrics of a step: a hook may report what it likes."""
 
@@ -39,26 +39,34 @@ class Engines(Protocol):
 
 
 class ServerMetrics:
-    """Of one server. A `lightningrl_server.gateway.watch.CallWatch`."""
+    """Counts one server's calls. A `lightningrl_server.gateway.watch.CallWatch`."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._seconds = Histogram(
-            "lightningrl_call_seconds", "From a model call's arrival to its record", ["policy"], buckets=_BUCKETS, registry=self._registry
+            "lightningrl_call_seconds",
+            "From a model call's arrival to its record",
+            ["policy"],
+            buckets=_BUCKETS,
+            registry=self._registry,
         )
-        self._tokens = Counter("lightningrl_tokens", "Tokens of recorded calls", ["policy", "kind"], registry=self._registry)
-        self._refused = Counter("lightningrl_calls_refused", "Model calls that were refused", ["code"], registry=self._registry)
+        self._tokens = Counter(
+            "lightningrl_tokens", "Tokens of recorded calls", ["policy", "kind"], registry=self._registry
+        )
+        self._refused = Counter(
+            "lightningrl_calls_refused", "Model calls that were refused", ["code"], registry=self._registry
+        )
         self.calls_of_no_rollout = 0
-        """Of those that were refused."""
+        """Refused calls that belonged to no rollout."""
         self._of_policy: dict[str, tuple[Histogram, Counter, Counter]] = {}
 
     def answered(self, policy: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
-        found = self._of_policy.get(policy)
-        if found is None:
+        counters = self._of_policy.get(policy)
+        if counters is None:
             prompt, completion = (self._tokens.labels(policy, kind) for kind in ("prompt", "completion"))
-            found = self._of_policy[policy] = self._seconds.labels(policy), prompt, completion
-        histogram, prompt, completion = found
+            counters = self._of_policy[policy] = self._seconds.labels(policy), prompt, completion
+        histogram, prompt, completion = counters
         histogram.observe(seconds)
         prompt.inc(prompt_tokens)
         completion.inc(completion_tokens)
@@ -67,8 +75,10 @@ class ServerMetrics:
         self._refused.labels(code).inc()
         self.calls_of_no_rollout += code == "no_rollout"
 
-    async def text(self, look: Look, engines: Engines, workers: Workers, vitals: Vitals | None, folder: Path | None) -> bytes:
-        """All of it, in Prometheus' text format."""
+    async def text(
+        self, look: Look, engines: Engines, workers: Workers, vitals: Vitals | None, folder: Path | None
+    ) -> bytes:
+        """Return everything in Prometheus' text format."""
         counts = await look.counts()
         named = {} if folder is None else newest_metrics(folder / "metrics.jsonl")
         states = {state.value: counts.states.get(state, 0) for state in RolloutState}
@@ -94,7 +104,7 @@ class ServerMetrics:
 
 
 class _KnownFamilies:
-    """Families that are known already."""
+    """Collector of families that are made already."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -104,31 +114,34 @@ class _KnownFamilies:
 
 
 def newest_metrics(path: Path) -> dict[str, float]:
-    """The last value of each metric, from the end of a run's `metrics.jsonl`; empty where there is none."""
+    """Return the last value of each metric, from the end of a run's `metrics.jsonl`; empty where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return {}
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for line in lines:
         try:
             row: Any = json.loads(line)
         except ValueError:  # the tail begins within a line; the trainer writes another just now
             continue
         if isinstance(row, dict):
-            found |= {str(name): float(value) for name, value in row.items() if isinstance(value, int | float)}
-    return dict(list(found.items())[-_MOST_NAMES:])
+            values |= {str(name): float(value) for name, value in row.items() if isinstance(value, int | float)}
+    return dict(list(values.items())[-_MOST_NAMES:])
 
 
 def _policies(engines: Engines) -> Iterator[Metric]:
     policies = engines.status()
     kinds: dict[str, tuple[str, dict[str, float | None]]] = {
-        "version": ("Version of the weights that are served", {one.policy: one.version for one in policies}),
-        "engines": ("Engines that are connected", {one.policy: one.connected for one in policies}),
-        "in_flight": ("Calls that are being generated or wait", {one.policy: one.in_flight for one in policies}),
-        "held": ("1 while calls are held for new weights", {one.policy: float(one.held) for one in policies}),
+        "version": ("Version of the weights that are served", {policy.policy: policy.version for policy in policies}),
+        "engines": ("Engines that are connected", {policy.policy: policy.connected for policy in policies}),
+        "in_flight": (
+            "Calls that are being generated or wait",
+            {policy.policy: policy.in_flight for policy in policies},
+        ),
+        "held": ("1 while calls are held for new weights", {policy.policy: float(policy.held) for policy in policies}),
     }
     for name, (about, values) in kinds.items():
         yield from _by_label(f"lightningrl_policy_{name}", about, "policy", values)
@@ -153,15 +166,15 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class Vitals:
-    """Of one event loop. `watch` runs beside everything else and wakes four times a second."""
+    """Watches one event loop. `watch` runs beside everything else and wakes four times a second."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self.longest_pause_s = 0.0
-        """The longest that nothing else could run, since the start: one body that takes long, or a machine that is too busy."""
+        """Seconds that nothing else could run at most, since the start: one body that takes long, or a busy machine."""
         self._interval_s = interval_s
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             before = loop.time()

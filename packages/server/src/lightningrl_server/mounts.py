@@ -29,7 +29,7 @@ class Live:
     """Seconds for which the server's event loop stood still at most; None = nobody watches."""
     memory_bytes: int | None
     calls_of_no_rollout: int = 0
-    """Refused since its start: a task or thread that made them outlived its rollout, or never had one."""
+    """Calls that it refused since its start: a task or thread that made them outlived its rollout, or never had one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class ServedRun:
     folder: Path
     store: Store
     tokenizer_of: Callable[[str], Any | None]
-    """By policy; None where nobody has it."""
+    """Returns a policy's tokenizer; None where nobody has it."""
     live: Callable[[], Awaitable[Live]]
     view_key: str
     """Whoever shows it may look."""

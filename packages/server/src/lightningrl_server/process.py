@@ -1,7 +1,7 @@
 """The server's own process: binds the port, opens the store, serves, and goes when its parent goes.
 
 stdin   one line of JSON: ServerSettings; its end means that the parent is gone
-stdout  one line of JSON: {"url": …, "pid": …} when ready, or {"error": sentence}; what dialects and tokenizers print goes to stderr
+stdout  one line of JSON: {"url": …, "pid": …} when ready, or {"error": sentence}; prints of tokenizers go to stderr
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import uvicorn
 from pydantic import ValidationError
 
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.processes import die_with_parent, take_stdout
-from lightningrl_server.settings import ServerSettings, read_upstream
+from lightningrl_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from lightningrl_server.forwarding import Forwarders
+    from lightningrl_server.gateway.app import Gateway
+    from lightningrl_server.gateway.settings import GatewaySettings
+    from lightningrl_server.metrics import Vitals
+    from lightningrl_server.store import SqlStore
 
 __all__ = ["Server", "bind", "main", "run_server"]
 
@@ -56,8 +65,11 @@ def main() -> int:
     return 0
 
 
-def run_server(settings: ServerSettings, *, on_ready: Callable[[str], None] | None = None, lifeline: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT (or, with `lifeline`, the end of stdin). Calls `on_ready(url)` once requests are answered.
+def run_server(
+    settings: ServerSettings, *, on_ready: Callable[[str], None] | None = None, lifeline: bool = False
+) -> None:
+    """Serve until SIGTERM or SIGINT (or, with `lifeline`, the end of stdin). Calls `on_ready(url)` once requests are
+    answered.
 
     Raises ServerError (port in use), StoreError, ConfigError (a policy's tokenizer).
     """
@@ -77,7 +89,9 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, number)
     except OSError as error:
-        raise ServerError(f"cannot listen on {host!r}: {error.strerror or error}; give an address of this machine") from None
+        raise ServerError(
+            f"cannot listen on {host!r}: {error.strerror or error}; give an address of this machine"
+        ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -85,12 +99,14 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         problem = error.strerror or str(error)
-        raise ServerError(f"cannot listen on {host}:{port}: {problem}; stop what uses the port or choose another") from None
+        raise ServerError(
+            f"cannot listen on {host}:{port}: {problem}; stop what uses the port or choose another"
+        ) from None
     return listener
 
 
 class Server(uvicorn.Server):
-    """Signals are ours, and readiness is told."""
+    """A server that leaves signals to us and says when it is ready."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
@@ -106,84 +122,27 @@ class Server(uvicorn.Server):
             self._on_started()
 
 
-async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Callable[[str], None] | None, *, lifeline: bool) -> None:
-    from lightningrl.plugins import load_plugins
-    from lightningrl_server.app import create_app
-    from lightningrl_server.asked_calls import read_kept_answers
-    from lightningrl_server.bounded_http import BoundedHttp
-    from lightningrl_server.engines.registry import EngineRegistry
-    from lightningrl_server.engines.socket import engine_route
+async def _serve(
+    settings: ServerSettings, listener: socket.socket, on_ready: Callable[[str], None] | None, *, lifeline: bool
+) -> None:
     from lightningrl_server.forwarding import create_forwarders
-    from lightningrl_server.gateway.app import Gateway, create_gateway
-    from lightningrl_server.gateway.settings import GatewaySettings
-    from lightningrl_server.metrics import ServerMetrics, Vitals
-    from lightningrl_server.rendering.renderer import PolicyRenderer
+    from lightningrl_server.metrics import Vitals
     from lightningrl_server.store import SqlStore
 
-    upstream, upstream_models = read_upstream(settings.upstream, os.environ)
+    gateway_settings = settings.read_gateway(os.environ)
     forwarders = create_forwarders(settings.telemetry, os.environ)
-    store = await SqlStore.open(settings.store_url)
-    gateway: Gateway | None = None
-    vitals = Vitals()
-    watching = asyncio.create_task(vitals.watch())
-    try:
-        engines = EngineRegistry(wait_s=settings.engine_wait_s)
-        renderers = {
-            name: PolicyRenderer(policy.model, policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs)
-            for name, policy in settings.policies.items()
-        }
-        gateway_settings = GatewaySettings(
-            default_policy=settings.default_policy,
-            agents={name: policy.agents for name, policy in settings.policies.items()},
-            roles=settings.roles,
-            sampling={name: policy.sampling for name, policy in settings.policies.items()},
-            system_patterns={name: policy.system_patterns for name, policy in settings.policies.items()},
-            trainable=frozenset(name for name, policy in settings.policies.items() if policy.trainable),
-            upstream=upstream,
-            upstream_models=upstream_models,
-            drops_hosted=settings.drops_hosted,
-            max_body_bytes=settings.max_body_bytes,
-            plain_rollout=settings.plain_rollout,
-        )
-        metrics = ServerMetrics()
-        gateway = create_gateway(store, engines, renderers, gateway_settings, settings.dialects, metrics)
-        app = create_app(
-            store,
-            engines,
-            run_key=settings.run_key,
-            routes=[engine_route(engines, settings.run_key), *gateway.routes],
-            memory=gateway,
-            dialects=settings.dialects,
-            forwarders=forwarders,
-            read_asked=read_kept_answers(store, renderers),
-            vitals=vitals,
-            tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
-            folder=settings.folder,
-            mounts={name: page.build for name, page in load_plugins().pages.items()},
-            metrics=metrics,
-            max_body_bytes=settings.max_body_bytes,
-            longest_wait_s=settings.longest_wait_s,
-        )
-        config = uvicorn.Config(
-            app,
-            loop="none",
-            http=BoundedHttp,
-            ws="websockets-sansio",
-            proxy_headers=False,  # nobody asks where a request comes from
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            timeout_keep_alive=300,
-            timeout_graceful_shutdown=_GRACE_S,
-            ws_max_size=256 * 2**20,
-            ws_per_message_deflate=False,
-            ws_ping_interval=30,
-            ws_ping_timeout=300,
-        )
+    async with contextlib.AsyncExitStack() as stack:
+        store = await SqlStore.open(settings.store_url)
+        stack.push_async_callback(store.close)
+        stack.push_async_callback(forwarders.close)
+        vitals = Vitals()
+        watching = asyncio.create_task(vitals.watch())
+        stack.callback(watching.cancel)
+        app, gateway = _build(settings, gateway_settings, store, forwarders, vitals)
+        stack.push_async_callback(gateway.close)
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server = Server(config, lambda: on_ready(url) if on_ready else None)
-
+        server = Server(_configure(app), lambda: on_ready(url) if on_ready else None)
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
@@ -194,15 +153,74 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
         if lifeline:
             threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
         gc.enable()
-        gc.freeze()  # what was imported stays: a collection that looks through all of it holds every call for a tenth of a second
-        gc.set_threshold(10_000)  # with the usual 700, a body of many small parts is looked through while it is read, again and again
+        # What was imported stays: a collection that looks through all of it holds every call for a tenth of a second.
+        gc.freeze()
+        # With the usual 700, a body of many small parts is looked through while it is read, again and again.
+        gc.set_threshold(10_000)
         await server.serve([listener])
-    finally:
-        watching.cancel()
-        if gateway is not None:
-            await gateway.close()
-        await forwarders.close()
-        await store.close()
+
+
+def _build(
+    settings: ServerSettings,
+    gateway_settings: GatewaySettings,
+    store: SqlStore,
+    forwarders: Forwarders,
+    vitals: Vitals,
+) -> tuple[Starlette, Gateway]:
+    from lightningrl.plugins import load_plugins
+    from lightningrl_server.app import create_app
+    from lightningrl_server.asked_calls import read_kept_answers
+    from lightningrl_server.engines.registry import EngineRegistry
+    from lightningrl_server.engines.socket import engine_route
+    from lightningrl_server.gateway.app import create_gateway
+    from lightningrl_server.metrics import ServerMetrics
+    from lightningrl_server.rendering.renderer import PolicyRenderer
+
+    engines, metrics = EngineRegistry(wait_s=settings.engine_wait_s), ServerMetrics()
+    renderers = {
+        name: PolicyRenderer(policy.model, policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs)
+        for name, policy in settings.policies.items()
+    }
+    gateway = create_gateway(store, engines, renderers, gateway_settings, settings.dialects, metrics)
+    app = create_app(
+        store,
+        engines,
+        run_key=settings.run_key,
+        routes=[engine_route(engines, settings.run_key), *gateway.routes],
+        memory=gateway,
+        forwarders=forwarders,
+        read_asked=read_kept_answers(store, renderers),
+        vitals=vitals,
+        tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
+        folder=settings.folder,
+        mounts={name: page.build for name, page in load_plugins().pages.items()},
+        metrics=metrics,
+        dialects=settings.dialects,
+        max_body_bytes=settings.max_body_bytes,
+        longest_wait_s=settings.longest_wait_s,
+    )
+    return app, gateway
+
+
+def _configure(app: Starlette) -> uvicorn.Config:
+    from lightningrl_server.bounded_http import BoundedHttp
+
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http=BoundedHttp,
+        ws="websockets-sansio",
+        proxy_headers=False,  # nobody asks where a request comes from
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=300,
+        timeout_graceful_shutdown=_GRACE_S,
+        ws_max_size=256 * 2**20,
+        ws_per_message_deflate=False,
+        ws_ping_interval=30,
+        ws_ping_timeout=300,
+    )
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:

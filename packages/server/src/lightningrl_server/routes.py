@@ -1,4 +1,4 @@
-"""Endpoints to routes: the key is looked at before a body is read, and a body is read clean: bounded depth, no lone surrogates."""
+"""Endpoints as routes: the key is looked at before a body is read, and bodies are of bounded depth and real text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BodyError(ServerError):
 
 
 def route(endpoint: Endpoint[B, A], access: Access, handler: Callable[[Request, B], Awaitable[A | Response]]) -> Route:
-    """`handler` may answer with a Response of its own."""
+    """Make the endpoint's route. `handler` may answer with a Response of its own."""
     check: Callable[[Request], Awaitable[None]] = getattr(access, endpoint.who)
 
     async def answer(request: Request) -> Response:
@@ -42,13 +42,17 @@ def route(endpoint: Endpoint[B, A], access: Access, handler: Callable[[Request, 
         result = await handler(request, await _read(request, endpoint))
         if isinstance(result, Response):
             return result
-        return Response(status_code=204) if result is None else Response(wire.encode(result), media_type="application/json")
+        return (
+            Response(status_code=204)
+            if result is None
+            else Response(wire.encode(result), media_type="application/json")
+        )
 
     return Route(endpoint.path, answer, methods=[endpoint.method])
 
 
 async def _read(request: Request, endpoint: Endpoint[B, A]) -> B:
-    """Raises BodyError with the place and the problem."""
+    """Read the body or query. Raises BodyError with the place and the problem."""
     if endpoint.body is None or endpoint.body is bytes:
         return cast("B", None)
     try:
@@ -69,12 +73,15 @@ def _parse(body: bytes, kind: Any) -> Any:
 
 
 def attempt_of(request: Request) -> tuple[str, int]:
-    """Rollout and number of the attempt in the path, once `Access` has looked at it."""
+    """Return rollout and number of the path's attempt, once `Access` has looked at it."""
     return request.path_params["rid"], int(request.path_params["n"])
 
 
 def is_gone(request: Request) -> bool:
-    """Whether the client has left, asked without waiting. The same as Starlette's `is_disconnected`, which takes as long as a lease."""
+    """Return whether the client has left, without waiting.
+
+    The same as Starlette's `is_disconnected`, which takes as long as a lease.
+    """
     asking = cast("Coroutine[Any, Any, Message]", request.receive())
     try:
         asking.send(None)

@@ -20,17 +20,15 @@ from lightningrl_server.access import Access
 from lightningrl_server.forwarding import ExportForwarder
 from lightningrl_server.metrics import Engines, Vitals, memory_bytes
 from lightningrl_server.routes import BodyError, route, while_connected
-from lightningrl_server.store.protocol import Ledger, Look, Queue
+from lightningrl_server.store.protocol import Ledger, Look, Queue, Store
 
 __all__ = ["run_routes"]
 
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
-def run_routes(  # noqa: C901  (one short function per endpoint)
-    queue: Queue,
-    ledger: Ledger,
-    look: Look,
+def run_routes(
+    store: Store,
     access: Access,
     engines: Engines,
     forwarder: ExportForwarder | None = None,
@@ -38,40 +36,35 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     *,
     longest_wait_s: float,
 ) -> list[BaseRoute]:
+    """Build the routes of the control API that the trainer alone may use."""
+
+    async def status(_: Request, __: None) -> api.Status:
+        return api.Status(
+            counts=await store.counts(),
+            policies=engines.status(),
+            spans_forwarded=None if forwarder is None else forwarder.forwarded,
+            spans_not_forwarded=None if forwarder is None else forwarder.failed,
+            longest_pause_s=None if vitals is None else round(vitals.longest_pause_s, 3),
+            memory_bytes=memory_bytes(),
+        )
+
+    return [
+        *_queue_routes(store, access, longest_wait_s),
+        *_look_routes(store, access),
+        *_ledger_routes(store, access),
+        route(api.STATUS, access, status),
+    ]
+
+
+def _queue_routes(queue: Queue, access: Access, longest_wait_s: float) -> list[BaseRoute]:
     async def create(_: Request, body: api.Create) -> api.Created:
         for spec in body.rollouts:
             _check(spec)
         return api.Created(created=await queue.create_rollouts(body.rollouts))
 
-    async def listed(_: Request, where: RolloutFilter) -> Sequence[RolloutRecord]:
-        return await look.list_rollouts(where)
-
-    async def one(request: Request, _: None) -> RolloutRecord:
-        return await look.rollout(request.path_params["rid"])
-
     async def wait(request: Request, body: api.Wait) -> api.Finished:
         waiting = queue.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
         return api.Finished(finished=await while_connected(request, waiting) or ())
-
-    async def trajectories(_: Request, body: api.RolloutIds) -> Response:
-        found = await look.trajectories(body.rollout_ids)
-        return Response(await asyncio.to_thread(wire.encode_trajectories, found), media_type="application/json")
-
-    async def scores(_: Request, body: api.Scores) -> None:
-        await ledger.set_scores(body.scores)
-
-    async def mark(_: Request, body: api.Step) -> None:
-        known = {name: value for name, value in body.metrics.items() if value is not None}
-        await ledger.mark_trained(body.step, body.rollout_ids, known)
-
-    async def steps(_: Request, __: None) -> Sequence[StepRecord]:
-        return await look.steps()
-
-    async def rollback(_: Request, body: api.Rollback) -> api.Count:
-        return api.Count(count=await ledger.rollback_steps(body.after))
-
-    async def forget(_: Request, body: api.Forget) -> api.Count:
-        return api.Count(count=await ledger.forget_rollouts(body.through, body.slack))
 
     async def cancel(_: Request, body: api.Cancel) -> api.Count:
         return api.Count(count=await queue.cancel(body.rollout_ids))
@@ -82,31 +75,56 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     async def interrupt(_: Request, body: api.Interrupt) -> api.Count:
         return api.Count(count=await queue.interrupt(body.reason))
 
-    async def status(_: Request, __: None) -> api.Status:
-        return api.Status(
-            counts=await look.counts(),
-            policies=engines.status(),
-            spans_forwarded=None if forwarder is None else forwarder.forwarded,
-            spans_not_forwarded=None if forwarder is None else forwarder.failed,
-            longest_pause_s=None if vitals is None else round(vitals.longest_pause_s, 3),
-            memory_bytes=memory_bytes(),
-        )
-
     return [
         route(api.CREATE, access, create),
-        route(api.LIST, access, listed),
-        route(api.ROLLOUT, access, one),
         route(api.WAIT, access, wait),
-        route(api.TRAJECTORIES, access, trajectories),
-        route(api.SCORES, access, scores),
-        route(api.STEP, access, mark),
-        route(api.STEPS, access, steps),
-        route(api.ROLLBACK, access, rollback),
-        route(api.FORGET, access, forget),
         route(api.CANCEL, access, cancel),
         route(api.RETRY, access, retry),
         route(api.INTERRUPT, access, interrupt),
-        route(api.STATUS, access, status),
+    ]
+
+
+def _look_routes(look: Look, access: Access) -> list[BaseRoute]:
+    async def rollouts(_: Request, where: RolloutFilter) -> Sequence[RolloutRecord]:
+        return await look.list_rollouts(where)
+
+    async def rollout(request: Request, _: None) -> RolloutRecord:
+        return await look.rollout(request.path_params["rid"])
+
+    async def trajectories(_: Request, body: api.RolloutIds) -> Response:
+        trajectories = await look.trajectories(body.rollout_ids)
+        return Response(await asyncio.to_thread(wire.encode_trajectories, trajectories), media_type="application/json")
+
+    async def steps(_: Request, __: None) -> Sequence[StepRecord]:
+        return await look.steps()
+
+    return [
+        route(api.LIST, access, rollouts),
+        route(api.ROLLOUT, access, rollout),
+        route(api.TRAJECTORIES, access, trajectories),
+        route(api.STEPS, access, steps),
+    ]
+
+
+def _ledger_routes(ledger: Ledger, access: Access) -> list[BaseRoute]:
+    async def scores(_: Request, body: api.Scores) -> None:
+        await ledger.set_scores(body.scores)
+
+    async def mark(_: Request, body: api.Step) -> None:
+        metrics = {name: value for name, value in body.metrics.items() if value is not None}
+        await ledger.mark_trained(body.step, body.rollout_ids, metrics)
+
+    async def rollback(_: Request, body: api.Rollback) -> api.Count:
+        return api.Count(count=await ledger.rollback_steps(body.after))
+
+    async def forget(_: Request, body: api.Forget) -> api.Count:
+        return api.Count(count=await ledger.forget_rollouts(body.through, body.slack))
+
+    return [
+        route(api.SCORES, access, scores),
+        route(api.STEP, access, mark),
+        route(api.ROLLBACK, access, rollback),
+        route(api.FORGET, access, forget),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Telemetry of an attempt, under its key: tools joined to the answers that asked for them, evaluations as rewards of calls.
+"""Telemetry of an attempt, under its key: tools join the answers that asked for them, evaluations become rewards.
 
 OTLP spans, log records ─► ExportReader ─┬─► tool calls, joined to the kept answers
                                          ├─► spans that name agents
@@ -36,13 +36,15 @@ def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportRea
         """Keep what an export holds for us, and hand all of it on."""
         place = attempt_of(request)
         media_type = read_media_type(request.headers.get("content-type", ""))
-        contents = await reader.read(place, await request.body(), media_type, request.headers.get("content-encoding", "").lower())
-        kept: list[Awaitable[object]] = []
+        contents = await reader.read(
+            place, await request.body(), media_type, request.headers.get("content-encoding", "").lower()
+        )
+        writes: list[Awaitable[object]] = []
         if contents.tool_calls:
-            kept.append(reader.log.append_tool_calls(*place, contents.tool_calls))
+            writes.append(reader.log.append_tool_calls(*place, contents.tool_calls))
         if contents.spans:
-            kept.append(reader.log.append_spans(*place, contents.spans))
-        await asyncio.gather(*kept)  # one commit
+            writes.append(reader.log.append_spans(*place, contents.spans))
+        await asyncio.gather(*writes)  # one commit
         for transition_id, rewards in contents.rewards.items():
             await reader.log.add_rewards(*place, rewards, transition_id)
         reader.forward(place, contents)
@@ -64,7 +66,7 @@ class ExportContents:
     tool_calls: Sequence[ToolCallRecord]
     spans: Sequence[SpanRecord]
     rewards: Mapping[str | None, Mapping[str, float | None]]
-    """By transition id; None = of the attempt."""
+    """Reported rewards by transition id; None = the whole attempt's."""
     rejected: int
     """Spans without a usable id."""
     request: Export
@@ -76,16 +78,19 @@ class ExportReader:
 
     log: CallLog
     parse: Callable[[bytes, str, str, int], ParsedExport]
-    """Of spans, or of log records."""
+    """Parses spans, or log records."""
     limit: int
     """Bytes of an export when unpacked."""
     forwarder: ExportForwarder | None = None
     read_asked: ReadAsked | None = None
     dialects: Sequence[Dialect] = ()
 
-    async def read(self, place: tuple[str, int], body: bytes, media_type: str = PROTOBUF, encoding: str = "") -> ExportContents:
-        """`place`: rollout and attempt. Raises ServerError with a sentence for bytes that are no export, or too many."""
-        if encoding or len(body) > LONG_BYTES:  # a thread costs more than it spares the event loop, where a body is short
+    async def read(
+        self, place: tuple[str, int], body: bytes, media_type: str = PROTOBUF, encoding: str = ""
+    ) -> ExportContents:
+        """Read an export of the attempt at `place` (rollout, number). Raises ServerError with a sentence for bytes that
+        are no export, or too many."""
+        if encoding or len(body) > LONG_BYTES:  # for a short body a thread costs more than it spares the event loop
             export = await asyncio.to_thread(self.parse, body, media_type, encoding, self.limit)
         else:
             export = self.parse(body, media_type, encoding, self.limit)
@@ -95,14 +100,20 @@ class ExportReader:
             tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
         rewards = await find_rewards(self.log, self.dialects, *place, export.evaluations) if export.evaluations else {}
         spans = [*export.spans, *await self._named_calls(place, export.answers)]
-        return ExportContents(tool_calls=tool_calls, spans=spans, rewards=rewards, rejected=export.rejected, request=export.request)
+        return ExportContents(
+            tool_calls=tool_calls, spans=spans, rewards=rewards, rejected=export.rejected, request=export.request
+        )
 
     async def _named_calls(self, place: tuple[str, int], answers: Sequence[tuple[str, str]]) -> list[SpanRecord]:
-        """Calls that the models' spans name by their answers, as spans inside of those: whoever made them need not have said of what span
-        they are."""
-        known = await self.log.call_ids(*place) if answers else frozenset()
+        """Return calls that the models' spans name by their answers, as spans inside of those.
+
+        Whoever made such a call need not have said of what span it is.
+        """
+        call_ids = await self.log.call_ids(*place) if answers else frozenset()
         calls = [(call_of(answer_id, self.dialects), span_id) for answer_id, span_id in answers]
-        return [SpanRecord(span_id=call_id, parent_span_id=span_id) for call_id, span_id in calls if call_id in known]
+        return [
+            SpanRecord(span_id=call_id, parent_span_id=span_id) for call_id, span_id in calls if call_id in call_ids
+        ]
 
     def forward(self, place: tuple[str, int], contents: ExportContents) -> None:
         """Hand all of it on, once it is kept."""
@@ -113,7 +124,7 @@ class ExportReader:
 async def find_rewards(
     log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, evaluations: Sequence[Evaluation]
 ) -> dict[str | None, dict[str, float | None]]:
-    """By transition id, None = of the rollout. Of several of one name and call, the last stands."""
+    """Return rewards by transition id, None = the rollout's. Of several of one name and call, the last stands."""
     calls = [record.transition for record in await log.calls(rollout_id, attempt)]
     ids = {call.id for call in calls}
     by_span = {call.span_id: call.id for call in calls if call.span_id is not None}
@@ -125,6 +136,6 @@ async def find_rewards(
             near = [by_span.get(span_id) for span_id in evaluation.span_ids] + [
                 by_tool.get(call_id) for call_id in evaluation.tool_call_ids
             ]
-            transition_id = next((found for found in near if found is not None), None)
+            transition_id = next((call_id for call_id in near if call_id is not None), None)
         rewards[transition_id][evaluation.name] = evaluation.score
     return dict(rewards)

@@ -1,4 +1,7 @@
-"""The workers of a run, as they say of themselves. In memory: a restarted server knows a worker again from its next beat on."""
+"""Workers of a run, as they report themselves, and their routes: beat, list, stop, give back what they ran.
+
+In memory: a restarted server knows a worker again from its next beat on.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,16 @@ from lightningrl_server.store.protocol import Queue
 __all__ = ["Workers", "worker_routes"]
 
 MOST_WORKERS: Final = 10_000
-"""Beyond it the one that was heard of the longest ago is forgotten."""
+"""Largest number that is remembered; beyond it, the one not heard of for longest is forgotten."""
+
+ENDS: Final = frozenset({api.WorkerState.FAILED, api.WorkerState.LOST})
+"""States that end the wait for workers: no process in which an agent runs says so."""
 
 logger = logging.getLogger(__name__)
 
 
 class Workers:
-    """Who works for this server. Used on one event loop."""
+    """Workers of this server. Used on one event loop."""
 
     def __init__(self) -> None:
         self._records: dict[str, WorkerRecord] = {}
@@ -39,7 +45,9 @@ class Workers:
         self._changed = asyncio.Event()
         self._stopped = asyncio.Event()
 
-    async def beat(self, worker_id: str, beat: WorkerBeat, keep: Callable[[str, int, float], Awaitable[bool]]) -> Orders:
+    async def beat(
+        self, worker_id: str, beat: WorkerBeat, keep: Callable[[str, int, float], Awaitable[bool]]
+    ) -> Orders:
         """Note how the worker is; `keep(rollout, attempt, lease_s)` renews a lease, False = the attempt is over."""
         self._note(worker_id, beat)
         over: list[tuple[str, int]] = []
@@ -50,56 +58,68 @@ class Workers:
                 is_ours = False
             if not is_ours:
                 over.append((rollout_id, attempt))
-        await _wait(beat.wait_s if not over else 0.0, lambda: self._stopped if not self.is_stopping(worker_id) else None)
+        await _wait(
+            beat.wait_s if not over else 0.0, lambda: self._stopped if not self.is_stopping(worker_id) else None
+        )
         return Orders(stop=self.is_stopping(worker_id), over=over)
 
-    async def look(self, where: WorkerFilter, running: Callable[[str], Awaitable[Sequence[RunningAttempt]]]) -> WorkerList:
-        """Those of the prefix, with what they run. Who is not heard of for as long as its leases last is forgotten,
-        but for those that said what is wrong."""
+    async def look(
+        self, where: WorkerFilter, running: Callable[[str], Awaitable[Sequence[RunningAttempt]]]
+    ) -> WorkerList:
+        """List those of the prefix, with what they run.
+
+        A worker that is not heard of for as long as its leases last is forgotten, unless it said what is wrong.
+        """
         await _wait(where.wait_s, lambda: self._changed if self._version == where.seen else None)
         now = time.time()
-        self._records = {name: one for name, one in self._records.items() if one.error or one.last_beat + one.lease_s > now}
-        version, found = self._version, [record for record in self._records.values() if record.id.startswith(where.prefix)]
-        return WorkerList(version=version, workers=found, running=await running(where.prefix))
+        self._records = {
+            name: record
+            for name, record in self._records.items()
+            if record.error or record.last_beat + record.lease_s > now
+        }
+        version, records = self._version, [one for one in self._records.values() if one.id.startswith(where.prefix)]
+        return WorkerList(version=version, workers=records, running=await running(where.prefix))
 
     def states(self, now: float) -> dict[str, int]:
-        """How many are in each state, of those heard of lately. `now`: Unix seconds."""
+        """Count the workers in each state that were heard of lately. `now`: Unix seconds."""
         heard = [one.state.value for one in self._records.values() if one.last_beat + one.lease_s > now]
         return {state.value: heard.count(state.value) for state in WorkerState}
 
     def stop(self, prefix: str) -> int:
-        """They hear it at once; returns how many."""
-        found = [record for record in self._records.values() if record.id.startswith(prefix)]
-        for record in found:
+        """Stop those of the prefix, who hear it at once; return how many."""
+        records = [record for record in self._records.values() if record.id.startswith(prefix)]
+        for record in records:
             self._records[record.id] = replace(record, is_stopping=True)
         self._stopped = _turn(self._stopped)
-        return len(found)
+        return len(records)
 
     def is_stopping(self, worker_id: str) -> bool:
-        """It is to take no more. `worker_id` may name a slot of it: `id/slot`."""
-        known = self._records.get(worker_id.partition("/")[0])
-        return known is not None and known.is_stopping
+        """True for a worker that is to take no more. `worker_id` may name a slot of it: `id/slot`."""
+        record = self._records.get(worker_id.partition("/")[0])
+        return record is not None and record.is_stopping
 
     def note_lease(self, worker_id: str) -> None:
-        """It was given an attempt. `worker_id` may name a slot of it: `id/slot`."""
+        """Note that the worker was given an attempt. `worker_id` may name a slot of it: `id/slot`."""
         name = worker_id.partition("/")[0]
-        known = self._records.get(name)
-        if known is not None:
-            self._records[name] = replace(known, leases=known.leases + 1)
+        record = self._records.get(name)
+        if record is not None:
+            self._records[name] = replace(record, leases=record.leases + 1)
 
     def _note(self, worker_id: str, beat: WorkerBeat) -> None:
         now = time.time()
-        known = self._records.pop(worker_id, None)
-        if known is None or known.pid != beat.pid or known.host != beat.host:
-            known = WorkerRecord(id=worker_id, host=beat.host, pid=beat.pid, state=beat.state, since=now, last_beat=now)
+        record = self._records.pop(worker_id, None)
+        if record is None or record.pid != beat.pid or record.host != beat.host:
+            record = WorkerRecord(
+                id=worker_id, host=beat.host, pid=beat.pid, state=beat.state, since=now, last_beat=now
+            )
             self._change()
-        elif known.state != beat.state:
-            known = replace(known, state=beat.state, since=now)
+        elif record.state != beat.state:
+            record = replace(record, state=beat.state, since=now)
             self._change()
-        if beat.error and beat.error != known.error:
+        if beat.error and beat.error != record.error:
             logger.warning("worker %s on %s %s: %s", worker_id, beat.host, beat.state, beat.error)
-        known = replace(known, last_beat=now, error=beat.error, grace_s=beat.grace_s, lease_s=beat.lease_s)
-        self._records[worker_id] = known  # the newest at the end
+        record = replace(record, last_beat=now, error=beat.error, grace_s=beat.grace_s, lease_s=beat.lease_s)
+        self._records[worker_id] = record  # the newest at the end
         if len(self._records) > MOST_WORKERS:
             del self._records[next(iter(self._records))]
 
@@ -109,13 +129,13 @@ class Workers:
 
 
 def _turn(event: asyncio.Event) -> asyncio.Event:
-    """Wake whoever waits; a new event for the next ones."""
+    """Wake whoever waits; return a new event for the next ones."""
     event.set()
     return asyncio.Event()
 
 
 async def _wait(wait_s: float, event: Callable[[], asyncio.Event | None]) -> None:
-    """Until there is no event to wait for, at most `wait_s`."""
+    """Wait until there is no event to wait for, at most `wait_s`."""
     try:
         async with asyncio.timeout(wait_s):
             while (waited := event()) is not None:
@@ -124,17 +144,15 @@ async def _wait(wait_s: float, event: Callable[[], asyncio.Event | None]) -> Non
         return
 
 
-ENDS: Final = frozenset({api.WorkerState.FAILED, api.WorkerState.LOST})
-"""Whoever waits for the workers waits no longer: no process says so in which an agent runs."""
-
-
 def worker_routes(queue: Queue, access: Access, workers: Workers, *, longest_wait_s: float) -> list[BaseRoute]:
     async def beat(request: Request, body: api.WorkerBeat) -> api.Orders:
         body.wait_s = min(body.wait_s, longest_wait_s)
         name, worker = request.path_params["wid"], access.worker_shown(request)
         access.check_worker(request, name)
         if worker and body.state in ENDS:
-            raise Forbidden(f"worker {worker!r} cannot say that it is {body.state.value}, which ends the run: its supervisor does")
+            raise Forbidden(
+                f"worker {worker!r} cannot say that it is {body.state.value}, which ends the run: its supervisor does"
+            )
         if worker:
             body.error = ""
         keep = partial(queue.heartbeat, worker_id=worker or None)

@@ -8,21 +8,29 @@ from functools import partial
 from typing import Any
 
 from lightningrl.plugins import load_plugins
-from lightningrl_training.build import required_settings
 
 __all__ = ["call_factories"]
 
 
 def call_factories(hook: str, part: object, /, **offered: Any) -> None:
-    """Call the factory of each installed plugin of the hook that comes from the part's package, as a recipe without options does; those
-    that have to be given more than is `offered` are left out. Raises PluginError where one raises."""
+    """Call the factory of each installed plugin of the hook that comes from the part's package.
+
+    As a recipe without options does; those that have to be given more than is `offered` are left out. Raises
+    PluginError where one raises.
+    """
     package = _package(part if inspect.isroutine(part) else type(part))
     for plugin in load_plugins().records(hook).values():
-        if _package(plugin.factory) == package != "lightningrl":
-            names = inspect.signature(plugin.factory).parameters
-            taken = {name: value for name, value in offered.items() if name in names}
-            if set(required_settings(plugin.factory)) <= taken.keys():
-                plugin.build(**taken)
+        if _package(plugin.factory) != package or package == "lightningrl":
+            continue
+        parameters = inspect.signature(plugin.factory).parameters
+        options = {name: value for name, value in offered.items() if name in parameters}
+        missing = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty and name not in options
+        ]
+        if not missing:
+            plugin.build(**options)
 
 
 def _package(part: Callable[..., Any]) -> str:

@@ -7,7 +7,8 @@ try:
     import pytest_asyncio
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"the conformance suites need {error.name}; install it with `pip install 'lightningrl[testing]'`", name=error.name
+        f"the conformance suites need {error.name}; install it with `pip install 'lightningrl[testing]'`",
+        name=error.name,
     ) from error
 
 __all__ = ["pytest", "pytest_asyncio"]

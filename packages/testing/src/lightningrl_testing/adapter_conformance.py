@@ -1,13 +1,13 @@
-"""The conformance suite of adapters: subclass `AdapterConformance`, write the same small agents in your framework, and run it with pytest.
+"""The conformance suite of adapters: subclass `AdapterConformance`, write the same small agents in your framework.
 
     class TestMyAdapter(AdapterConformance):
         def create_adapter(self): return MyAdapter()
         def agent(self, kind): return {"sync": ask_sync, "async": ask_async, …}[kind]
         def tool_agent(self): return use_tools
 
-The agents get a text and put it into every prompt, with `ROLE=<the name the call must carry>` where the role is known. The text holds
-`RID=<rollout id>`, so each request itself says where it belongs. Clients are made when the test module is imported, as users do.
-A deviation is `xfail(reason=…)` on the overridden test, never a changed test.
+The agents get a text and put it into every prompt, with `ROLE=<the name the call must carry>` where the role is known.
+The text holds `RID=<rollout id>`, so each request itself says where it belongs. Clients are made when the test module
+is imported, as users do. A deviation is `xfail(reason=…)` on the overridden test, never a changed test.
 """
 
 from __future__ import annotations
@@ -36,19 +36,25 @@ from lightningrl_testing.scripted_server import RecordedCall, RecordedSpan, Scri
 __all__ = ["KINDS", "AdapterConformance", "InstrumentedProcess", "play_tools"]
 
 KINDS = ("sync", "async", "stream", "async_stream", "threads")
-"""`sync` and `async` call the model; `stream` (sync) and `async_stream` stream its answer; `threads` (sync) calls from own threads."""
+"""`sync` and `async` call the model; `stream` (sync) and `async_stream` stream its answer; `threads` (sync) calls from
+own threads."""
 
 AgentFunction = Callable[[str], Any]
 
 
 def play_tools(body: dict[str, Any]) -> dict[str, Any]:
-    """The scripted model: asks for the tools that the prompt names (`TOOL=add ARGS={"a": 1, "b": 2}`), then answers `done`."""
+    """Play the model: ask for the tools that the prompt names (`TOOL=add ARGS={"a": 1, "b": 2}`), then answer
+    `done`."""
     messages = body["messages"]
     if any(message["role"] == "tool" for message in messages):
         return {"content": "done"}
     text = json.dumps([message["content"] for message in messages if message["role"] == "user"]).replace('\\"', '"')
     calls = [
-        {"id": f"call_{next(TOOL_CALL_NUMBERS)}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {
+            "id": f"call_{next(TOOL_CALL_NUMBERS)}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         for name, arguments in re.findall(r"TOOL=(\w+) ARGS=(\{.*?\})", text)
     ]
     return {"content": None, "tool_calls": calls} if calls else {"content": "one two three"}
@@ -76,11 +82,14 @@ class InstrumentedProcess:
         self.redirection.resolvers.extend(self.telemetry.resolvers)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     def run_many(self, agent: AgentFunction, rollouts: int, text: str = "") -> list[ActiveRollout]:
-        """Run the agent on `RID=<id> <text>` in that many rollouts at once: tasks of one loop, or 16 threads. Returns them in order."""
+        """Run the agent on `RID=<id> <text>` in that many rollouts at once, tasks of one loop or 16 threads; return
+        them in order."""
         active = [self._open(f"{agent.__name__}-{number}") for number in range(rollouts)]
         texts = [f"RID={rollout.rollout_id} {text}" for rollout in active]
         if inspect.iscoroutinefunction(agent):
@@ -107,7 +116,7 @@ class InstrumentedProcess:
         return active
 
     def spans(self, rollout: ActiveRollout) -> list[RecordedSpan]:
-        """What the attempt would export, by the wire format's own words."""
+        """Return what the attempt would export, by the wire format's own words."""
         return [
             RecordedSpan(
                 name=span.name,
@@ -126,9 +135,9 @@ class InstrumentedProcess:
 
 
 def said(call: RecordedCall, word: str) -> str | None:
-    """What the prompt says about itself: `said(call, "RID")`."""
-    found = re.search(rf"{word}=([\w/.-]+)", call.text)
-    return None if found is None else found[1]
+    """Return what the prompt says about itself: `said(call, "RID")`."""
+    match = re.search(rf"{word}=([\w/.-]+)", call.text)
+    return None if match is None else match[1]
 
 
 def by_operation(spans: list[RecordedSpan], operation: str) -> list[RecordedSpan]:
@@ -139,19 +148,21 @@ class AdapterConformance:
     """The specification of an adapter, as tests."""
 
     ends_on_tool_error: ClassVar[bool] = False
-    """Whether the framework raises when a tool of `tool_agent` does (the tests then expect it)."""
+    """True where the framework raises when a tool of `tool_agent` does; the tests then expect it."""
     rollouts: ClassVar[int] = 40
-    """How many run at once where none may mix; fewer take less time."""
+    """Rollouts that run at once where none may mix; fewer take less time."""
 
     def create_adapter(self) -> Adapter:
         raise NotImplementedError
 
     def agent(self, kind: str) -> AgentFunction:
-        """An agent of that kind (see `KINDS`), named after it; several calls in several roles if the framework has roles."""
+        """Return an agent of that kind (see `KINDS`), named after it; several calls in several roles if the framework
+        has roles."""
         raise NotImplementedError
 
     def tool_agent(self) -> AgentFunction:
-        """A sync agent that sends its text as the user's message; its tools are `add(a: int, b: int)`, and `fail()`, which raises."""
+        """Return a sync agent that sends its text as the user's message. Its tools are `add(a: int, b: int)`, and
+        `fail()`, which raises."""
         raise NotImplementedError
 
     def test_installed_factories_make_it(self) -> None:
@@ -172,13 +183,17 @@ class AdapterConformance:
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_call_names_its_role(self, process: InstrumentedProcess, kind: str) -> None:
         process.run_many(self.agent(kind), 8)
-        assert [(call.agent, said(call, "ROLE")) for call in process.server.calls if call.agent != said(call, "ROLE")] == []
+        assert [
+            (call.agent, said(call, "ROLE")) for call in process.server.calls if call.agent != said(call, "ROLE")
+        ] == []
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_call_carries_a_chat_span_of_its_own(self, process: InstrumentedProcess, kind: str) -> None:
         rollouts = process.run_many(self.agent(kind), 8)
         for rollout in rollouts:
-            called = {call.span_id: call.agent for call in process.server.calls if call.rollout_id == rollout.rollout_id}
+            called = {
+                call.span_id: call.agent for call in process.server.calls if call.rollout_id == rollout.rollout_id
+            }
             spans = by_operation(process.spans(rollout), conventions.CHAT)
             assert called == {span.span_id: span.attributes.get(conventions.AGENT_NAME) for span in spans}
             assert len(spans) == sum(call.rollout_id == rollout.rollout_id for call in process.server.calls) > 0
@@ -231,7 +246,8 @@ class AdapterConformance:
         adapter = self.create_adapter()
         adapter.uninstrument()
         (rollout,) = process.run_many(self.agent("sync"), 1)
-        assert {call.rollout_id for call in process.server.calls} == {rollout.rollout_id}  # redirection is not the adapter's
+        called = {call.rollout_id for call in process.server.calls}
+        assert called == {rollout.rollout_id}, "redirection is not the adapter's"
         assert {call.agent for call in process.server.calls} == {None}
         assert by_operation(process.spans(rollout), conventions.CHAT) == []
         assert adapter.call_origin() is None
@@ -245,7 +261,8 @@ class AdapterConformance:
         assert len(by_operation(process.spans(rollout), conventions.CHAT)) == len(process.server.calls)
 
     def use_tools(self, process: InstrumentedProcess, asked: str) -> tuple[list[RecordedSpan], list[RecordedCall]]:
-        """Run the tool agent once; its spans and its calls. That a tool's exception ends the run is the framework's choice."""
+        """Run the tool agent once; return its spans and its calls. Whether a tool's exception ends the run is the
+        framework's choice."""
         agent = self.tool_agent()
         rollouts: list[ActiveRollout] = []
 

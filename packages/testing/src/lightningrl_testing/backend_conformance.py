@@ -35,7 +35,8 @@ class Completion:
 
 
 async def generate(backend: Backend, prompt_ids: Sequence[int], **sampling: object) -> Completion:
-    request = GenerateRequest(id="r", prompt_ids=tuple(prompt_ids), sampling=SamplingSettings(**sampling))  # type: ignore[arg-type]
+    settings = SamplingSettings(**sampling)  # type: ignore[arg-type]
+    request = GenerateRequest(id="r", prompt_ids=tuple(prompt_ids), sampling=settings)
     chunks = [chunk async for chunk in backend.engine.generate(request)]
     assert all(chunk.finish_reason is None for chunk in chunks[:-1]), "only the last chunk has a finish reason"
     return Completion(
@@ -47,7 +48,7 @@ async def generate(backend: Backend, prompt_ids: Sequence[int], **sampling: obje
 
 
 def make_row(prompt_ids: Sequence[int], completion: Completion, advantage: float, weight: float) -> Sample:
-    """A row that trains the completion's tokens."""
+    """Make a row that trains the completion's tokens."""
     length, start = len(prompt_ids) + len(completion.token_ids), len(prompt_ids)
     mask = np.arange(length) >= start
 
@@ -83,7 +84,8 @@ class BackendConformance:
     """Names that `loss` may have; none where there is one loss and no such setting."""
 
     def make_backend(self, **learner: object) -> Backend:
-        """A backend on a tiny policy with a context of at most a few thousand tokens: made by the plugin's factory, which is tested too."""
+        """Make a backend on a tiny policy with a context of at most a few thousand tokens, by the plugin's factory,
+        which is tested too."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -106,14 +108,18 @@ class BackendConformance:
     async def test_a_seed_gives_the_same_completion_alone_and_in_company(self) -> None:
         async with self.backend() as backend:
             alone = await generate(backend, self.prompt, max_tokens=8, seed=7)
-            together = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=8, seed=seed) for seed in range(12)))
+            together = await asyncio.gather(
+                *(generate(backend, self.prompt, max_tokens=8, seed=seed) for seed in range(12))
+            )
         assert together[7].token_ids == alone.token_ids
         assert len({made.token_ids for made in together}) > 1, "seeds differ, so do completions"
 
     async def test_sampling_stops_after_a_stop_token(self) -> None:
         async with self.backend() as backend:
             first = await generate(backend, self.prompt, max_tokens=4, temperature=0.0)
-            stopped = await generate(backend, self.prompt, max_tokens=4, temperature=0.0, stop_token_ids=(first.token_ids[0],))
+            stopped = await generate(
+                backend, self.prompt, max_tokens=4, temperature=0.0, stop_token_ids=(first.token_ids[0],)
+            )
         assert stopped.token_ids == first.token_ids[:1]
         assert stopped.finish_reason is FinishReason.STOP
 
@@ -125,7 +131,8 @@ class BackendConformance:
     async def test_closing_a_completion_early_frees_its_place(self) -> None:
         async with self.backend() as backend:
             request = GenerateRequest(id="r", prompt_ids=self.prompt, sampling=SamplingSettings(max_tokens=64))
-            async with aclosing(cast("AsyncIterator[object]", backend.engine.generate(request))) as chunks:  # type: ignore[type-var]
+            generating = cast("AsyncIterator[object]", backend.engine.generate(request))
+            async with aclosing(generating) as chunks:  # type: ignore[type-var]
                 async for _ in chunks:
                     break
             assert (await generate(backend, self.prompt, max_tokens=2)).token_ids
@@ -137,15 +144,20 @@ class BackendConformance:
                 before = await self._even_share(backend)
                 for _ in range(4):
                     made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1) for _ in range(32)))
-                    rows = [make_row(self.prompt, one, 1.0 if one.token_ids[0] % 2 == 0 else -1.0, 1 / len(made)) for one in made]
+                    rows = [
+                        make_row(
+                            self.prompt, completion, 1.0 if completion.token_ids[0] % 2 == 0 else -1.0, 1 / len(made)
+                        )
+                        for completion in made
+                    ]
                     await asyncio.to_thread(backend.learn, rows)
                 after = await self._even_share(backend)
             assert after > before + 0.2, choice
 
     async def _even_share(self, backend: Backend) -> float:
-        """How many of 200 first tokens have an even id."""
+        """Return the share of even ids among 200 first tokens."""
         made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1, seed=seed) for seed in range(200)))
-        return sum(one.token_ids[0] % 2 == 0 for one in made) / len(made)
+        return sum(completion.token_ids[0] % 2 == 0 for completion in made) / len(made)
 
     async def test_learning_rate_zero_changes_nothing_but_the_version(self) -> None:
         async with self.backend(learning_rate=0.0) as backend:

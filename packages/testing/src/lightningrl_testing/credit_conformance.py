@@ -1,4 +1,4 @@
-"""The conformance suite of credit assigners. Subclass it in a test file, give it the assigner, and pytest runs the suite:
+"""The conformance suite of credit assigners: subclass it in a test file, give it the assigner, and pytest runs it.
 
     class TestMine(CreditConformance):
         def make_assigner(self) -> CreditAssigner:
@@ -36,7 +36,7 @@ __all__ = ["CreditConformance", "grpo_advantages"]
 
 
 def grpo_advantages(rewards: Sequence[float]) -> list[float]:
-    """GRPO's, one per trajectory: the distance from the mean, in standard deviations."""
+    """Return GRPO's advantages, one per trajectory: the distance from the mean, in standard deviations."""
     mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
     return [(reward - mean) / (std + 1e-6) for reward in rewards]
 
@@ -45,25 +45,28 @@ class CreditConformance:
     """The specification of a credit assigner, as tests."""
 
     is_group_relative: bool = True
-    """Whether advantages compare with the group, so that one trajectory alone, or equal rewards, give 0.0."""
+    """True where advantages compare with the group, so that one trajectory alone, or equal rewards, give 0.0."""
 
     compare: Compare = "group"
-    """With whom a run compares a call."""
+    """Calls that a run compares a call with."""
 
     outcomes: Sequence[float] = (0.0, 1.0, 0.25, 1.0, -0.5)
     """Returns that `expected` is asked for."""
 
     def make_assigner(self) -> CreditAssigner:
-        """A fresh assigner."""
+        """Make a fresh assigner."""
         raise NotImplementedError
 
     def expected(self, rewards: Sequence[float]) -> list[float] | None:
-        """Advantages of a group without turn rewards, one per trajectory; of an assigner that tells calls apart, those of rollouts with one
-        call. None, unless overridden = only what holds for every assigner is asked."""
+        """Return the advantages of a group without turn rewards, one per trajectory; of an assigner that tells calls
+        apart, those of rollouts with one call.
+
+        None, unless overridden = only what holds for every assigner is asked.
+        """
         return None
 
     def scored_group(self) -> TrajectoryGroup:
-        """A group with different lengths, turn rewards and returns."""
+        """Make a group with different lengths, turn rewards and returns."""
         return make_group((0.1, None, -0.2), (0.0, 0.3), (None,), (0.5, 0.5, 0.1, 0.0), rewards=(0.0, 1.0, 0.25, 1.0))
 
     async def ask(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
@@ -71,16 +74,18 @@ class CreditConformance:
         raise NotImplementedError
 
     def services(self) -> Services:
-        """What an assigner asks: the judge is `ask`."""
+        """Return what an assigner asks: the judge is `ask`."""
         return ScriptedServices(judge=self.ask)
 
     def _assign(self, group: TrajectoryGroup, assigner: CreditAssigner | None = None) -> Advantages:
-        """As a run does it: first the evidence, then the arithmetic."""
+        """Assign credit as a run does: first the evidence, then the arithmetic."""
         assigner = assigner or self.make_assigner()
         if isinstance(assigner, GroupWitness):
             group = self._heard_together(assigner, group)
         elif isinstance(assigner, Witness):
-            group = replace(group, trajectories=tuple(self._heard(assigner, trajectory) for trajectory in group.trajectories))
+            group = replace(
+                group, trajectories=tuple(self._heard(assigner, trajectory) for trajectory in group.trajectories)
+            )
         return assign_credit(assigner, group, compare=self.compare)
 
     def _heard(self, witness: Witness, trajectory: Trajectory) -> Trajectory:
@@ -91,15 +96,19 @@ class CreditConformance:
         return replace(trajectory, evidence=evidence)
 
     def _heard_together(self, witness: GroupWitness, group: TrajectoryGroup) -> TrajectoryGroup:
-        asked = tuple(one for one in group.trajectories if one.reward is not None and one.transitions)
+        asked = tuple(
+            trajectory for trajectory in group.trajectories if trajectory.reward is not None and trajectory.transitions
+        )
         if not asked:
             return group
-        found = asyncio.run(witness.score_group(replace(group, trajectories=asked), self.services()))
-        evidence = dict(zip((one.rollout_id for one in asked), found, strict=True))
-        heard = tuple(replace(one, evidence=evidence.get(one.rollout_id)) for one in group.trajectories)
-        for one in heard:
-            if one.evidence is not None:
-                check_evidence(one.evidence, one)
+        evidences = asyncio.run(witness.score_group(replace(group, trajectories=asked), self.services()))
+        evidence = dict(zip((trajectory.rollout_id for trajectory in asked), evidences, strict=True))
+        heard = tuple(
+            replace(trajectory, evidence=evidence.get(trajectory.rollout_id)) for trajectory in group.trajectories
+        )
+        for trajectory in heard:
+            if trajectory.evidence is not None:
+                check_evidence(trajectory.evidence, trajectory)
         return replace(group, trajectories=heard)
 
     def test_installed_factories_make_it(self) -> None:
@@ -108,8 +117,8 @@ class CreditConformance:
     def test_requirements_are_known(self) -> None:
         requires = self.make_assigner().requires
         assert isinstance(requires, frozenset)
-        known = installed_needs(load_plugins()).keys()
-        assert requires <= known, f"unknown requirement: {sorted(requires - known)}"
+        needs = installed_needs(load_plugins()).keys()
+        assert requires <= needs, f"unknown requirement: {sorted(requires - needs)}"
 
     def test_one_float32_number_per_completion_token(self) -> None:
         group = self.scored_group()
@@ -169,7 +178,9 @@ class CreditConformance:
         for group in (turns, _with_repeated_states(turns)):
             values = _values(self._assign(group))
             assert len(values) > 0
-            assert not self.is_group_relative or set(values) == {0.0}, "four equal episodes differ by the position of their turns alone"
+            assert not self.is_group_relative or set(values) == {0.0}, (
+                "four equal episodes differ by the position of their turns alone"
+            )
 
     def test_trajectory_without_reward_gets_none_and_changes_nobody(self) -> None:
         group = self.scored_group()
@@ -183,20 +194,30 @@ class CreditConformance:
         group = self.scored_group()
         first = group.trajectories[0]
         for reward in (None, 0.0):
-            credit = self._assign(replace(group, trajectories=(replace(first, reward=reward), *group.trajectories[1:])))[0]
-            assert all((advantages is None) == (reward is None) for advantages in credit), f"reward {reward!r} was taken for another"
+            credit = self._assign(
+                replace(group, trajectories=(replace(first, reward=reward), *group.trajectories[1:]))
+            )[0]
+            assert all((advantages is None) == (reward is None) for advantages in credit), (
+                f"reward {reward!r} was taken for another"
+            )
 
     def test_credit_never_crosses_branches(self) -> None:
-        """What came of the branches beside it says nothing of one: two that earned the same are credited the same."""
+        """Two branches that earned the same are credited the same, whatever came of those beside them."""
 
         def fork(name: str, *rewards: float) -> Trajectory:
             calls = [make_transition(f"{name}/0", rewards={"turn": 0.0})]
             for n, reward in enumerate(rewards, start=1):
                 prompt, turn = [1, 2, 3, 4, 5, n], {"turn": reward}
-                calls.append(make_transition(f"{name}/{n}", prompt=prompt, completion=[7, n], index=n, parent=f"{name}/0", rewards=turn))
+                calls.append(
+                    make_transition(
+                        f"{name}/{n}", prompt=prompt, completion=[7, n], index=n, parent=f"{name}/0", rewards=turn
+                    )
+                )
             return make_trajectory(name, calls, reward=1.0)
 
-        credit = self._assign(TrajectoryGroup(id="g", trajectories=(fork("a", -4.0, 0.0, 4.0), fork("b", 0.0, 0.0, 0.0))))
+        credit = self._assign(
+            TrajectoryGroup(id="g", trajectories=(fork("a", -4.0, 0.0, 4.0), fork("b", 0.0, 0.0, 0.0)))
+        )
         _assert_equal((credit[0][2:3],), (credit[1][2:3],))
 
     def test_metrics_of_a_step_are_finite(self) -> None:
@@ -249,7 +270,10 @@ class CreditConformance:
         if expected is None:
             pytest.skip("it does not say what it expects")
         advantages = self._assign(make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(self.outcomes))))
-        if any(len({float(value) for tokens in credit if tokens is not None for value in tokens}) > 1 for credit in advantages):
+        if any(
+            len({float(value) for tokens in credit if tokens is not None for value in tokens}) > 1
+            for credit in advantages
+        ):
             advantages = self._assign(make_group(*((reward,) for reward in self.outcomes)))
         for credit, value in zip(advantages, expected, strict=True):
             for tokens in credit:
@@ -257,13 +281,15 @@ class CreditConformance:
                 np.testing.assert_allclose(tokens, value, atol=1e-6, rtol=1e-6)
 
     def test_a_better_outcome_is_credited_no_less(self) -> None:
-        """Of rollouts of one length and without turn rewards, whatever share each call has."""
+        """Rollouts of one length and without turn rewards are ordered as their outcomes, whatever share each call
+        has."""
         advantages = self._assign(make_group(*((reward,) * 3 for reward in self.outcomes)))
         totals = [sum(float(np.mean(tokens)) for tokens in credit if tokens is not None) for credit in advantages]
         ranked = sorted(range(len(totals)), key=lambda rollout: self.outcomes[rollout])
         for worse, better in itertools.pairwise(ranked):
             assert totals[worse] <= totals[better] + 1e-5, (
-                f"outcome {self.outcomes[better]:g} is credited {totals[better]:g} in all, and {self.outcomes[worse]:g} {totals[worse]:g}"
+                f"outcome {self.outcomes[better]:g} is credited {totals[better]:g} in all, "
+                f"and {self.outcomes[worse]:g} {totals[worse]:g}"
             )
 
 
@@ -274,7 +300,9 @@ def _with_repeated_states(group: TrajectoryGroup) -> TrajectoryGroup:
         prompts = [np.array([1, 2, min(t, 3)], dtype=np.int32) for t in range(len(trajectory.transitions))]
         return replace(
             trajectory,
-            transitions=tuple(replace(call, prompt_ids=prompt) for call, prompt in zip(trajectory.transitions, prompts, strict=True)),
+            transitions=tuple(
+                replace(call, prompt_ids=prompt) for call, prompt in zip(trajectory.transitions, prompts, strict=True)
+            ),
         )
 
     return replace(group, trajectories=tuple(map(repeat, group.trajectories)))
@@ -299,15 +327,27 @@ def _snapshot(group: TrajectoryGroup) -> list[object]:
         return transition.id, dict(transition.rewards), transition.trainable, *(array.tobytes() for array in arrays)
 
     return [
-        (trajectory.rollout_id, trajectory.reward, dict(trajectory.rewards), [call(transition) for transition in trajectory.transitions])
+        (
+            trajectory.rollout_id,
+            trajectory.reward,
+            dict(trajectory.rewards),
+            [call(transition) for transition in trajectory.transitions],
+        )
         for trajectory in group.trajectories
     ]
 
 
-def _trained_tokens(group: TrajectoryGroup, advantages: Advantages, rows: Rows) -> list[tuple[str, bytes, float, float]]:
-    """Every trained token with all that came before it, its advantage and its weight."""
+def _trained_tokens(
+    group: TrajectoryGroup, advantages: Advantages, rows: Rows
+) -> list[tuple[str, bytes, float, float]]:
+    """List every trained token with all that came before it, its advantage and its weight."""
     return sorted(
-        (sample.rollout_id, sample.token_ids[: position + 1].tobytes(), float(sample.advantages[position]), float(sample.weights[position]))
+        (
+            sample.rollout_id,
+            sample.token_ids[: position + 1].tobytes(),
+            float(sample.advantages[position]),
+            float(sample.weights[position]),
+        )
         for sample in build_samples([group], [advantages], rows=rows)
         for position in np.flatnonzero(sample.mask)
     )

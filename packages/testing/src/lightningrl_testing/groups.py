@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lightningrl.types import FinishReason, Outcome, SamplingSettings, Task, ToolCall, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import (
+    FinishReason,
+    Outcome,
+    SamplingSettings,
+    Task,
+    ToolCall,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
 
 __all__ = ["make_group", "make_trajectory", "make_transition"]
 
@@ -76,11 +85,16 @@ def make_trajectory(
     )
 
 
-def make_group(*turn_rewards: Sequence[float | None], rewards: Sequence[float | None] | None = None, id: str = "g") -> TrajectoryGroup:  # noqa: A002
-    """A group with one trajectory per argument and one call per number in it: the call's turn reward (None = nobody scored it).
+def make_group(
+    *turn_rewards: Sequence[float | None],
+    rewards: Sequence[float | None] | None = None,
+    id: str = "g",  # noqa: A002
+) -> TrajectoryGroup:
+    """Make a group with one trajectory per argument and one call per number in it: the call's turn reward.
 
-    Without `rewards` there are no turn rewards: the return of a trajectory is its last number, as in `make_group((0.0,), (1.0,))`.
-    Calls grow one history, alternate between the agents `write` and `check`, and differ in length.
+    None = nobody scored it. Without `rewards` there are no turn rewards: the return of a trajectory is its last number,
+    as in `make_group((0.0,), (1.0,))`. Calls grow one history, alternate between the agents `write` and `check`, and
+    differ in length.
     """
     trajectories = []
     for i, turns in enumerate(turn_rewards):

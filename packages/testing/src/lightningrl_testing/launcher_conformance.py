@@ -1,9 +1,10 @@
-"""The conformance suite of worker launchers: subclass `LauncherConformance`, say how to make yours, and run it with pytest.
+"""The conformance suite of worker launchers: subclass `LauncherConformance`, and say how to make yours.
 
     class TestMyLauncher(LauncherConformance):
         def create_launcher(self): return MyLauncher()
 
-Workers run where it says, with what they are given; what fails there is said here; nothing of them is left when it has stopped.
+Workers run where it says, with what they are given; what fails there is said here; nothing of them is left when it has
+stopped.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def act(task):
     if what == "variable": print("to the log", flush=True); return os.environ["MINE"]
     if what == "pid": return os.getpid()
 """
-"""What the agents of these tests do, by the task's `do`; written to `agents.py`."""
+"""Agents of these tests, by the task's `do`; written to `agents.py`."""
 
 
 class LauncherConformance:
-    """What every launcher does, those whose workers run on this machine and share its files."""
+    """The specification of a launcher whose workers run on this machine and share its files, as tests."""
 
     def create_launcher(self) -> WorkerLauncher:
-        """A new launcher."""
+        """Make a new launcher."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -63,8 +64,14 @@ class LauncherConformance:
         return tmp_path
 
     def pool(self, server: ScriptedServer, folder: Path, **options: Any) -> WorkerPool:
-        """A pool of one worker, if `options` do not say otherwise."""
-        options = {"workers": 1, "base_dir": folder, "log_folder": folder / "logs", "launcher": self.create_launcher(), **options}
+        """Make a pool of one worker, if `options` do not say otherwise."""
+        options = {
+            "workers": 1,
+            "base_dir": folder,
+            "log_folder": folder / "logs",
+            "launcher": self.create_launcher(),
+            **options,
+        }
         return WorkerPool(server.url, server.run_key, "agents.py:act", **options)
 
     def test_installed_factories_make_it(self) -> None:
@@ -81,7 +88,9 @@ class LauncherConformance:
         assert [call.rollout_id for call in server.calls] == ["r0"]
         assert any("to the log" in log.read_text() for log in (folder / "logs").rglob("worker-*.log"))
 
-    async def test_workers_that_hang_or_die_are_reported_and_replaced(self, server: ScriptedServer, folder: Path) -> None:
+    async def test_workers_that_hang_or_die_are_reported_and_replaced(
+        self, server: ScriptedServer, folder: Path
+    ) -> None:
         server.add_rollout("r0", {"do": "hang"}, timeout_s=1.0)
         server.add_rollout("r1", {"do": "segfault"})
         server.add_rollout("r2", {"do": "ask"})
@@ -102,7 +111,10 @@ class LauncherConformance:
 
     @pytest.mark.parametrize(
         ("source", "sentence"),
-        [("import nowhere_to_be_found", "ModuleNotFoundError"), ("import os; os._exit(9)", "exited with status 9 while")],
+        [
+            ("import nowhere_to_be_found", "ModuleNotFoundError"),
+            ("import os; os._exit(9)", "exited with status 9 while"),
+        ],
     )
     async def test_an_agent_that_cannot_be_imported_fails_the_pool_with_a_sentence(
         self, server: ScriptedServer, tmp_path: Path, source: str, sentence: str
@@ -112,7 +124,9 @@ class LauncherConformance:
             async with self.pool(server, tmp_path):
                 pass
 
-    async def test_stopping_lets_what_runs_finish_and_leaves_no_process(self, server: ScriptedServer, folder: Path) -> None:
+    async def test_stopping_lets_what_runs_finish_and_leaves_no_process(
+        self, server: ScriptedServer, folder: Path
+    ) -> None:
         server.add_rollout("r0", {"do": "pid"})
         pool = self.pool(server, folder, workers=2, lease_wait_s=3600)
         await pool.start()

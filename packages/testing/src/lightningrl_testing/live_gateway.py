@@ -62,16 +62,28 @@ class LiveGateway:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def attempt(
-        self, *, sampling: SamplingSettings | None = None, rollout_id: str | None = None, branch: BranchPoint | None = None
+        self,
+        *,
+        sampling: SamplingSettings | None = None,
+        rollout_id: str | None = None,
+        branch: BranchPoint | None = None,
     ) -> LiveAttempt:
-        """A new rollout, leased."""
+        """Lease an attempt of a new rollout."""
         rollout_id = rollout_id or f"r{next(self._numbers)}"
-        spec = RolloutSpec(id=rollout_id, task=Task(id=rollout_id, input="task"), group_id=rollout_id, sampling=sampling, branch=branch)
+        spec = RolloutSpec(
+            id=rollout_id, task=Task(id=rollout_id, input="task"), group_id=rollout_id, sampling=sampling, branch=branch
+        )
         await self.store.create_rollouts([spec])
         lease = await self.store.lease("worker", lease_s=3600)
-        assert lease is not None and lease.rollout_id == rollout_id, "another rollout waits in the store; lease it first"
+        assert lease is not None and lease.rollout_id == rollout_id, (
+            "another rollout waits in the store; lease it first"
+        )
         return LiveAttempt(
-            rollout_id=rollout_id, attempt=lease.attempt, key=lease.key, base_url=self.url + lease.base_path, store=self.store
+            rollout_id=rollout_id,
+            attempt=lease.attempt,
+            key=lease.key,
+            base_url=self.url + lease.base_path,
+            store=self.store,
         )
 
 
@@ -89,8 +101,10 @@ async def live_gateway(
     max_body_bytes: int = 32 * 2**20,
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[LiveGateway]:
-    """`folder` takes the store, where it has no `store_url`. `attach=False` leaves the engine out, for one that comes over the engine
-    link. `around` may look at what arrives."""
+    """Run a gateway. `folder` takes the store, where it has no `store_url`.
+
+    `attach=False` leaves the engine out, for one that comes over the engine link. `around` may look at what arrives.
+    """
     from lightningrl_server.app import create_app
     from lightningrl_server.metrics import ServerMetrics
     from lightningrl_server.store import SqlStore
@@ -117,7 +131,9 @@ async def live_gateway(
         tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
     )
     try:
-        async with serving(around(app), ws="websockets-sansio", ws_per_message_deflate=False, timeout_keep_alive=300) as url:
+        async with serving(
+            around(app), ws="websockets-sansio", ws_per_message_deflate=False, timeout_keep_alive=300
+        ) as url:
             yield LiveGateway(store=store, engines=engines, gateway=gateway, engine=engine, run_key=run_key, url=url)
     finally:
         await store.close()

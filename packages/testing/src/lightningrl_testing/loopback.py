@@ -1,4 +1,5 @@
-"""An ASGI app on a loopback port, up and gone at once: uvicorn, without the polls that cost each test a third of a second at its end.
+"""An ASGI app on a loopback port, up and gone at once: uvicorn without the polls that cost each test a third of a
+second.
 
 async with serving(app) as url: ...
 """
@@ -17,7 +18,7 @@ import uvicorn
 __all__ = ["LoopbackServer", "serving"]
 
 _GRACE_S: Final = 1.0
-"""How long answers that are under way may take at the end."""
+"""Seconds that answers under way may take at the end."""
 
 
 class LoopbackServer(uvicorn.Server):
@@ -45,9 +46,11 @@ class LoopbackServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(app: Any, **options: Any) -> AsyncIterator[str]:
-    """Serve on the running loop; the app's URL. `options` are uvicorn's."""
+    """Serve on the running loop and yield the app's URL. `options` are uvicorn's."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    server = LoopbackServer(uvicorn.Config(app, **{"log_level": "warning", "access_log": False, "lifespan": "off", **options}))
+    server = LoopbackServer(
+        uvicorn.Config(app, **{"log_level": "warning", "access_log": False, "lifespan": "off", **options})
+    )
     running = asyncio.create_task(server._serve([listener]))  # `serve` would take over the test's signal handlers
     try:
         while not server.started:

@@ -1,4 +1,5 @@
-"""The conformance suite of rewards. Subclass in a test file, give the reward and some trajectories, and pytest runs the suite.
+"""The conformance suite of rewards: subclass it in a test file, give the reward and some trajectories, and pytest runs
+it.
 
 class TestExactMatch(RewardConformance):
     def make_reward(self): return exact_match
@@ -66,7 +67,9 @@ class RewardConformance:
         one_by_one, at_once = self._rewards(), self._rewards()
         trajectories = list(self.trajectories()) * 4
         expected = [await self._score(one_by_one, trajectory) for trajectory in trajectories]
-        assert list(await asyncio.gather(*(self._score(at_once, trajectory) for trajectory in trajectories))) == expected
+        assert (
+            list(await asyncio.gather(*(self._score(at_once, trajectory) for trajectory in trajectories))) == expected
+        )
 
     async def test_trajectory_stays_as_it_was(self) -> None:
         reward = self.make_reward()
@@ -126,5 +129,10 @@ class IntermediateRewardConformance:
 
 
 def _snapshot(trajectory: Trajectory) -> str:
-    calls = [(call.id, dict(call.rewards), call.prompt_ids.tobytes(), call.completion_ids.tobytes()) for call in trajectory.transitions]
-    return repr((trajectory.output, trajectory.reward, dict(trajectory.rewards), trajectory.task, calls, trajectory.tool_calls))
+    calls = [
+        (call.id, dict(call.rewards), call.prompt_ids.tobytes(), call.completion_ids.tobytes())
+        for call in trajectory.transitions
+    ]
+    return repr(
+        (trajectory.output, trajectory.reward, dict(trajectory.rewards), trajectory.task, calls, trajectory.tool_calls)
+    )

@@ -18,8 +18,10 @@ __all__ = ["Emission", "ScriptedEngine", "pseudo_logprobs"]
 
 
 def pseudo_logprobs(token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Logprobs as exact float32, told by token and position: what a test expects to find in the store."""
-    values = [-0.001 - (zlib.crc32(b"%d:%d" % (position, token)) % 5000) / 1000 for position, token in enumerate(token_ids)]
+    """Return logprobs as exact float32, told by token and position: what a test expects to find in the store."""
+    values = [
+        -0.001 - (zlib.crc32(b"%d:%d" % (position, token)) % 5000) / 1000 for position, token in enumerate(token_ids)
+    ]
     return tuple(np.asarray(values, dtype=np.float32).tolist())
 
 
@@ -48,7 +50,8 @@ class ScriptedEngine:
         token_delay_s: float = 0.0,
         chunk_tokens: int = 1,
     ) -> None:
-        """A text ends with the tokenizer's eos token, as a model would sample it; `enqueue(text, ends=False)` leaves it out."""
+        """End a text with the tokenizer's eos token, as a model would sample it; `enqueue(text, ends=False)` leaves it
+        out."""
         self.tokenizer = tokenizer
         self.policy = policy
         self.version = version
@@ -57,9 +60,9 @@ class ScriptedEngine:
         self.token_delay_s = token_delay_s
         self.chunk_tokens = chunk_tokens
         self.requests: list[GenerateRequest] = []
-        """All that was asked, in order."""
+        """All requests, in order."""
         self.emissions: dict[str, Emission] = {}
-        """What was sampled to the end, by request id (the transition's id)."""
+        """Completions that were sampled to the end, by request id (the transition's id)."""
         self.cancelled: list[str] = []
         """Requests that were given up."""
         self._script: deque[tuple[int, ...]] = deque()
@@ -104,7 +107,11 @@ class ScriptedEngine:
                 is_done = end == len(token_ids)
                 if is_done:
                     self.emissions[request.id] = Emission(
-                        request=request, token_ids=token_ids, logprobs=logprobs, policy_version=version, finish_reason=finish
+                        request=request,
+                        token_ids=token_ids,
+                        logprobs=logprobs,
+                        policy_version=version,
+                        finish_reason=finish,
                     )
                 yield TokenChunk(
                     token_ids=token_ids[start:end],

@@ -1,5 +1,6 @@
-"""The real server for tests of agents, adapters and the runtime, in a thread: gateway, control API and store, and a policy that a function
-of the messages plays. What arrived is kept, as it arrived.
+"""The real server for tests of agents, adapters and the runtime, in a thread: gateway, control API and store.
+
+A function of the messages plays the policy; what arrived is kept, as it arrived.
 
     with ScriptedServer(lambda body: {"content": "42"}) as server:
         server.add_rollout("r1", {"question": "6*7?"})
@@ -18,12 +19,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,15 +43,18 @@ from lightningrl_testing.tokenizers import tiny_tokenizer
 __all__ = ["RecordedCall", "RecordedSpan", "ScriptedServer"]
 
 Answer = Callable[[dict[str, Any]], "dict[str, Any] | tuple[int, str, str] | Response"]
-"""Request body, with its `messages` in every dialect → assistant message. Also what our gateway would never say: (status, error code,
-error message), or a whole response as another provider writes it."""
+"""Makes the assistant's message from a request body, which has its `messages` in every dialect.
+
+Also what our gateway would never say: (status, error code, error message), or a whole response as another provider
+writes it.
+"""
 T = TypeVar("T")
 
 _PLACE: Final = re.compile(r"(?:/api/v1)?/rollouts/([^/]+)/attempts/(\d+)/(.*)")
 _SAID: ContextVar[str] = ContextVar("said")
-"""What the policy says to the request that is being served."""
+"""The policy's words for the request that is being served."""
 _NO_JSON: Final = '{"no": "json"}'
-"""What the policy writes where a test wants arguments that are no JSON; the answer then has those."""
+"""The policy's arguments where a test wants some that are no JSON; the answer then has those."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,17 +100,15 @@ class RecordedSpan:
 
 
 class ScriptedServer:
-    """Starts in a thread on a free port of 127.0.0.1; stops on exit."""
+    """Server in a thread on a free port of 127.0.0.1; stops on exit."""
 
     def __init__(self, answer: Answer, *, max_delay_s: float = 0.0, hold_until: int = 0) -> None:
-        """`hold_until`: answer no call before so many attempts have been open at one moment."""
+        """Answer no call before `hold_until` attempts have been open at one moment."""
         self.answer = answer
         self.calls: list[RecordedCall] = []
         self.rollout_ids: list[str] = []
-        self.most_open = 0
-        """Most leased attempts without a result at one moment."""
-        self.open = 0
-        """Leased attempts without a result."""
+        self.open = self.most_open = 0
+        """Leased attempts without a result: now, and most at one moment."""
         self._max_delay_s = max_delay_s
         self._hold_until = hold_until
         self._heartbeats: Counter[str] = Counter()
@@ -121,7 +125,9 @@ class ScriptedServer:
         self._started.wait()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
@@ -137,7 +143,8 @@ class ScriptedServer:
     def add_rollout(self, rollout_id: str, task_input: Any, *, timeout_s: float = 900.0) -> None:
         """Queue a rollout."""
         task = Task(id=f"task-{rollout_id}", input=task_input)
-        self._ask(self._gateway.store.create_rollouts([RolloutSpec(id=rollout_id, task=task, group_id="g", timeout_s=timeout_s)]))
+        spec = RolloutSpec(id=rollout_id, task=task, group_id="g", timeout_s=timeout_s)
+        self._ask(self._gateway.store.create_rollouts([spec]))
         self.rollout_ids.append(rollout_id)
 
     def open_attempt(self, rollout_id: str) -> tuple[int, str, str]:
@@ -147,15 +154,15 @@ class ScriptedServer:
         return attempt.attempt, attempt.base_url.removeprefix(self.url), attempt.key
 
     def attempts(self, rollout_id: str) -> tuple[AttemptRecord, ...]:
-        """Those that have begun."""
+        """Return the attempts that have begun."""
         return self._ask(self._gateway.store.rollout(rollout_id)).attempts
 
     def result(self, rollout_id: str) -> dict[str, Any] | None:
-        """What the last attempt ended with: `outcome`, `output`, `error`, `duration_s`; None while it runs."""
+        """Return what the last attempt ended with: `outcome`, `output`, `error`, `duration_s`; None while it runs."""
         last = next(reversed(self.attempts(rollout_id)), None)
         if last is None or last.outcome is None:
             return None
-        return {"outcome": last.outcome.value, "output": last.output, "error": last.error, "duration_s": last.duration_s}
+        return {name: getattr(last, name) for name in ("outcome", "output", "error", "duration_s")}
 
     def state(self, rollout_id: str) -> RolloutState:
         return self._ask(self._gateway.store.rollout(rollout_id)).state
@@ -170,7 +177,7 @@ class ScriptedServer:
         return self._spans[rollout_id]
 
     async def wait_finished(self, *rollout_ids: str, timeout_s: float = 900.0) -> None:
-        """Returns when these rollouts (default: all) have a result."""
+        """Wait until these rollouts (default: all) have a result."""
         wanted = rollout_ids or tuple(self.rollout_ids)
         finished = await asyncio.to_thread(self._ask, self._gateway.store.wait_finished(wanted, timeout_s))
         if len(finished) < len(wanted):
@@ -184,52 +191,54 @@ class ScriptedServer:
         engine = ScriptedEngine(tiny_tokenizer(), reply=lambda _: _SAID.get(), chunk_tokens=64)
         settings = GatewaySettings(sampling={engine.policy: SamplingSettings(max_tokens=8192)})
         with TemporaryDirectory() as folder:
-            async with live_gateway(Path(folder), engine=engine, settings=settings, around=self._around) as self._gateway:
+            serving = live_gateway(Path(folder), engine=engine, settings=settings, around=self._around)
+            async with serving as self._gateway:
                 self._started.set()
                 await self._stop.wait()
 
     def _around(self, app: ASGIApp) -> ASGIApp:
-        """The app, looked at from outside."""
+        """Look at what the app is asked and what it answers, from outside."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            place = _PLACE.fullmatch(scope.get("path", ""))
-            rollout_id, number, what = place.groups() if place else (None, "0", scope.get("path", "").rpartition("/v1/")[2])
-            if what.removeprefix("v1/") in ("chat/completions", "responses"):
-                await self._call(app, rollout_id, int(number), scope, receive, send)
-            elif rollout_id is not None and what == "v1/traces":
-                body = await _read(receive)
-                self._spans[rollout_id] += _spans_of(body)
-                await app(scope, _again(body, receive), send)
-            elif what.endswith("/beat"):
-                body = await _read(receive)
-                self._heartbeats.update(running for running, _ in json.loads(body).get("running", ()))
-                await app(scope, _again(body, receive), send)
-            elif what in ("leases", "result"):
-                body = await _read(receive)
-                if rollout_id is not None:
-                    self._spans[rollout_id] += _spans_of(wire.decode(body, Result).spans or b"")
-                await app(scope, _again(body, receive), lambda message: self._count(message, send))
-            else:
+            path = scope.get("path", "")
+            place = _PLACE.fullmatch(path)
+            rollout_id, number, what = place.groups() if place else (None, "0", path.rpartition("/v1/")[2])
+            if scope["type"] != "http" or scope["method"] != "POST":
                 await app(scope, receive, send)
+                return
+            body = await Request(scope, receive).body()
+            if what.removeprefix("v1/") in ("chat/completions", "responses"):
+                await self._call(app, (rollout_id, int(number)), body, scope, receive, send)
+                return
+            if rollout_id is not None and what in ("v1/traces", "result"):
+                spans = body if what == "v1/traces" else wire.decode(body, Result).spans
+                self._spans[rollout_id] += _spans_of(spans or b"")
+            elif what.endswith("/beat"):
+                self._heartbeats.update(running for running, _ in json.loads(body).get("running", ()))
+            counted = partial(self._count, send) if what in ("leases", "result") else send
+            await app(scope, _again(body, receive), counted)
 
         return serve
 
-    async def _count(self, message: Message, send: Send) -> None:
-        """Answers to results and leases, which are of one part."""
-        said = json.loads(message.get("body") or b"{}")
-        self.open += ("task" in said or "lease" in said) - ("state" in said)
+    async def _count(self, send: Send, message: Message) -> None:
+        """Count open attempts by the answers to results and leases, which are of one part."""
+        answer = json.loads(message.get("body") or b"{}")
+        self.open += ("task" in answer or "lease" in answer) - ("state" in answer)
         self.most_open = max(self.most_open, self.open)
         await send(message)
 
-    async def _call(self, app: ASGIApp, rollout_id: str | None, attempt: int, scope: Scope, receive: Receive, send: Send) -> None:
-        data = await _read(receive)
-        body = json.loads(data)
+    async def _call(
+        self, app: ASGIApp, place: tuple[str | None, int], data: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        (rollout_id, attempt), body = place, json.loads(data)
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
 
         async def record(message: Message) -> None:
             if message["type"] == "http.response.start":
-                known = rollout_id if message["status"] not in (401, 403, 409) else None
-                self.calls.append(RecordedCall(rollout_id=known, attempt=attempt, body=body, headers=headers, status=message["status"]))
+                status = message["status"]
+                known_id = None if status in (401, 403, 409) else rollout_id
+                call = RecordedCall(rollout_id=known_id, attempt=attempt, body=body, headers=headers, status=status)
+                self.calls.append(call)
             await send(message)
 
         if rollout_id is None:
@@ -240,13 +249,14 @@ class ScriptedServer:
         while self.most_open < self._hold_until:  # noqa: ASYNC110  open_attempt is called from other threads
             await asyncio.sleep(0.01)
         await asyncio.sleep(self._random.random() * self._max_delay_s)
-        said = self.answer(body)
-        if isinstance(said, tuple):
-            said = JSONResponse({"error": {"message": said[2], "type": said[1], "code": said[1], "param": None}}, said[0])
-        if isinstance(said, Response):
-            await said(scope, receive, record)
+        answer = self.answer(body)
+        if isinstance(answer, tuple):
+            status, code, text = answer
+            answer = JSONResponse({"error": {"message": text, "type": code, "code": code, "param": None}}, status)
+        if isinstance(answer, Response):
+            await answer(scope, receive, record)
             return
-        text, no_json = _written(said)
+        text, no_json = _written(answer)
         _SAID.set(text)
         await app(scope, _again(data, receive), _BrokenArguments(record, no_json) if no_json else record)
 
@@ -272,7 +282,7 @@ class _BrokenArguments:
 
 
 def _written(message: dict[str, Any]) -> tuple[str, str]:
-    """A message as the policy writes it, and its arguments that are no JSON."""
+    """Return a message as the policy writes it, and its arguments that are no JSON."""
     text, no_json = message.get("content") or "", ""
     for call in message.get("tool_calls") or ():
         arguments = call["function"]["arguments"]
@@ -280,20 +290,14 @@ def _written(message: dict[str, Any]) -> tuple[str, str]:
             json.loads(arguments)
         except ValueError:
             arguments, no_json = _NO_JSON, arguments
-        text += f'\n<tool_call>\n{{"name": {json.dumps(call["function"]["name"])}, "arguments": {arguments}}}\n</tool_call>'
+        text += (
+            f'\n<tool_call>\n{{"name": {json.dumps(call["function"]["name"])}, "arguments": {arguments}}}\n</tool_call>'
+        )
     return text.lstrip("\n"), no_json
 
 
-async def _read(receive: Receive) -> bytes:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-    return body
-
-
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Hands a body that was read to the app; then what comes after it."""
+    """Return a receiver that hands a body that was read to the app, then what comes after it."""
     parts: list[Message] = [{"type": "http.request", "body": body}]
 
     async def next_part() -> Message:

@@ -1,4 +1,4 @@
-"""What a credit assigner's `score` asks, answered by functions: `ScriptedServices(values=len)`."""
+"""Services of a credit assigner's `score`, answered by functions: `ScriptedServices(values=len)`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["ScriptedServices"]
 
 
 class ScriptedServices:
-    """Implements `lightningrl.protocols.Services`. What has no function raises NotImplementedError. Texts are tokens' numbers."""
+    """Implements `lightningrl.protocols.Services`; what has no function raises NotImplementedError. Texts are tokens'
+    numbers."""
 
     def __init__(
         self,
@@ -25,7 +26,8 @@ class ScriptedServices:
         values: Callable[[list[int]], float] | None = None,
         encode: Callable[[str], list[int]] | None = None,
     ) -> None:
-        """`judge(messages, **settings)`, `logprobs(tokens, context)`, `values(context)` of one context, `encode(text)`."""
+        """Answer with `judge(messages, **settings)`, `logprobs(tokens, context)`, `values(context)` of one context,
+        `encode(text)`."""
         self._judge = judge
         self._logprobs = logprobs
         self._values = values
@@ -37,7 +39,12 @@ class ScriptedServices:
         return await self._judge(messages, **settings)
 
     async def logprobs(
-        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None, reference: bool = False
+        self,
+        tokens: Sequence[int] | IntArray,
+        context: Sequence[int] | IntArray,
+        *,
+        policy: str | None = None,
+        reference: bool = False,
     ) -> Array:
         if self._logprobs is None:
             raise NotImplementedError

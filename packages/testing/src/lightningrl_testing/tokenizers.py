@@ -44,9 +44,10 @@ CHATML_TEMPLATE = r"""
 
 
 def tiny_tokenizer(words: Sequence[str] = (), *, chat_template: str | None = CHATML_TEMPLATE) -> Any:
-    """A `PreTrainedTokenizerFast` that encodes any text (bytes) and the given words as one token each; `save_pretrained` works.
+    """Build a `PreTrainedTokenizerFast` that encodes any text (bytes) and the given words as one token each.
 
-    Words match wherever they stand, so give them with their leading space: `" SELECT"`. No torch is imported.
+    Words match wherever they stand, so give them with their leading space: `" SELECT"`. `save_pretrained` works, no
+    torch is imported.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -44,16 +44,24 @@ class WholePath:
     folder: Path
     dialects: tuple[Dialect, ...] = DIALECTS
 
-    async def run(self, inputs: Mapping[str, Any], *, wait_s: float = 900.0, timeout_s: float = 900.0) -> list[Trajectory]:
-        """One rollout per task input, by id, all at once; their trajectories in that order. `timeout_s` is each rollout's."""
-        specs = [RolloutSpec(id=rid, task=Task(id=rid, input=task), group_id="g", timeout_s=timeout_s) for rid, task in inputs.items()]
+    async def run(
+        self, inputs: Mapping[str, Any], *, wait_s: float = 900.0, timeout_s: float = 900.0
+    ) -> list[Trajectory]:
+        """Run one rollout per task input, by id, all at once; return their trajectories in that order. `timeout_s` is
+        each rollout's."""
+        specs = [
+            RolloutSpec(id=rid, task=Task(id=rid, input=task), group_id="g", timeout_s=timeout_s)
+            for rid, task in inputs.items()
+        ]
         return await self._run(specs, wait_s)
 
     async def branch(self, recorded: Trajectory, calls: int, *, wait_s: float = 900.0) -> Trajectory:
-        """The agent again, its first so many calls answered as they were."""
+        """Run the agent again, its first so many calls answered as they were."""
         point = BranchPoint(rollout_id=recorded.rollout_id, attempt=recorded.attempt, calls=calls)
         name = f"{recorded.rollout_id}.after-{calls}"
-        spec = RolloutSpec(id=name, task=recorded.task, group_id=name, mode=RolloutMode.BRANCH, timeout_s=wait_s, branch=point)
+        spec = RolloutSpec(
+            id=name, task=recorded.task, group_id=name, mode=RolloutMode.BRANCH, timeout_s=wait_s, branch=point
+        )
         return (await self._run([spec], wait_s))[0]
 
     async def _run(self, specs: Sequence[RolloutSpec], wait_s: float) -> list[Trajectory]:
@@ -65,20 +73,27 @@ class WholePath:
         return list(await self.client.trajectories(ids))
 
     async def run_one(self, rollout_id: str, task_input: Any) -> Trajectory:
-        """A single rollout's trajectory."""
+        """Run a single rollout; return its trajectory."""
         (trajectory,) = await self.run({rollout_id: task_input})
         return trajectory
 
-    def workers(self, agent: str, *, base_dir: Path, adapters: Sequence[str] = (), workers: int = 1, concurrency: int = 1) -> WorkerPool:
-        """Workers for an agent, as a context manager. `base_dir` has the agent's file."""
-        settings: dict[str, Any] = {"workers": workers, "concurrency": concurrency, "adapters": adapters, "base_dir": base_dir}
+    def workers(
+        self, agent: str, *, base_dir: Path, adapters: Sequence[str] = (), workers: int = 1, concurrency: int = 1
+    ) -> WorkerPool:
+        """Return workers for an agent, as a context manager. `base_dir` has the agent's file."""
+        settings: dict[str, Any] = {
+            "workers": workers,
+            "concurrency": concurrency,
+            "adapters": adapters,
+            "base_dir": base_dir,
+        }
         return WorkerPool(self.url, RUN_KEY, agent, log_folder=self.folder, dialects=self.dialects, **settings)
 
 
 def repeated_calls(branch: Trajectory, recorded: Sequence[Transition]) -> int:
-    """How many calls of a branch repeat recorded ones, token for token."""
-    known = {call.id: call for call in recorded}
-    repeated = [(call, known[call.replayed_from]) for call in branch.transitions if call.replayed_from is not None]
+    """Count the calls of a branch that repeat recorded ones, token for token."""
+    by_id = {call.id: call for call in recorded}
+    repeated = [(call, by_id[call.replayed_from]) for call in branch.transitions if call.replayed_from is not None]
     return sum(
         np.array_equal(call.prompt_ids, was.prompt_ids)
         and np.array_equal(call.completion_ids, was.completion_ids)
@@ -92,7 +107,7 @@ def repeated_calls(branch: Trajectory, recorded: Sequence[Transition]) -> int:
 async def running_services(
     folder: Path, *, engine: ScriptedEngine | None = None, dialects: Sequence[Dialect] = DIALECTS
 ) -> AsyncIterator[WholePath]:
-    """All but workers. `folder` takes the store and the logs."""
+    """Run all but workers. `folder` takes the store and the logs."""
     engine = engine or ScriptedEngine(tiny_tokenizer())
     engine.tokenizer.save_pretrained(folder / "policy")
     settings = ServerSettings(
@@ -120,7 +135,7 @@ async def whole_path(
     workers: int = 1,
     concurrency: int = 1,
 ) -> AsyncIterator[WholePath]:
-    """`folder` takes the store and the logs; `base_dir` has the agent's file."""
+    """Run it. `folder` takes the store and the logs; `base_dir` has the agent's file."""
     async with (
         running_services(folder, engine=engine) as path,
         path.workers(agent, base_dir=base_dir, adapters=adapters, workers=workers, concurrency=concurrency),

@@ -1,8 +1,8 @@
 """The viewer as an application: the pages' routes over runs, below whatever path it is mounted at.
 
-create_viewer(OneRun(…), key=…)          a live run's server                           /  rollouts  …
-create_viewer(OneFolder(path), key=…)    one run folder                                /  rollouts  …
-create_viewer(RunsFolder(path), key=…)   a folder of runs                              /  runs/NAME/  runs/NAME/rollouts  …
+create_viewer(OneRun(…), key=…)          a live run's server       /  rollouts  …
+create_viewer(OneFolder(path), key=…)    one run folder            /  rollouts  …
+create_viewer(RunsFolder(path), key=…)   a folder of runs          /  runs/NAME/  runs/NAME/rollouts  …
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATIC: Final = {path.name for path in STATIC.iterdir()}
 
 
 def create_viewer(runs: Runs, *, key: str) -> ASGIApp:
-    """Read-only pages for whoever shows the view key (`lightningrl.keys.view_key`)."""
+    """Build read-only pages for whoever shows the view key (`lightningrl.keys.view_key`)."""
     routes = [Route("/static/{version}/{name}", _static)]
     if isinstance(runs, RunsFolder):
         routes.append(Route("/", _of_folder(runs)))
@@ -50,11 +50,11 @@ def create_viewer(runs: Runs, *, key: str) -> ASGIApp:
 
 
 def run_values(viewed: ViewedRun, page: Page, *, root: str, has_runs: bool) -> dict[str, Any]:
-    """What every template of a run's page has."""
+    """Return the values that every template of a run's page has."""
     home = f"{root}{viewed.home}"
 
     def url(path: str = "", **query: Any) -> str:
-        """Of a page of this run; what is None or empty is left out of the query."""
+        """Address of a page of this run; what is None or empty is left out of the query."""
         return with_query(f"{home}/{quote(path, safe='/:')}", query)
 
     return {
@@ -67,16 +67,19 @@ def run_values(viewed: ViewedRun, page: Page, *, root: str, has_runs: bool) -> d
 
 
 def with_query(path: str, query: dict[str, Any]) -> str:
-    """What is None or empty is left out; a list is repeated."""
-    known = {name: value for name, value in query.items() if value is not None and value != "" and value != []}
-    return f"{path}?{urlencode(known, doseq=True)}" if known else path
+    """Add a query to a path: what is None or empty is left out, a list is repeated."""
+    filled = {name: value for name, value in query.items() if value is not None and value != "" and value != []}
+    return f"{path}?{urlencode(filled, doseq=True)}" if filled else path
 
 
 def _of_run(runs: Runs, page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         async with runs.viewed(request.path_params.get("run", "")) as viewed:
-            position = await viewed.run.queries.position(2**31)  # before the page is made, so that nothing is missed between them
-            values = run_values(viewed, page, root=request.scope.get("root_path", ""), has_runs=isinstance(runs, RunsFolder))
+            # Before the page is made, so that nothing is missed between them.
+            position = await viewed.run.queries.position(2**31)
+            values = run_values(
+                viewed, page, root=request.scope.get("root_path", ""), has_runs=isinstance(runs, RunsFolder)
+            )
             values["place"] = Place.of(position)
 
             async def make() -> str:
@@ -102,7 +105,9 @@ def _events(runs: Runs) -> Callable[[Request], Awaitable[Response]]:
                 async for event in stream_news(viewed.run, after, request.is_disconnected):
                     yield event
 
-        return StreamingResponse(stream(), media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        return StreamingResponse(
+            stream(), media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
 
     return endpoint
 
@@ -115,13 +120,15 @@ def _of_folder(runs: RunsFolder) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         root = request.scope.get("root_path", "")
         values = {"url": lambda **query: with_query(f"{root}/", query)}
-        return HTMLResponse(await _write(request, await show_runs(runs, Asked(query=read_state(request.query_params))), values))
+        return HTMLResponse(
+            await _write(request, await show_runs(runs, Asked(query=read_state(request.query_params))), values)
+        )
 
     return _answer(handle)
 
 
 def _answer(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """What is wrong is a page, too."""
+    """Answer with a page also where something is wrong."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -149,8 +156,15 @@ async def _write(request: Request, shown: Shown, values: dict[str, Any]) -> str:
     return await asyncio.to_thread(render, shown.template, whole)
 
 
-_FRAME: Final[dict[str, Any]] = {"place": None, "navigation": (), "page": None, "run": None, "runs_url": None, "is_report": False}
-"""What a page without a run has."""
+_FRAME: Final[dict[str, Any]] = {
+    "place": None,
+    "navigation": (),
+    "page": None,
+    "run": None,
+    "runs_url": None,
+    "is_report": False,
+}
+"""Values of a page without a run."""
 
 
 def _theme(request: Request) -> str | None:

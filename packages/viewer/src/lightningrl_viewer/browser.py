@@ -46,7 +46,9 @@ async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None
         console.print("stop it with Ctrl-C", highlight=False)
         if browser:
             webbrowser.open(link)
-        await Server(uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1)).serve([listener])
+        await Server(
+            uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1)
+        ).serve([listener])
 
 
 @asynccontextmanager
@@ -56,7 +58,8 @@ async def viewer_of(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[AS
     try:
         if isinstance(runs, OneFolder):
             async with runs.viewed() as viewed:  # one that cannot be read is refused at once
-                await viewed.run.queries.reward_values()  # the first look reads every rollout: now, and not for somebody's page
+                # The first look reads every rollout: now, and not for somebody's page.
+                await viewed.run.queries.reward_values()
         yield create_viewer(runs, key=key)
     finally:
         await runs.close()

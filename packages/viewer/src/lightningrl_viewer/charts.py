@@ -19,13 +19,13 @@ _STEPS: Final = (1, 2, 2.5, 5, 10)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """What is to be drawn: a name, its class of colour (1 to 6), its points."""
+    """Curve to be drawn: a name, its class of colour (1 to 6), its points."""
 
     name: str
     colour: int
     points: Sequence[Point]
     is_dotted: bool = False
-    """A dot at each point."""
+    """True for a dot at each point."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Curve:
     colour: int
     line: str
     band: str
-    """Of its intervals; empty where it has none."""
+    """Outline of its intervals; empty where it has none."""
     dots: tuple[Dot, ...]
 
 
@@ -74,7 +74,7 @@ class Chart:
 
 
 def draw_chart(series: Sequence[Series]) -> Chart | None:
-    """None: there is nothing to draw yet."""
+    """Place the curves; None = there is nothing to draw yet."""
     series = tuple(one for one in series if one.points)
     points = [point for one in series for point in one.points]
     if not points:
@@ -90,7 +90,7 @@ def draw_chart(series: Sequence[Series]) -> Chart | None:
     def y(value: float) -> float:
         return round(BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low), 1)
 
-    def draw(one: Series) -> Curve:
+    def draw(shown: Series) -> Curve:
         places = [
             Dot(
                 x=x(point.step),
@@ -99,18 +99,22 @@ def draw_chart(series: Sequence[Series]) -> Chart | None:
                 high=None if point.high is None else y(point.high),
                 point=point,
             )
-            for point in one.points
+            for point in shown.points
         ]
         line = " ".join(f"{'L' if number else 'M'}{place.x:g} {place.y:g}" for number, place in enumerate(places))
         return Curve(
-            name=one.name,
-            colour=one.colour,
+            name=shown.name,
+            colour=shown.colour,
             line=line,
-            band="" if one.is_dotted else _band(places),
+            band="" if shown.is_dotted else _band(places),
             dots=tuple(places) if len(places) <= _MOST_DOTS else (),
         )
 
-    digits = next(number for number in range(12) if all(abs(round(tick, number) - tick) < 1e-11 for tick in y_ticks) or number == 11)
+    digits = next(
+        number
+        for number in range(12)
+        if all(abs(round(tick, number) - tick) < 1e-11 for tick in y_ticks) or number == 11
+    )
     x_ticks = [tick for tick in nice_ticks(first, last, 8) if first <= tick <= last and tick == int(tick)]
     return Chart(
         curves=tuple(map(draw, series)),
@@ -123,7 +127,7 @@ def draw_chart(series: Sequence[Series]) -> Chart | None:
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from at most `low` to at least `high`."""
+    """Return round numbers from at most `low` to at least `high`."""
     scale = max(1.0, abs(low), abs(high))
     if high - low < 1e-9 * scale:  # no float lies between numbers that are large and near each other
         low, high = low - max(0.5, 1e-6 * scale), high + max(0.5, 1e-6 * scale)
@@ -135,7 +139,7 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def sparkline(values: Sequence[float], width: int = 120, height: int = 28) -> str:
-    """A path; empty of less than two values. At most one point for each pixel."""
+    """Draw values as a path with at most one point for each pixel; empty for less than two values."""
     if len(values) < 2:
         return ""
     if len(values) > width:
@@ -143,16 +147,17 @@ def sparkline(values: Sequence[float], width: int = 120, height: int = 28) -> st
         values = [sum(part) / len(part) for part in parts]
     low, high = min(values), max(values)
     span = high - low or 1.0
-    return " ".join(
-        f"{'L' if number else 'M'}{width * number / (len(values) - 1):.1f} {height - 2 - (height - 4) * (value - low) / span:.1f}"
+    places = [
+        (width * number / (len(values) - 1), height - 2 - (height - 4) * (value - low) / span)
         for number, value in enumerate(values)
-    )
+    ]
+    return " ".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(places))
 
 
 def _band(places: Sequence[Dot]) -> str:
-    known = [(place.x, place.low, place.high) for place in places if place.low is not None and place.high is not None]
-    if len(known) < 2:
+    spans = [(place.x, place.low, place.high) for place in places if place.low is not None and place.high is not None]
+    if len(spans) < 2:
         return ""
-    above = " ".join(f"{'L' if number else 'M'}{x:g} {high:g}" for number, (x, _, high) in enumerate(known))
-    below = " ".join(f"L{x:g} {low:g}" for x, low, _ in reversed(known))
+    above = " ".join(f"{'L' if number else 'M'}{x:g} {high:g}" for number, (x, _, high) in enumerate(spans))
+    below = " ".join(f"L{x:g} {low:g}" for x, low, _ in reversed(spans))
     return f"{above} {below}Z"

@@ -17,14 +17,20 @@ def view(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="A run folder, or a folder of runs; by default the newest run below --runs.", metavar="RUN", show_default=False
+            help="A run folder, or a folder of runs; by default the newest run below --runs.",
+            metavar="RUN",
+            show_default=False,
         ),
     ] = None,
     runs: RunsOption = Path("runs"),
-    port: Annotated[int, typer.Option(help="Port to listen on, on this machine only; 0 = any free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on, on this machine only; 0 = any free one.", min=0, max=65535)
+    ] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
-    """Look at a run in a browser, while it trains or afterwards: curve, alarms, rollouts, tokens, credit. Nothing is changed.
+    """Look at a run in a browser, while it trains or afterwards: curve, alarms, rollouts, tokens, credit.
+
+    Nothing is changed.
 
     Examples:
       [bold]lightningrl view[/]                 the newest run
@@ -38,12 +44,13 @@ def view(
 
 def report(
     folder: Annotated[
-        Path | None, typer.Argument(help="A run; by default the newest below --runs.", metavar="RUN", show_default=False)
+        Path | None,
+        typer.Argument(help="A run; by default the newest below --runs.", metavar="RUN", show_default=False),
     ] = None,
     html: Annotated[Path, typer.Option("--html", help="The file to write.", metavar="FILE")] = Path("report.html"),
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Write a run's page, and the rollouts worth reading, as one HTML file that needs nothing else: to be sent to a colleague.
+    """Write a run's page, and the rollouts worth reading, as one HTML file that needs nothing else, for a colleague.
 
     Example:
       [bold]lightningrl report runs/mine --html mine.html[/]
@@ -57,19 +64,26 @@ def list_rollouts(
     run: NewestRunOption = None,
     runs: RunsOption = Path("runs"),
     step: Annotated[
-        int | None, typer.Option(help="Only of this step, counted from 1; validation: after this step.", show_default=False)
+        int | None,
+        typer.Option(help="Only of this step, counted from 1; validation: after this step.", show_default=False),
     ] = None,
     task: Annotated[str | None, typer.Option(help="Only of the task with this id.", show_default=False)] = None,
     mode: Annotated[str | None, typer.Option(help="train or validation.", show_default=False)] = None,
-    outcome: Annotated[str | None, typer.Option(help="Only with this outcome, e.g. agent_error.", show_default=False)] = None,
+    outcome: Annotated[
+        str | None, typer.Option(help="Only with this outcome, e.g. agent_error.", show_default=False)
+    ] = None,
     limit: Annotated[int, typer.Option(help="Show at most so many.", min=1)] = 20,
-    sort: Annotated[str, typer.Option(help="newest first, or by reward, worst first.", metavar="newest|reward")] = "newest",
+    sort: Annotated[
+        str, typer.Option(help="newest first, or by reward, worst first.", metavar="newest|reward")
+    ] = "newest",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
     """List rollouts with their outcome, reward and calls."""
     from lightningrl_viewer.listing import list_command
 
-    list_command(run=run, runs=runs, step=step, task=task, mode=mode, outcome=outcome, limit=limit, sort=sort, as_json=as_json)
+    list_command(
+        run=run, runs=runs, step=step, task=task, mode=mode, outcome=outcome, limit=limit, sort=sort, as_json=as_json
+    )
 
 
 def show_rollout(
@@ -79,14 +93,16 @@ def show_rollout(
     full: Annotated[bool, typer.Option("--full", help="Each call's whole row, markup included.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The trace as one JSON object.")] = False,
 ) -> None:
-    """Show one rollout: who said what, the sampled tokens in the colour of their advantage, tools, other calls, rewards, outcome."""
+    """Show one rollout: who said what, tokens in the colour of their credit, tools, other calls, rewards, outcome."""
     from lightningrl_viewer.listing import show_command
 
     show_command(rollout_id, run=run, runs=runs, full=full, as_json=as_json)
 
 
 rollouts = typer.Typer(
-    name="rollouts", no_args_is_help=True, help="Look at the rollouts of a run: what was asked, called, answered, earned."
+    name="rollouts",
+    no_args_is_help=True,
+    help="Look at the rollouts of a run: what was asked, called, answered, earned.",
 )
 rollouts.command("list")(list_rollouts)
 rollouts.command("show")(show_rollout)

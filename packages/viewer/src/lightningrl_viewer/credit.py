@@ -1,7 +1,8 @@
-"""What the credit page asks of a run: X-rays, computed by a process of their own (`lightningrl_training.lab.xray_process`), so that the
-server's event loop and memory stay with the agents.
+"""Questions of the credit page to a run: X-rays, computed by a process of their own.
 
     page ─► CreditXRays.ask(Question) ─► stdin │ process: every method, kept by step │ stdout ─► Answer
+
+The process is `lightningrl_training.lab.xray_process`; the server's event loop and memory stay with the agents.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from lightningrl_server.store.errors import UnknownRecord
 __all__ = ["Answer", "CreditXRays", "Question"]
 
 LONGEST_S: Final = 600.0
-"""Of one X-ray; a method of the user's may never end."""
+"""Seconds of one X-ray; a method of the user's may never end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """Of a rollout, a group, a step (0 = the newest), or the whole run."""
+    """Part of a run that is asked about: a rollout, a group, a step (0 = the newest), or the whole run."""
 
     rollout: str | None = None
     group: str | None = None
@@ -44,15 +45,15 @@ class Answer:
 
     xray: XRay | None = None
     first: int = 0
-    """Steps that were trained, from and to."""
+    """First step that was trained; `last` is the last."""
     last: int = 0
     error: str = ""
     is_defect: bool = False
-    """A method failed; otherwise there is no such rollout, group or step."""
+    """True where a method failed; else there is no such rollout, group or step."""
 
 
 class CreditXRays:
-    """Of one run. Nothing is started before somebody asks."""
+    """Asks for one run's X-rays. Nothing is started before somebody asks."""
 
     def __init__(self, folder: Path) -> None:
         self._steps = _Process(folder)
@@ -60,9 +61,12 @@ class CreditXRays:
         """A whole run takes longer; a step need not wait for it."""
 
     async def ask(self, question: Question) -> Answer:
-        """Raises UnknownRecord where there is no such rollout, group or step, LightningError where the X-ray failed."""
+        """Compute an X-ray. Raises UnknownRecord where there is no such rollout, group or step, LightningError where it
+        failed."""
         process = self._run if question.whole else self._steps
-        line = await asyncio.get_running_loop().run_in_executor(process.thread, process.ask, msgspec.json.encode(question))
+        line = await asyncio.get_running_loop().run_in_executor(
+            process.thread, process.ask, msgspec.json.encode(question)
+        )
         answer = msgspec.json.decode(line, type=Answer)
         if answer.xray is None:
             raise (LightningError if answer.is_defect else UnknownRecord)(answer.error)
@@ -74,7 +78,7 @@ class CreditXRays:
 
 
 class _Process:
-    """Started with the first question, and anew where it has ended."""
+    """Process that is started with the first question, and anew where it has ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,7 +89,7 @@ class _Process:
         """Waits for it: the event loop's own threads are for the agents' calls."""
 
     def ask(self, line: bytes) -> bytes:
-        """From any thread. Raises LightningError."""
+        """Return the answer; from any thread. Raises LightningError."""
         with self._lock:
             for _ in range(2):  # one that was idle may end just now
                 if self._is_closed:
@@ -100,14 +104,16 @@ class _Process:
                     continue
                 if not select.select([process.stdout], [], [], LONGEST_S)[0]:
                     self._end()
-                    raise LightningError(f"the X-ray was stopped after {LONGEST_S:.0f} s; `lightningrl xray` shows what takes so long")
+                    raise LightningError(
+                        f"the X-ray was stopped after {LONGEST_S:.0f} s; `lightningrl xray` shows what takes so long"
+                    )
                 if answer := process.stdout.readline():
                     return answer
                 self._end()
             raise LightningError("the X-ray's process ended without an answer; `lightningrl xray` says why")
 
     def close(self) -> None:
-        """Whoever waits for an answer gets none."""
+        """End the process; whoever waits for an answer gets none."""
         self._is_closed = True
         self.thread.shutdown(wait=False, cancel_futures=True)
         if (process := self._process) is not None:

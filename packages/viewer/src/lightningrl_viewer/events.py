@@ -1,11 +1,12 @@
-"""What is new in a run, as server-sent events. They carry ids only: a page fetches what it shows.
+"""News of a run as server-sent events. They carry ids only: a page fetches what it shows.
 
-GET events?after=12.880.9312       or the header Last-Event-ID, which a browser sends when it comes back
-    id: 13.884.9390                step, attempt and call that the store has come to: its own numbers, so they outlive the server
+GET events?after=12.880.9312   or the header Last-Event-ID, which a browser sends when it comes back
+    id: 13.884.9390            step, attempt and call that the store has come to: they outlive the server
     data: {"steps": [13], "running": 4}
 
-Each finished step is told once, however often the server is killed in between: all after the id that is asked for, in order. What a
-resumed run takes back is told by `"back": true`; its steps come again when they are done again. Nobody looks: nothing is read.
+Each finished step is told once, however often the server is killed in between: all after the id that is asked for, in
+order. What a resumed run takes back is told by `"back": true`; its steps come again when they are done again. Nobody
+looks: nothing is read.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from lightningrl_viewer.reading.reader import StoredRun
 __all__ = ["Place", "stream_news"]
 
 INTERVAL_S: Final = 1.0
-"""Between two looks at the store: a page is fetched no more often."""
+"""Seconds between two looks at the store: a page is fetched no more often."""
 IDLE_S: Final = 2.0
-"""Where nothing has happened for a while."""
+"""Seconds between two looks where nothing has happened for a while."""
 _LOOKS: Final = 30
-"""Without news, until that is so."""
+"""Looks without news until that is so."""
 _STILL_HERE: Final = 10
 """Looks between two comments, by which a peer that has gone is noticed."""
 _LARGEST: Final = 2**62
@@ -35,7 +36,7 @@ _LARGEST: Final = 2**62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """How far somebody has heard."""
+    """Place in a run up to which somebody has heard."""
 
     step: int = 0
     attempt: int = 0
@@ -43,7 +44,7 @@ class Place:
 
     @classmethod
     def read(cls, text: str) -> Place | None:
-        """Of an event's id; None where it is none."""
+        """Read an event's id; None where it is none."""
         parts = text.split(".")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
             return None
@@ -61,7 +62,7 @@ class Place:
 async def stream_news(
     run: StoredRun, after: Place | None, is_gone: Callable[[], Awaitable[bool]], *, interval_s: float = INTERVAL_S
 ) -> AsyncIterator[str]:
-    """Until `is_gone`. `after` None: from now on."""
+    """Yield events until `is_gone`. `after` None: from now on."""
     yield "retry: 1000\n\n"
     place, running, quiet = after, -1, 0
     while not await is_gone():
@@ -73,7 +74,11 @@ async def stream_news(
         is_news = place is not None and (now != place or running not in (-1, position.running))
         if place is None or is_news:
             is_back = place is not None and now.step < place.step
-            news = {"steps": list(position.later_steps), "running": position.running, **({"back": True} if is_back else {})}
+            news = {
+                "steps": list(position.later_steps),
+                "running": position.running,
+                **({"back": True} if is_back else {}),
+            }
             now = Place(step=max(position.later_steps, default=now.step), attempt=now.attempt, call=now.call)
             yield f"id: {now}\ndata: {json.dumps(news)}\n\n"
             quiet = 0

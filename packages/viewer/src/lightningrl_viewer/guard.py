@@ -1,9 +1,9 @@
-"""Who may look: somebody on this machine who was given the link.
+"""Guard of the pages: they are for somebody on this machine who was given the link.
 
-    /?key=VIEW KEY ─► 303 to / with a cookie, so that the key leaves the address bar ─► every later request shows the cookie
+    /?key=VIEW KEY ─► 303 to / with a cookie, so that the key leaves the address bar ─► later requests show the cookie
 
-A page of another site cannot ask (SameSite, Origin), nor can one whose name was pointed at this machine (Host). Nothing can be written:
-GET and HEAD alone are answered.
+A page of another site cannot ask (SameSite, Origin), nor can one whose name was pointed at this machine (Host). Nothing
+can be written: GET and HEAD alone are answered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["Guard"]
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _SAID: Final = {
-    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -56,17 +57,25 @@ class Guard:
         await (refusal or self._app)(scope, receive, say)
 
     def _refuse(self, scope: Scope) -> Response | None:
-        """None: go on."""
+        """Return the refusal; None = go on."""
         headers = Headers(scope=scope)
         if not _is_here(scope, headers):
-            return _say(403, "the viewer answers on this machine only; from elsewhere, forward its port: ssh -L PORT:127.0.0.1:PORT HOST")
+            return _say(
+                403,
+                "the viewer answers on this machine only; from elsewhere, forward its port: "
+                "ssh -L PORT:127.0.0.1:PORT HOST",
+            )
         if scope["method"] not in {"GET", "HEAD"}:
             return _say(405, "the viewer only shows; it takes GET and HEAD")
         query = QueryParams(scope.get("query_string", b""))
         if "key" in query:
             return self._exchange(scope, query)
         if not hmac.compare_digest(self._shown(headers).encode(), self._value.encode()):
-            return _say(403, "open the link that was printed by `lightningrl view` or `lightningrl train`: it has the key to this run")
+            return _say(
+                403,
+                "open the link that was printed by `lightningrl view` or `lightningrl train`: "
+                "it has the key to this run",
+            )
         return None
 
     def _exchange(self, scope: Scope, query: QueryParams) -> Response:
@@ -76,19 +85,21 @@ class Guard:
         path = scope["path"] if scope["path"].startswith("/") and not scope["path"].startswith("//") else "/"
         # a root path of a mount is part of the path
         answer = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, status_code=303)
-        answer.set_cookie(self.cookie, self._value, path=scope.get("root_path", "") or "/", httponly=True, samesite="strict")
+        answer.set_cookie(
+            self.cookie, self._value, path=scope.get("root_path", "") or "/", httponly=True, samesite="strict"
+        )
         return answer
 
     def _shown(self, headers: Headers) -> str:
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return ""
-        return found.value if found else ""
+        return cookie.value if cookie else ""
 
 
 def _is_here(scope: Scope, headers: Headers) -> bool:
-    """Whether it came from this machine, was sent to a name of this machine, and by no page of another site."""
+    """True where it came from this machine, was sent to a name of this machine, and by no page of another site."""
     client = scope.get("client")
     if client is not None and _bare(client[0]) not in _LOOPBACK:
         return False
@@ -102,7 +113,8 @@ def _is_here(scope: Scope, headers: Headers) -> bool:
 
 
 def _is_navigation(headers: Headers) -> bool:
-    """A link that somebody followed to here. SameSite keeps the cookie from it, so it shows the refusal, or the key."""
+    """True for a link that somebody followed to here. SameSite keeps the cookie from it, so it shows the refusal, or
+    the key."""
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 

@@ -57,7 +57,9 @@ def list_command(
     )
     records = _ask(folder, lambda reader: reader.list_rollouts(where))
     if sort == "reward":
-        records = sorted((record for record in records if record.reward is not None), key=lambda record: record.reward or 0.0)
+        records = sorted(
+            (record for record in records if record.reward is not None), key=lambda record: record.reward or 0.0
+        )
     records = records[:limit]
     if as_json:
         for record in records:
@@ -65,7 +67,8 @@ def list_command(
         return
     console = Console()
     console.print(
-        _table(records, folder, console.width) if records else f"no rollouts in {folder} match; leave out a filter", highlight=False
+        _table(records, folder, console.width) if records else f"no rollouts in {folder} match; leave out a filter",
+        highlight=False,
     )
 
 
@@ -113,8 +116,8 @@ def _json(record: RolloutRecord) -> dict[str, Any]:
 
 
 def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
-    """A line for each. Attempts and steps stand there where they say something, the task's input and answer where there is room, and what
-    came out has the rest of the line."""
+    """A line for each. Attempts and steps stand there where they say something, the task's input and answer where there
+    is room, and what came out has the rest of the line."""
     whole = {
         "rollout": [printable(record.id) for record in records],
         "mode": [record.spec.mode.value for record in records],
@@ -136,7 +139,9 @@ def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
     room = width - sum(max(map(cell_len, (name, *cells))) + 1 for name, cells in whole.items())
     task_width = min(max(map(cell_len, ("task", *tasks))), max(LEAST, room // 3))
     room -= task_width + 1
-    widths = {name: min(max(map(cell_len, (name, *cells))), room // (len(beside) + 1)) for name, cells in beside.items()}
+    widths = {
+        name: min(max(map(cell_len, (name, *cells))), room // (len(beside) + 1)) for name, cells in beside.items()
+    }
     widths["output"] = max(LEAST, room - sum(width + 1 for name, width in widths.items() if name != "output"))
     table = Table(title=f"Rollouts of {folder}", title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in whole:

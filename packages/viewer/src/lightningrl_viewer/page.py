@@ -1,4 +1,4 @@
-"""What a page is: where it is found, what it is called, and the function that makes its values."""
+"""Pages: where each is found, what it is called, and the function that makes its values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ __all__ = ["Asked", "NoSuchPage", "Page", "Shown", "ViewedRun", "read_state"]
 
 
 class NoSuchPage(LightningError):
-    """What was asked for does not exist. HTTP 404."""
+    """Asked for something that does not exist. HTTP 404."""
 
 
 def read_state(query: QueryParams) -> QueryParams:
-    """The query of an address, with what a form handed back as `name*`, written as in an address, under its name."""
-    return QueryParams([(name.removesuffix("*"), unquote(value) if name.endswith("*") else value) for name, value in query.multi_items()])
+    """Return an address's query, with what a form handed back as `name*`, written as in an address, under its name."""
+    return QueryParams(
+        [
+            (name.removesuffix("*"), unquote(value) if name.endswith("*") else value)
+            for name, value in query.multi_items()
+        ]
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,13 +41,13 @@ class ViewedRun:
     folder: Path
     run: StoredRun
     home: str = ""
-    """Where its pages lie below the viewer: "" or "/runs/NAME", as an address has it."""
+    """Path of its pages below the viewer: "" or "/runs/NAME", as an address has it."""
     live: Callable[[], Awaitable[Live]] | None = None
-    """Asks the run's server; None = the run is read from its folder."""
+    """Asks the run's server for its state; None = the run is read from its folder."""
     cache: Cache = field(init=False)
-    """Of values that are dear: `await viewed.cache.get(key, make)`."""
+    """Values that are dear to compute: `await viewed.cache.get(key, make)`."""
     credit: CreditXRays = field(init=False)
-    """What methods of credit make of it."""
+    """X-rays of the run: credit by every method."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache", Cache(self.folder))
@@ -51,14 +56,14 @@ class ViewedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Asked:
-    """What was asked for: the state of a page is all in its address."""
+    """Path and query of a request: the state of a page is all in its address."""
 
     path: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parts of the path that a page's `{…}` name."""
     query: QueryParams = field(default_factory=QueryParams)
 
     def number(self, name: str) -> int | None:
-        """A whole number of the query. None: it is not there. Raises NoSuchPage where it is none."""
+        """Read a whole number of the query; None = it is not there. Raises NoSuchPage where it is none."""
         text = self.query.get(name)
         if not text:
             return None
@@ -84,11 +89,11 @@ class Page:
     """A page of a run."""
 
     path: str
-    """Below the run: "" is its first page; `{name}` takes one part of a path."""
+    """Path below the run: "" is its first page; `{name}` takes one part of a path."""
     show: Callable[[ViewedRun, Asked], Awaitable[Shown]]
     name: str | None = None
-    """In the navigation; None = it is not there."""
+    """Name in the navigation; None = it is not there."""
     key: str | None = None
-    """`g` and this key go there."""
+    """Key that goes there after `g`."""
     tells_of_run_alone: bool = True
-    """It is made again only when the run has written something; else each time."""
+    """True for a page that is made again only when the run has written something; else each time."""

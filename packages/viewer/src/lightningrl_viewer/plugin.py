@@ -24,7 +24,9 @@ def lightningrl_commands() -> Iterable[Plugin]:
 
 @hookimpl
 def lightningrl_pages() -> Iterable[Plugin]:
-    yield Plugin(name="view", summary="a running run's pages: its curves, rollouts, credit and system", factory=create_pages)
+    yield Plugin(
+        name="view", summary="a running run's pages: its curves, rollouts, credit and system", factory=create_pages
+    )
 
 
 def create_pages(*, run: ServedRun) -> ASGIApp:

@@ -1,4 +1,5 @@
-"""A run in one file: the page Run and the rollouts worth reading, with their style inside and no script, to be sent to a colleague."""
+"""A run in one file, to be sent to a colleague: the page Run and the rollouts worth reading, with style and no
+script."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ MARK: Final = b'<meta name="generator" content="LightningRL report">'
 
 
 async def make_report(run: StoredRun, folder: Path) -> str:
-    """HTML."""
+    """Return the report as HTML."""
     viewed = ViewedRun(name=folder.absolute().name, folder=folder, run=run)  # noqa: ASYNC240
     shown = await run_page.PAGE.show(viewed, Asked())
     rows = await run.queries.list_rows(RolloutQuery(), Sort.DISAGREE, None, _ROLLOUTS)
-    found = []
+    shown_rollouts = []
     for row in rows:
         trace = await run.trace(row.id)
-        found.append((row, rollouts.shorten_calls(trace), rollouts.find_answer(trace)))
+        shown_rollouts.append((row, rollouts.shorten_calls(trace), rollouts.find_answer(trace)))
     values: dict[str, Any] = {
         "is_report": True,
         "css": (STATIC / "style.css").read_text(encoding="utf-8"),
@@ -41,7 +42,7 @@ async def make_report(run: StoredRun, folder: Path) -> str:
         "url": None,
         "theme": None,
         "query": {},
-        "found": found,
+        "found": shown_rollouts,
     }
     return render("report.html", {**values, **shown.values})
 

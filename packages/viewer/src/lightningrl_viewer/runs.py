@@ -1,4 +1,4 @@
-"""Which runs a viewer shows: one that is open already, or those of a folder, opened when somebody looks."""
+"""Runs that a viewer shows: one that is open already, or those of a folder, opened when somebody looks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _OpenRun:
     stack: AsyncExitStack
     viewed: ViewedRun
     store: Hashable
-    """Which file it was read from."""
+    """File that it was read from."""
     users: int = 0
 
 
@@ -52,7 +52,7 @@ class OneFolder:
 
     @asynccontextmanager
     async def viewed(self, _: str = "") -> AsyncIterator[ViewedRun]:
-        """Raises RunFolderError where no run lies there any more."""
+        """Open the run. Raises RunFolderError where no run lies there any more."""
         async with self._lock:
             if self._open is None or self._open.store != _store_of(self._folder):
                 left, self._open = self._open, None
@@ -92,7 +92,7 @@ class RunsFolder:
 
     @asynccontextmanager
     async def viewed(self, name: str) -> AsyncIterator[ViewedRun]:
-        """Raises NoSuchPage where no run of that name lies here."""
+        """Open a run. Raises NoSuchPage where no run of that name lies here."""
         async with self._lock:
             if name not in self._runs:
                 await self._add(name)
@@ -112,7 +112,9 @@ class RunsFolder:
         folder = self.folder / name
         if name in {"", ".", ".."} or "/" in name or not is_run(folder):
             raise NoSuchPage(f"there is no run {name[:100]!r} in {str(self.folder)!r}; choose one of the list")
-        for idle in [known for known in self._runs if not self._users.get(known)][: max(0, len(self._runs) + 1 - _MOST_OPEN)]:
+        for idle in [known for known in self._runs if not self._users.get(known)][
+            : max(0, len(self._runs) + 1 - _MOST_OPEN)
+        ]:
             await self._runs.pop(idle).close()
         self._runs[name] = OneFolder(folder, home=f"/runs/{quote(name, safe='')}")
 
@@ -121,6 +123,6 @@ Runs: TypeAlias = OneRun | OneFolder | RunsFolder
 
 
 def _store_of(folder: Path) -> Hashable:
-    """Another one where another run was written over it: the file that is open keeps its number."""
+    """Return what changes where another run was written over it: the file that is open keeps its number."""
     path = folder / "store.sqlite"
     return find_store(folder), path.stat().st_ino if path.is_file() else None

@@ -1,4 +1,4 @@
-"""How values become HTML: Jinja2 with autoescape, imported when somebody first looks, and the filters that numbers are written with."""
+"""Templates: Jinja2 with autoescape, imported when somebody first looks, and the filters that write values as HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HERE: Final = Path(__file__).parent
 STATIC: Final = _HERE / "static"
 _ASKS: Final = ("question", "prompt", "query", "instruction", "problem", "text", "input")
 NOTHING: Final = "–"
-"""Stands where nobody said a number; 0 is a number."""
+"""Text where there is no number; 0 is a number."""
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -29,7 +29,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 @cache
 def static_version() -> str:
-    """Changes with what lies in `static`, so that a browser keeps what it has until then."""
+    """Return a version that changes with what lies in `static`, so that a browser keeps what it has until then."""
     digest = hashlib.sha256()
     for path in sorted(STATIC.iterdir()):
         digest.update(path.read_bytes())
@@ -68,7 +68,7 @@ def signed(value: float | None, digits: int = 3) -> str:
 
 
 def plain(value: float | None) -> str:
-    """With three digits that say something: `0`, `2`, `0.0125`, `1.6e-13`."""
+    """Write three digits that say something: `0`, `2`, `0.0125`, `1.6e-13`."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−", value < 0)
 
 
@@ -78,7 +78,7 @@ def count(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Of a share from 0 to 1."""
+    """Write a share from 0 to 1."""
     if value is None or not math.isfinite(value):
         return NOTHING
     return f"{value:.0%}" if value == 0 or 0.005 <= value <= 0.995 or value == 1 else f"{value:.1%}"
@@ -112,17 +112,17 @@ def size(value: float | None) -> str:
 
 
 def clean(text: object) -> str:
-    """What a model, a tool or an agent wrote: control characters and what reorders text are shown, not obeyed."""
+    """Show, not obey, control characters and what reorders text in what a model, a tool or an agent wrote."""
     return printable(str(text))
 
 
 def short(text: object, length: int = 80) -> str:
-    """The beginning, cleaned."""
+    """Shorten to the beginning, cleaned."""
     return one_line(str(text), length)
 
 
 def preview(value: Any, length: int = 80) -> str:
-    """What a task asks, in a line: of a table the text that asks, else all of it as JSON."""
+    """Shorten a task to a line: of a table the text that asks, else all of it as JSON."""
     if isinstance(value, Mapping):
         asked = next((value[name] for name in _ASKS if isinstance(value.get(name), str)), None)
         value = asked if asked is not None else value
@@ -130,7 +130,7 @@ def preview(value: Any, length: int = 80) -> str:
 
 
 def line(value: Any, length: int = 80) -> str:
-    """The beginning of an output or an answer: text, else JSON."""
+    """Shorten an output or an answer to its beginning: text, else JSON."""
     return one_line(as_text(value), length)
 
 
@@ -147,4 +147,4 @@ FILTERS: Final[Mapping[str, Callable[..., str]]] = {
     "signed": signed,
     "size": size,
 }
-"""By their names in templates."""
+"""Filters by their names in templates."""

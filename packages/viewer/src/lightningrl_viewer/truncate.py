@@ -1,4 +1,4 @@
-"""Long texts, folded: a page shows the beginning of each and links to the rest, so that a megabyte of one line does not make it heavy.
+"""Long texts, truncated: a page shows the beginning of each and links to the rest, so that no text makes it heavy.
 
 Budget(100_000).truncate("call-2-0", text, 2_000)  ─►  LongText(text="…", rest=998_000)
 """
@@ -14,26 +14,26 @@ __all__ = ["Budget", "LongText"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongText:
-    """As much of a text as a page shows."""
+    """Part of a text that a page shows."""
 
     name: str
-    """By which the page of the whole text finds it."""
+    """Name by which the page of the whole text finds it."""
     text: str
     """Its beginning, cleaned."""
     end: int
-    """Where it stops: the first character that is not shown."""
+    """End of that part: the first character that is not shown."""
     rest: int
     """Characters from there on."""
 
 
 class Budget:
-    """What a page's texts may take, in bytes of HTML."""
+    """Bytes of HTML that a page's texts may take."""
 
     def __init__(self, size: int) -> None:
         self._left = size
 
     def truncate(self, name: str, text: str, most: int, *, start: int = 0) -> LongText:
-        """At most `most` bytes of it, from the character `start` on; nothing where the page is full."""
+        """Return at most `most` bytes of a text, from the character `start` on; nothing where the page is full."""
         limit = min(most, self._left)
         count = min(len(text) - start, limit)
         shown = printable(text[start : start + count])
@@ -45,6 +45,6 @@ class Budget:
 
 
 def html_size(text: str) -> int:
-    """Bytes of it in a page."""
+    """Return the bytes of a text in a page."""
     quoted = 4 * (text.count("&") + text.count("'") + text.count('"')) + 3 * (text.count("<") + text.count(">"))
     return len(text.encode("utf-8", "replace")) + quoted

@@ -31,13 +31,19 @@ class Curve(PosixPath):
 
 
 def draw_curve(
-    metrics_path: Path, png_path: Path, *, title: str = "", control_path: Path | None = None, validation_temperature: float | None = None
+    metrics_path: Path,
+    png_path: Path,
+    *,
+    title: str = "",
+    control_path: Path | None = None,
+    validation_temperature: float | None = None,
 ) -> bool:
-    """Draw validation score and training reward by step, with minutes on the upper edge. The picture is complete or absent.
+    """Draw validation score and training reward by step, with minutes on the upper edge. The picture is complete or
+    absent.
 
-    `control_path` is another run's metrics, drawn in grey. The legend says how validation was sampled, unless `validation_temperature` is
-    None. False where there is nothing to draw yet. Raises ConfigError when matplotlib cannot be imported, RunFolderError when the picture
-    cannot be written.
+    `control_path` is another run's metrics, drawn in grey. The legend says how validation was sampled, unless
+    `validation_temperature` is None. False where there is nothing to draw yet. Raises ConfigError when matplotlib
+    cannot be imported, RunFolderError when the picture cannot be written.
     """
     entries = read_metrics(metrics_path)
     scores, rewards = _points(entries, _VALIDATION), _points(entries, "reward")
@@ -48,7 +54,9 @@ def draw_curve(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError(f"the learning curve cannot be drawn ({error}); install it with `pip install 'lightningrl[plot]'`") from error
+        raise ConfigError(
+            f"the learning curve cannot be drawn ({error}); install it with `pip install 'lightningrl[plot]'`"
+        ) from error
     figure = Figure(figsize=(8.0, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -61,7 +69,9 @@ def draw_curve(
             figure.savefig(file, format="png")
         scratch.replace(png_path)
     except OSError as error:
-        raise RunFolderError(f"the learning curve cannot be written to {str(png_path)!r}: {error}; free some space") from error
+        raise RunFolderError(
+            f"the learning curve cannot be written to {str(png_path)!r}: {error}; free some space"
+        ) from error
     return True
 
 
@@ -70,9 +80,19 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperat
 
     if rewards[0]:
         axes.plot(*rewards, color=TRAINING, linewidth=1.0, alpha=0.35)
-        axes.plot(rewards[0], _smooth(rewards[1]), color=TRAINING, linewidth=1.6, label="training reward (sampled, smoothed)")
+        axes.plot(
+            rewards[0], _smooth(rewards[1]), color=TRAINING, linewidth=1.6, label="training reward (sampled, smoothed)"
+        )
     if control[0]:
-        axes.plot(*control, color=CONTROL, linewidth=1.6, linestyle="--", marker="o", markersize=3, label="control: learning rate 0")
+        axes.plot(
+            *control,
+            color=CONTROL,
+            linewidth=1.6,
+            linestyle="--",
+            marker="o",
+            markersize=3,
+            label="control: learning rate 0",
+        )
     if scores[0]:
         sampled = "" if temperature is None else f"temperature {temperature:g}, " if temperature else "greedy, "
         label = f"validation score ({sampled}unseen tasks)"
@@ -80,7 +100,14 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperat
         ends = {0: (scores[0][0], scores[1][0]), -1: (scores[0][-1], scores[1][-1])}
         for x, y in dict.fromkeys(ends.values()):
             axes.annotate(
-                f"{y:.2f}", (x, y), xytext=(0, 8), textcoords="offset points", ha="center", color=VALIDATION, fontsize=10, fontweight="bold"
+                f"{y:.2f}",
+                (x, y),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="center",
+                color=VALIDATION,
+                fontsize=10,
+                fontweight="bold",
             )
     values = [*scores[1], *rewards[1], *control[1]]
     if min(values) >= 0.0 and max(values) <= 1.0:
@@ -93,12 +120,14 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperat
     axes.grid(axis="y", color="#e3e5e8", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=9)  # where no line can lead
+    axes.legend(
+        frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=9
+    )  # where no line can lead
 
 
 def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
-    """Training minutes above, of a short run seconds, at the steps that are marked below. From the metric `minutes`, else from the lines'
-    times."""
+    """Add training minutes above, of a short run seconds, at the steps that are marked below: from the metric
+    `minutes`, else from the lines' times."""
     minutes = {entry["step"]: float(entry["minutes"]) for entry in entries if "minutes" in entry}
     if minutes:
         minutes.setdefault(0, 0.0)
@@ -119,8 +148,8 @@ def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
 
 
 def _points(entries: Sequence[dict[str, Any]], name: str) -> Points:
-    found = [(float(entry["step"]), float(entry[name])) for entry in entries if name in entry]
-    return [step for step, _ in found], [value for _, value in found]
+    places = [(float(entry["step"]), float(entry[name])) for entry in entries if name in entry]
+    return [step for step, _ in places], [value for _, value in places]
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

@@ -24,7 +24,8 @@ class JsonlLogger:
     """Appends metrics to a file. A line that a killed process left unfinished is cut off when the file is opened."""
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
-        """`resume_after` drops lines of later steps, which are about to be run again. Raises RunFolderError where it cannot write."""
+        """`resume_after` drops lines of later steps, which are about to be run again. Raises RunFolderError where it
+        cannot write."""
         self._path = path
         try:
             if path.is_file():
@@ -34,7 +35,8 @@ class JsonlLogger:
             raise self._cannot_write(error) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a line. Numbers that JSON cannot say (NaN, infinities) become null. Raises RunFolderError on a full disk."""
+        """Append a line. Numbers that JSON cannot say (NaN, infinities) become null. Raises RunFolderError on a full
+        disk."""
         values = {name: _number(value) for name, value in metrics.items()}
         line = json.dumps({"step": step, "time": round(time.time(), 3), **values}, allow_nan=False) + "\n"
         data = line.encode()
@@ -52,17 +54,19 @@ class JsonlLogger:
         self._file.close()
 
     def _cannot_write(self, error: OSError) -> RunFolderError:
-        return RunFolderError(f"metrics cannot be written to {str(self._path)!r}: {error}; free some space, then run again with --resume")
+        return RunFolderError(
+            f"metrics cannot be written to {str(self._path)!r}: {error}; free some space, then run again with --resume"
+        )
 
 
 def _repair(path: Path, resume_after: int | None) -> None:
     """Rewrite the file without an unfinished line and without later steps, if it has any."""
-    kept = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
-    if len(kept) == path.stat().st_size:
+    whole = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
+    if len(whole) == path.stat().st_size:
         return
     scratch = path.with_name(f".{path.name}.new")
     with create_private(scratch) as file:
-        file.write(kept)
+        file.write(whole)
         file.flush()
         os.fsync(file.fileno())
     shutil.copymode(path, scratch)

@@ -13,11 +13,11 @@ from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
 __all__ = ["PAGE"]
 
 _CELLS: Final = 1500
-"""Of all heat maps of a page, about: what a browser reads at ease."""
+"""Cells of all heat maps of a page, about: what a browser reads at ease."""
 _TURNS: Final = 40
-"""Of a rollout, from `turn` on."""
+"""Turns of a rollout that are shown, from `turn` on."""
 _LEVELS: Final = 5
-"""Of a colour."""
+"""Shades of a colour."""
 _PAIRS: Final = 8
 
 
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeatMap:
-    """One rollout."""
+    """One rollout's turns by methods."""
 
     rollout: RolloutXRay
     first: int
@@ -63,30 +63,30 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     if turn < 0:
         raise NoSuchPage(f"turn is {turn}; turns are counted from 0")
     answer = await viewed.credit.ask(question)
-    found = answer.xray
-    assert found is not None
-    maps = _heat_maps(found, turn)
+    xray = answer.xray
+    assert xray is not None
+    maps = _heat_maps(xray, turn)
     shown = [heat_map.rollout for heat_map in maps]
     return Shown(
         "credit.html",
         title="Credit",
-        xray=found,
+        xray=xray,
         maps=maps,
-        others=[one for one in found.rollouts if one.reward is not None and one not in shown],
-        pairs=found.pairs[:_PAIRS],
+        others=[one for one in xray.rollouts if one.reward is not None and one not in shown],
+        pairs=xray.pairs[:_PAIRS],
         question=question,
         first=answer.first,
         last=answer.last,
     )
 
 
-def _heat_maps(found: XRay, turn: int) -> list[HeatMap]:
+def _heat_maps(xray: XRay, turn: int) -> list[HeatMap]:
     maps: list[HeatMap] = []
     cells = 0
-    for rollout in found.rollouts:
+    for rollout in xray.rollouts:
         if rollout.reward is None:  # nobody scored it
             continue
-        shown = _heat_map(rollout, found, turn)
+        shown = _heat_map(rollout, xray, turn)
         cells += len(shown.turns) * len(shown.rows)
         if maps and cells > _CELLS:
             break
@@ -94,12 +94,12 @@ def _heat_maps(found: XRay, turn: int) -> list[HeatMap]:
     return maps
 
 
-def _heat_map(rollout: RolloutXRay, found: XRay, turn: int) -> HeatMap:
+def _heat_map(rollout: RolloutXRay, xray: XRay, turn: int) -> HeatMap:
     span = slice(turn, turn + _TURNS)
-    own = {method.name for method in found.methods if method.is_own}
+    own = {method.name for method in xray.methods if method.is_own}
     rows = [
         Row(name=name, same=tuple(same), is_own=name in own, cells=_cells(rollout.credit[name], span))
-        for name, same in found.distinct.items()
+        for name, same in xray.distinct.items()
     ]
     if rollout.measured is not None:
         rows.append(Row(name="measured: Q − V", same=(), is_own=False, cells=_cells(rollout.measured, span)))

@@ -16,14 +16,14 @@ MOST: Final = 32
 """Columns."""
 PAGE_BYTES: Final = 120_000
 _CALLS: Final = 12
-"""Of a column."""
+"""Calls of a column."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Call:
     call: SiblingCall
     same: LongText
-    """What all of them begin with."""
+    """The beginning that all of them share."""
     own: LongText
 
 
@@ -43,14 +43,16 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     largest = max((abs(one.mean_advantage) for one in group.rollouts if one.mean_advantage is not None), default=0.0)
     columns = [
         _Column(
-            sibling=one,
-            calls=[_call(call, budget, each // min(_CALLS, len(one.calls))) for call in one.calls[:_CALLS]],
-            left=max(0, len(one.calls) - _CALLS),
+            sibling=sibling,
+            calls=[_call(call, budget, each // min(_CALLS, len(sibling.calls))) for call in sibling.calls[:_CALLS]],
+            left=max(0, len(sibling.calls) - _CALLS),
         )
-        for one in group.rollouts
+        for sibling in group.rollouts
     ]
     shared = [_call(call, budget, each // len(group.shared)) for call in group.shared[:_CALLS]]
-    return Shown("group.html", title=f"group {group.group_id}", group=group, columns=columns, shared=shared, largest=largest)
+    return Shown(
+        "group.html", title=f"group {group.group_id}", group=group, columns=columns, shared=shared, largest=largest
+    )
 
 
 def _call(call: SiblingCall, budget: Budget, most: int) -> _Call:

@@ -14,7 +14,7 @@ __all__ = ["PAGE"]
 
 PAGE_BYTES = 80_000
 _MOST = 1_000
-"""Bytes of a value."""
+"""Bytes of a value that are shown."""
 
 
 async def show(viewed: ViewedRun, asked: Asked) -> Shown:
@@ -24,8 +24,19 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     shown = [one for one in keys if not changed or one.origin != "default"]
     budget = Budget(PAGE_BYTES)
     rows = [(one, budget.truncate("", json.dumps(one.value, ensure_ascii=False, default=str), _MOST)) for one in shown]
-    tables = [(name, list(found)) for name, found in groupby(rows, key=lambda row: row[0].key.rpartition(".")[0].partition(".")[0])]
-    return Shown("recipe.html", title="Recipe", source=origin.source, tables=tables, changed=changed, total=len(keys), count=len(rows))
+    tables = [
+        (name, list(part))
+        for name, part in groupby(rows, key=lambda row: row[0].key.rpartition(".")[0].partition(".")[0])
+    ]
+    return Shown(
+        "recipe.html",
+        title="Recipe",
+        source=origin.source,
+        tables=tables,
+        changed=changed,
+        total=len(keys),
+        count=len(rows),
+    )
 
 
 PAGE = Page("recipe", show, name="Recipe", key="e")

@@ -30,15 +30,14 @@ from lightningrl_viewer.truncate import Budget, LongText
 __all__ = ["PAGE", "TEXT"]
 
 CALLS: Final = 20
-"""On a page."""
 TOKENS: Final = 400
-"""On a page."""
+"""Calls and tokens of a page."""
 PAGE_BYTES: Final = 110_000
-"""Of texts in HTML; tables and the tree come on top."""
+"""Bytes of texts in HTML; tables and the tree come on top."""
 READ_TOKENS: Final = 8_000
-"""That a page of calls makes text of: more than it has room for."""
+"""Tokens that a page of calls makes text of: more than it has room for."""
 PARTS: Final = 60
-"""Of a call: a policy may write as many as it has tokens."""
+"""Parts of a call that are shown: a policy may write as many as it has tokens."""
 TEXT_BYTES: Final = 150_000
 _MOST_PROMPT, _MOST_SAMPLED, _MOST_SHORT = 2_000, 4_000, 600
 """Bytes of a part of a prompt, of what was sampled, of anything else."""
@@ -83,7 +82,7 @@ class _Call:
     seen_in: int | None
     parts: Sequence[_Part]
     parts_left: int
-    """That are not shown, of the middle."""
+    """Parts that are not shown, of the middle."""
     tools: Sequence[_Tool]
     others: Sequence[_Other]
     advantage: tuple[float, float, float] | None
@@ -102,7 +101,7 @@ class _Attempt:
 class _ShownToken:
     token: Token
     level: int
-    """-3 … 3: how far its colour goes."""
+    """Shade of its colour, -3 to 3."""
 
 
 async def show(viewed: ViewedRun, asked: Asked) -> Shown:
@@ -113,7 +112,9 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     trace, reasons, whole = await _read(viewed, asked.path["rollout_id"], window)
     rollout, nodes = trace.rollout, read_lineage(trace)
     if current is not None and not 0 <= current < max(1, len(trace.calls)):
-        raise NoSuchPage(f"rollout {rollout.spec.id!r} has {len(trace.calls)} calls, numbered from 0; there is no call {current}")
+        raise NoSuchPage(
+            f"rollout {rollout.spec.id!r} has {len(trace.calls)} calls, numbered from 0; there is no call {current}"
+        )
     as_tokens = as_tokens and bool(trace.calls)
     budget = Budget(PAGE_BYTES)
     values = {
@@ -131,12 +132,16 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
         "attempts": [_attempt(attempt, budget) for attempt in rollout.attempts[-20:]],
         "output": _output(trace, budget),
         "steps": _steps(trace, nodes, current),
-        "unread": sorted(policy for policy in {call.call.policy for call in trace.calls} if not viewed.run.has_text(policy)),
+        "unread": sorted(
+            policy for policy in {call.call.policy for call in trace.calls} if not viewed.run.has_text(policy)
+        ),
         "around": await viewed.run.queries.neighbours(rollout.spec.id),
     }
     if as_tokens:
         call = trace.calls[current or 0]
-        return Shown("tokens.html", title=rollout.spec.id, **values, **_token_values(viewed, call, reasons[call.call.id], asked))
+        return Shown(
+            "tokens.html", title=rollout.spec.id, **values, **_token_values(viewed, call, reasons[call.call.id], asked)
+        )
     page = trace.calls[first : first + CALLS]
     return Shown(
         "rollout.html",
@@ -151,31 +156,37 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
 
 
 async def show_text(viewed: ViewedRun, asked: Asked) -> Shown:
-    """The whole of one text of a rollout, a page at a time."""
+    """Show the whole of one text of a rollout, a page at a time."""
     trace = await viewed.run.trace(asked.path["rollout_id"], Window(calls=0, tokens=0))
     name, start = asked.query.get("part", ""), max(0, asked.number("from") or 0)
     if place := _ROW_PART.fullmatch(name):
         text = await viewed.run.row_text(trace.rollout.spec.id, *map(int, place.groups()))
     else:
-        text = next((text for known, text in _texts(trace) if known == name), None)
+        text = next((text for part, text in _texts(trace) if part == name), None)
     if text is None:
-        raise NoSuchPage(f"rollout {trace.rollout.spec.id!r} has no text {name[:40]!r}; go back to it and follow a link")
-    found = Budget(TEXT_BYTES).truncate(name, text, TEXT_BYTES, start=start)
-    back = name.split("-")[1] if name.startswith(("call-", "tool-", "other-")) and name.split("-")[1].isdigit() else None
+        raise NoSuchPage(
+            f"rollout {trace.rollout.spec.id!r} has no text {name[:40]!r}; go back to it and follow a link"
+        )
+    shown = Budget(TEXT_BYTES).truncate(name, text, TEXT_BYTES, start=start)
+    back = (
+        name.split("-")[1] if name.startswith(("call-", "tool-", "other-")) and name.split("-")[1].isdigit() else None
+    )
     return Shown(
         "text.html",
         title=f"{trace.rollout.spec.id} · {name}",
         rollout=trace.rollout,
         name=name,
-        found=found,
+        found=shown,
         start=start,
         length=len(text),
         back=back,
-        next=found.end if found.rest else None,
+        next=shown.end if shown.rest else None,
     )
 
 
-async def _read(viewed: ViewedRun, rollout_id: str, window: Window) -> tuple[Trace, Mapping[str, NoGradient | None], NoGradient | None]:
+async def _read(
+    viewed: ViewedRun, rollout_id: str, window: Window
+) -> tuple[Trace, Mapping[str, NoGradient | None], NoGradient | None]:
     trace = await viewed.run.trace(rollout_id, window)
     try:
         recipe = (await viewed.cache.get("recipe", lambda: asyncio.to_thread(RunOrigin.read, viewed.folder))).recipe
@@ -229,11 +240,16 @@ def _call(trace: Trace, call: CallTrace, reason: NoGradient | None, budget: Budg
         trace=call,
         parent=index.get(made.parent_id or ""),
         seen_in=index.get(call.seen_in or ""),
-        parts=[_part(made.index, segment, budget) for segment in (*segments[: PARTS // 2], *segments[PARTS // 2 :][-PARTS // 2 :])],
+        parts=[
+            _part(made.index, segment, budget)
+            for segment in (*segments[: PARTS // 2], *segments[PARTS // 2 :][-PARTS // 2 :])
+        ],
         parts_left=max(0, len(segments) - PARTS),
         tools=[_tool(tool, f"tool-{made.index}-{number}", budget) for number, tool in enumerate(call.tool_calls[:50])],
         others=_others(call.other_calls, f"other-{made.index}", budget),
-        advantage=None if advantages is None else (float(advantages.mean()), float(advantages.min()), float(advantages.max())),
+        advantage=None
+        if advantages is None
+        else (float(advantages.mean()), float(advantages.min()), float(advantages.max())),
         logprob=float(made.logprobs.sum()),
         reason=reason,
     )
@@ -245,7 +261,7 @@ def _is_shown(segment: Segment, call: CallTrace) -> bool:
 
 
 def _is_gap(segment: Segment) -> bool:
-    """Tokens that were not read."""
+    """True for tokens that were not read."""
     return segment.kind is SegmentKind.UNKNOWN and not segment.text
 
 
@@ -254,13 +270,15 @@ def _part(index: int, segment: Segment, budget: Budget) -> _Part:
     return _Part(
         who="" if _is_gap(segment) else segment.kind.value.replace("_", " "),
         is_sampled=segment.is_sampled,
-        text=budget.truncate(f"call-{index}-{segment.start}-{segment.end}", segment.text, most, start=_blank_lines(segment.text)),
+        text=budget.truncate(
+            f"call-{index}-{segment.start}-{segment.end}", segment.text, most, start=_blank_lines(segment.text)
+        ),
         unread=segment.end - segment.start if _is_gap(segment) else 0,
     )
 
 
 def _blank_lines(text: str) -> int:
-    """Characters of those that it begins with."""
+    """Count the line breaks that it begins with."""
     return len(text) - len(text.lstrip("\n"))
 
 
@@ -301,7 +319,7 @@ def _output(trace: Trace, budget: Budget) -> LongText | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Steps:
-    """Where the keys go: calls, by index; None = nowhere."""
+    """Calls that the keys go to, by index; None = nowhere."""
 
     before: int | None
     after: int | None
@@ -324,12 +342,12 @@ def _token_values(viewed: ViewedRun, call: CallTrace, reason: NoGradient | None,
     count = len(call.call.completion_ids)
     start = min(max(0, asked.number("from") or 0), max(0, count - 1))
     colour = asked.query.get("colour", "advantage")
-    found = viewed.run.tokens(call, reason, start=start, count=TOKENS)
+    tokens = viewed.run.tokens(call, reason, start=start, count=TOKENS)
     largest = float(abs(call.advantages).max(initial=0.0)) if call.advantages is not None else 0.0
     return {
         "call": call,
         "call_reason": reason,
-        "tokens": [_ShownToken(token=token, level=_level(token, largest, colour)) for token in found],
+        "tokens": [_ShownToken(token=token, level=_level(token, largest, colour)) for token in tokens],
         "colour": colour if colour == "logprob" else "advantage",
         "as_table": asked.query.get("form") == "table",
         "start": start,

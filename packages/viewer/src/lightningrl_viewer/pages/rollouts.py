@@ -24,7 +24,7 @@ __all__ = ["PAGE", "find_answer", "read_query", "shorten_calls"]
 
 PER_PAGE: Final = 60
 _STATE: Final = ("step", "from", "to", "mode", "outcome", "reward", "task", "role", "tool", "mark", "q", "sort")
-"""What narrows or orders the list; a change of it begins again at the first page."""
+"""Parameters that narrow or order the list; a change of one begins again at the first page."""
 _SORTS: Final = {
     Sort.DISAGREE: "groups that disagree",
     Sort.NEWEST: "newest",
@@ -47,10 +47,10 @@ C = TypeVar("C", bound=StrEnum)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeekCall:
-    """A call in short."""
+    """A call in a few lines."""
 
     call: CallTrace
-    said: str
+    text: str
     tools: Sequence[ToolCall]
 
 
@@ -98,7 +98,7 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
 
 
 def read_query(asked: Asked) -> RolloutQuery:
-    """Raises NoSuchPage where a value is none that there is."""
+    """Read the query. Raises NoSuchPage where a value is none that there is."""
     get = asked.query.get
     step = asked.number("step")
     ending = get("outcome")
@@ -121,27 +121,31 @@ def read_query(asked: Asked) -> RolloutQuery:
     )
 
 
-def reward_text(found: RewardRange) -> str:
-    """As it stands in the address."""
-    return repr(found.low) if found.low == found.high else f"{found.low!r}..{found.high!r}"
+def reward_text(bounds: RewardRange) -> str:
+    """Write the range as it stands in the address."""
+    return repr(bounds.low) if bounds.low == bounds.high else f"{bounds.low!r}..{bounds.high!r}"
 
 
 def make_strip(facets: Facets, most: int = 120) -> list[Bar]:
-    """Rollouts by step; of many steps several share a bar."""
+    """Draw rollouts by step; of many steps several share a bar."""
     if not facets.steps:
         return []
     first, last = facets.steps[0].step, facets.steps[-1].step
     wide = -(-(last - first + 1) // most)
     bins: dict[int, list[Any]] = {}
-    for found in facets.steps:
-        bins.setdefault((found.step - first) // wide, []).append(found)
+    for step in facets.steps:
+        bins.setdefault((step.step - first) // wide, []).append(step)
     number = (last - first) // wide + 1
-    greatest = max(sum(found.count for found in part) for part in bins.values())
+    greatest = max(sum(step.count for step in part) for part in bins.values())
     bars = []
     for place, part in bins.items():
-        count = sum(found.count for found in part)
-        rewarded = [found for found in part if found.reward is not None]
-        reward = sum(found.reward * found.count for found in rewarded) / sum(found.count for found in rewarded) if rewarded else None
+        count = sum(step.count for step in part)
+        rewarded = [step for step in part if step.reward is not None]
+        reward = (
+            sum(step.reward * step.count for step in rewarded) / sum(step.count for step in rewarded)
+            if rewarded
+            else None
+        )
         bars.append(
             Bar(
                 x=round(1000 * place / number, 1),
@@ -157,22 +161,22 @@ def make_strip(facets: Facets, most: int = 120) -> list[Bar]:
 
 
 def shorten_calls(trace: Trace) -> list[PeekCall]:
-    """What each call said and asked its tools, in a few lines."""
+    """Shorten what each call said and asked its tools to a few lines."""
     return [_short(call) for call in trace.calls]
 
 
 def _short(call: CallTrace) -> PeekCall:
     parts = [segment.text for segment in call.segments if segment.is_sampled and segment.kind is not SegmentKind.MARKUP]
-    said = "".join(parts).strip()
-    return PeekCall(call=call, said=said if len(said) <= _TEXT else said[:_TEXT] + "…", tools=call.tool_calls)
+    text = "".join(parts).strip()
+    return PeekCall(call=call, text=text if len(text) <= _TEXT else text[:_TEXT] + "…", tools=call.tool_calls)
 
 
 def find_answer(trace: Trace) -> str | None:
-    """What the deciding attempt returned, or why it failed."""
+    """Return what the deciding attempt returned, or why it failed."""
     for attempt in reversed(trace.rollout.attempts):
         if attempt.attempt == trace.attempt:
-            said = attempt.error or (None if attempt.output is None else _text(attempt.output))
-            return said if said is None or len(said) <= 2 * _TEXT else said[: 2 * _TEXT] + "…"
+            text = attempt.error or (None if attempt.output is None else _text(attempt.output))
+            return text if text is None or len(text) <= 2 * _TEXT else text[: 2 * _TEXT] + "…"
     return None
 
 
@@ -196,10 +200,10 @@ def _reward(text: str | None) -> tuple[float | None, float | None, bool]:
 def _choice(name: str, text: str | None, kind: type[C]) -> C | None:
     if not text:
         return None
-    found: Mapping[str, C] = {member.value: member for member in kind}
-    if text not in found:
-        raise NoSuchPage(f"there is no {name} {text[:40]!r}; choose of: {', '.join(found)}")
-    return found[text]
+    members: Mapping[str, C] = {member.value: member for member in kind}
+    if text not in members:
+        raise NoSuchPage(f"there is no {name} {text[:40]!r}; choose of: {', '.join(members)}")
+    return members[text]
 
 
 PAGE = Page("rollouts", show, name="Rollouts", key="l")

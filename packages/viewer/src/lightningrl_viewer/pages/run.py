@@ -18,9 +18,14 @@ __all__ = ["PAGE"]
 
 _MOST_STEPS: Final = 60
 _MOST_TOOLS: Final = 24
-"""That are listed: an agent may report as many as it thinks of."""
-_FACTS: Final = {"policy.model": "policy", "credit.use": "credit", "loop.tasks_per_step": "tasks a step", "loop.group_size": "group size"}
-"""Of the recipe, and how they are called here."""
+"""Tools that are listed: an agent may report as many as it thinks of."""
+_FACTS: Final = {
+    "policy.model": "policy",
+    "credit.use": "credit",
+    "loop.tasks_per_step": "tasks a step",
+    "loop.group_size": "group size",
+}
+"""Keys of the recipe that are shown, and how they are called here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,30 +48,34 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
         title=viewed.name,
         summary=summary,
         chart=draw_chart(reward_series(summary)),
-        parts_of_reward=[(name, points, sparkline([point.mean for point in points])) for name, points in summary.parts.items()],
+        parts_of_reward=[
+            (name, points, sparkline([point.mean for point in points])) for name, points in summary.parts.items()
+        ],
         tools=tools[:_MOST_TOOLS],
         tools_left=len(tools[_MOST_TOOLS:]),
         facts=[(name, recipe[key]) for key, name in _FACTS.items() if key in recipe],
         points_by_step={point.step: point for point in summary.train},
         lines=lines[-_MOST_STEPS:][::-1],
         earlier=lines[-_MOST_STEPS - 1].step if len(lines) > _MOST_STEPS else None,
-        endings=sorted({name for line in summary.steps for name in line.endings}, key=lambda name: (name != "succeeded", name)),
+        endings=sorted(
+            {name for line in summary.steps for name in line.endings}, key=lambda name: (name != "succeeded", name)
+        ),
         pace=sum(summary.bill.seconds.values()),
     )
 
 
 def list_tools(counts: Sequence[ToolCount]) -> list[ToolLine]:
-    """What fails most comes first."""
+    """List the tools, those that fail most first."""
     calls, failed = Counter[str](), Counter[str]()
-    for found in counts:
-        calls[found.name] += found.count
-        failed[found.name] += found.count * found.status.is_failure
+    for tool in counts:
+        calls[tool.name] += tool.count
+        failed[tool.name] += tool.count * tool.status.is_failure
     lines = [ToolLine(name=name, calls=count, failed=failed[name]) for name, count in calls.items()]
     return sorted(lines, key=lambda line: (-line.failed, -line.calls, line.name))
 
 
 def reward_series(summary: Summary) -> list[Series]:
-    """The two curves of a run."""
+    """Return the two curves of a run."""
     return [
         Series(name="training reward", colour=2, points=summary.train),
         Series(name="validation", colour=1, points=summary.validation, is_dotted=True),

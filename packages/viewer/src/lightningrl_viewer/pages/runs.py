@@ -34,9 +34,9 @@ async def show_runs(runs: RunsFolder, asked: Asked) -> Shown:
     differing = differences(page)
     summaries = [(name, await _summary(runs, name)) for name in compared]
     curves: dict[str, list[Series]] = {"validation": [], "training reward": []}
-    for colour, (name, found) in enumerate(summaries, 1):
-        curves["validation"].append(Series(name=name, colour=colour, points=found.validation))
-        curves["training reward"].append(Series(name=name, colour=colour, points=found.train))
+    for colour, (name, summary) in enumerate(summaries, 1):
+        curves["validation"].append(Series(name=name, colour=colour, points=summary.validation))
+        curves["training reward"].append(Series(name=name, colour=colour, points=summary.train))
     charts = {what: draw_chart(series) for what, series in curves.items()}
     return Shown(
         "runs.html",
@@ -68,7 +68,7 @@ async def _summary(runs: RunsFolder, name: str) -> Summary:
 
 
 def _common_step(summaries: list[tuple[str, Summary]]) -> int | None:
-    """The last step after which all of them were validated."""
+    """Return the last step after which all of them were validated."""
     if not summaries:
         return None
     return max(set.intersection(*({point.step for point in found.validation} for _, found in summaries)), default=None)
@@ -80,6 +80,6 @@ def _compared(lines: list[RunLine], names: list[str]) -> dict[str, list[object]]
 
 
 def _short_difference(line: RunLine, differing: dict[str, list[object]], most: int = 4) -> str:
-    """What sets it apart from the others on the page."""
+    """Say what sets a run apart from the others on the page."""
     shown = [f"{key} {line.recipe[key]}" for key in differing if line.recipe.get(key) is not None]
     return ", ".join(shown[:most]) + (" …" if len(shown) > most else "")

@@ -14,19 +14,19 @@ _MOST = 200
 
 
 async def show(viewed: ViewedRun, _: Asked) -> Shown:
-    found, position = await viewed.run.queries.health(), await viewed.run.queries.position()
+    health, position = await viewed.run.queries.health(), await viewed.run.queries.position()
     budget = Budget(PAGE_BYTES)
     return Shown(
         "system.html",
         title="System",
-        found=found,
+        found=health,
         position=position,
         now=time.time(),
         live=None if viewed.live is None else await viewed.live(),
-        leases=found.leases[:_MOST],
-        workers=found.workers[:_MOST],
-        errors=[budget.truncate("", failure.error, 1_500) for failure in found.failures],
-        messages=[budget.truncate("", refusal.message, 1_500) for refusal in found.refusals[:_MOST]],
+        leases=health.leases[:_MOST],
+        workers=health.workers[:_MOST],
+        errors=[budget.truncate("", failure.error, 1_500) for failure in health.failures],
+        messages=[budget.truncate("", refusal.message, 1_500) for refusal in health.refusals[:_MOST]],
     )
 
 

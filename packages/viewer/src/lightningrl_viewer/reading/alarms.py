@@ -22,7 +22,7 @@ Level = Literal["fine", "warn", "bad"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """One thing that was looked at."""
+    """One thing that was looked at, fine or not."""
 
     name: str
     level: Level
@@ -57,7 +57,8 @@ _TEXTS: Final = {
     ),
     "Tool errors": (
         "No call of a tool failed.",
-        "A tool that fails by itself teaches the policy nothing: mend it, or reward calls that work (see intermediate rewards).",
+        "A tool that fails by itself teaches the policy nothing: mend it, or reward calls that work "
+        "(see intermediate rewards).",
     ),
     "Rewards that failed": (
         "The reward or the judge raised an error; such rollouts have no reward and are left out.",
@@ -76,42 +77,54 @@ _TEXTS: Final = {
         "Lower the learning rate, or set learner.entropy_coef; where the reward is at its best, nothing is wrong.",
     ),
 }
-"""By an alarm's name: what it means, and what to do."""
+"""Meaning and remedy of each alarm, by its name."""
 
 
 def find_alarms(
-    rows: Sequence[Mapping[str, Any]], endings: Mapping[int, Mapping[str, int]], tools: Sequence[ToolCount], cut: Mapping[int, int]
+    rows: Sequence[Mapping[str, Any]],
+    endings: Mapping[int, Mapping[str, int]],
+    tools: Sequence[ToolCount],
+    cut: Mapping[int, int],
 ) -> tuple[Alarm, ...]:
-    """Worst first. `rows`: metrics of the training steps; `endings`: their rollouts by outcome; `cut`: completions that ended at
-    max_tokens, by step."""
+    """Return the alarms, worst first.
+
+    `rows`: metrics of the training steps; `endings`: their rollouts by outcome; `cut`: completions that ended at
+    max_tokens, by step.
+    """
     if not rows:
         return ()
     recent = rows[-RECENT:]
     steps = {"from": str(recent[0]["step"]), "to": str(recent[-1]["step"])}
     trained = {**steps, "mode": "train"}
-    found: list[Alarm] = []
+    alarms: list[Alarm] = []
     if groups := _sum(recent, "groups"):
         share = _sum(recent, "groups_without_signal") / groups
-        found.append(_alarm("Groups without signal", share, 0.5, 0.9, where={**trained, "mark": Mark.SILENT}))
+        alarms.append(_alarm("Groups without signal", share, 0.5, 0.9, where={**trained, "mark": Mark.SILENT}))
     if calls := sum(row.get("calls_per_rollout", 0.0) * row.get("rollouts", 0.0) for row in recent):
         short = sum(cut.get(row["step"], 0) for row in recent)
-        found += [
+        alarms += [
             _alarm("Completions cut short", short / calls, 0.02, 0.2, where={**trained, "mark": Mark.CUT}),
             _alarm("Breaks", _sum(recent, "breaks") / calls, 0.01, 0.1, where={**trained, "mark": Mark.BREAK}),
-            _alarm("Calls refused", _sum(recent, "calls_refused") / calls, 0.001, 0.05, where={**trained, "mark": Mark.REFUSED}),
+            _alarm(
+                "Calls refused",
+                _sum(recent, "calls_refused") / calls,
+                0.001,
+                0.05,
+                where={**trained, "mark": Mark.REFUSED},
+            ),
         ]
-    found += [*_of_endings([endings.get(row["step"], {}) for row in recent], trained), *_of_tools(tools)]
+    alarms += [*_of_endings([endings.get(row["step"], {}) for row in recent], trained), *_of_tools(tools)]
     failed = _sum(recent, "rewards_failed") / max(1.0, _sum(recent, "rollouts"))
-    found.append(_alarm("Rewards that failed", failed, 0.001, 0.1, where={**steps, "mark": Mark.FAILED_REWARD}))
+    alarms.append(_alarm("Rewards that failed", failed, 0.001, 0.1, where={**steps, "mark": Mark.FAILED_REWARD}))
     if stale := _learned(recent, "staleness_max"):
-        found.append(_alarm("Staleness", max(stale), 4, 16, unit="number"))
+        alarms.append(_alarm("Staleness", max(stale), 4, 16, unit="number"))
     if gaps := _learned(recent, "kl_rollout"):
-        found.append(_alarm("Probability gap", max(gaps), 0.01, 0.1, unit="number"))
+        alarms.append(_alarm("Probability gap", max(gaps), 0.01, 0.1, unit="number"))
     first, last = _learned(rows[:RECENT], "entropy"), _learned(recent, "entropy")
     if len(rows) > RECENT and last and first and fmean(first):
-        found.append(_alarm("Entropy left", fmean(last) / fmean(first), 0.1, 0.02))
+        alarms.append(_alarm("Entropy left", fmean(last) / fmean(first), 0.1, 0.02))
     order = {"bad": 0, "warn": 1, "fine": 2}
-    return tuple(sorted(found, key=lambda alarm: order[alarm.level]))
+    return tuple(sorted(alarms, key=lambda alarm: order[alarm.level]))
 
 
 def _alarm(
@@ -132,15 +145,24 @@ def _alarm(
 
 
 def _of_endings(endings: Sequence[Mapping[str, int]], steps: Mapping[str, str]) -> list[Alarm]:
-    total = sum(sum(found.values()) for found in endings)
+    total = sum(sum(counts.values()) for counts in endings)
     if not total:
         return []
-    failed = {name: sum(found.get(name, 0) for found in endings) for name in Outcome if name is not Outcome.SUCCEEDED}
+    failed = {name: sum(counts.get(name, 0) for counts in endings) for name in Outcome if name is not Outcome.SUCCEEDED}
     worst = max(failed, key=lambda name: failed[name])
     ended = worst.value.replace("_", " ")
     means = f"They are left out of training unless the recipe's outcomes say 'train'; most of them ended as {ended}."
     where = {**steps, "outcome": worst.value}
-    return [_alarm("Rollouts that failed", sum(failed.values()) / total, 0.05, 0.3, means=means if failed[worst] else None, where=where)]
+    return [
+        _alarm(
+            "Rollouts that failed",
+            sum(failed.values()) / total,
+            0.05,
+            0.3,
+            means=means if failed[worst] else None,
+            where=where,
+        )
+    ]
 
 
 def _of_tools(tools: Sequence[ToolCount]) -> list[Alarm]:
@@ -163,4 +185,9 @@ def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float:
 
 def _learned(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """`learn/NAME`, and `learn/POLICY/NAME` of several policies."""
-    return [value for row in rows for key, value in row.items() if key.startswith("learn/") and key.rpartition("/")[2] == name]
+    return [
+        value
+        for row in rows
+        for key, value in row.items()
+        if key.startswith("learn/") and key.rpartition("/")[2] == name
+    ]

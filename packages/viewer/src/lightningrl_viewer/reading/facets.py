@@ -1,6 +1,7 @@
-"""How many rollouts there are of each kind, among those that are asked for: what a person narrows a list down by.
+"""Counts of rollouts by kind, among those that are asked for: what a person narrows a list down by.
 
-Of each facet the numbers are those that choosing another of its values would give: its own choice is left out, all others count.
+The numbers of a facet are those that choosing another of its values would give: its own choice is left out, all others
+count.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class StepCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facets:
-    """Of the rollouts that a query asks for."""
+    """Counts of the rollouts that a query asks for."""
 
     count: int
     reward: float | None
     """Mean of those that have one."""
     unrewarded: int
-    """With the same choices but for the reward."""
+    """Rollouts without a reward, with the same choices but for the reward."""
     steps: tuple[StepCount, ...]
-    """Whatever step was chosen, in order."""
+    """All steps, whichever was chosen, in order."""
     modes: tuple[FacetCount, ...]
     endings: tuple[FacetCount, ...]
     """Outcomes, and `running` and `queued`."""
@@ -69,19 +70,31 @@ class PartCounts:
 async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 12) -> Facets:
     overview = run.queries
     ranges = reward_ranges(await overview.reward_values())
-    wide = replace(query, first_step=None, last_step=None, mode=None, outcome=None, state=None, low=None, high=None, is_unrewarded=False)
-    lows = [found.low for found in ranges[1:]]
+    wide = replace(
+        query,
+        first_step=None,
+        last_step=None,
+        mode=None,
+        outcome=None,
+        state=None,
+        low=None,
+        high=None,
+        is_unrewarded=False,
+    )
+    lows = [bounds.low for bounds in ranges[1:]]
     after = None if query.high is None else math.nextafter(query.high, math.inf)
     edges = sorted({*lows, *(edge for edge in (query.low, after) if edge is not None)})
     begins = [-math.inf, *edges]  # the chosen rewards begin and end with a cell, wherever they lie in the ranges
     cells = await overview.cells(wide, edges)
     checks: dict[str, Callable[[Cell], bool]] = {
         "step": lambda cell: (
-            (query.first_step is None or cell.step >= query.first_step) and (query.last_step is None or cell.step <= query.last_step)
+            (query.first_step is None or cell.step >= query.first_step)
+            and (query.last_step is None or cell.step <= query.last_step)
         ),
         "mode": lambda cell: query.mode is None or cell.mode is query.mode,
         "ending": lambda cell: (
-            (query.outcome is None or cell.outcome is query.outcome) and (query.state is None or cell.state is query.state)
+            (query.outcome is None or cell.outcome is query.outcome)
+            and (query.state is None or cell.state is query.state)
         ),
         "reward": lambda cell: _has_reward(cell, query, begins),
     }
@@ -100,22 +113,22 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
         count=_size(chosen),
         reward=_mean(chosen),
         unrewarded=by_range.get(None, 0),
-        steps=tuple(StepCount(step=step, count=_size(found), reward=_mean(found)) for step, found in sorted(by_step.items())),
+        steps=tuple(StepCount(step=step, count=_size(own), reward=_mean(own)) for step, own in sorted(by_step.items())),
         modes=_facet(but("mode"), lambda cell: cell.mode.value),
         endings=_facet(but("ending"), lambda cell: cell.outcome.value if cell.outcome else cell.state.value),
-        rewards=tuple(replace(found, count=by_range.get(number, 0)) for number, found in enumerate(ranges)),
+        rewards=tuple(replace(bounds, count=by_range.get(number, 0)) for number, bounds in enumerate(ranges)),
         tasks=await overview.task_counts(replace(query, task=None), most_tasks),
     )
 
 
 async def read_parts(run: StoredRun, *, most: int = 12) -> PartCounts:
-    """Of the whole run, whatever is chosen: what is counted by call costs more than what is counted by rollout."""
+    """Count over the whole run, whatever is chosen: counting by call costs more than counting by rollout."""
     roles, tools = [await run.queries.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
     return PartCounts(roles=roles, tools=tools)
 
 
 def reward_ranges(rewards: RewardValues) -> tuple[RewardRange, ...]:
-    """Each value of a few; of many ranges of one width, of which each ends just before the next."""
+    """Return each value where there are few, else ranges of one width, each of which ends just before the next."""
     if rewards.is_all:
         return tuple(RewardRange(low=value, high=value) for value in rewards.values)
     low, high = rewards.values
@@ -138,15 +151,15 @@ def _has_reward(cell: Cell, query: RolloutQuery, begins: Sequence[float]) -> boo
 def _facet(cells: Sequence[Cell], value: Callable[[Cell], str]) -> tuple[FacetCount, ...]:
     names = sorted({value(cell) for cell in cells})
     of = {name: [cell for cell in cells if value(cell) == name] for name in names}
-    counts = [FacetCount(value=name, count=_size(found), reward=_mean(found)) for name, found in of.items()]
-    return tuple(sorted(counts, key=lambda found: -found.count))
+    counts = [FacetCount(value=name, count=_size(own), reward=_mean(own)) for name, own in of.items()]
+    return tuple(sorted(counts, key=lambda count: -count.count))
 
 
 def _count(cells: Iterable[Cell], value: Callable[[Cell], int | None]) -> dict[int | None, int]:
-    found: dict[int | None, int] = defaultdict(int)
+    counts: dict[int | None, int] = defaultdict(int)
     for cell in cells:
-        found[value(cell)] += cell.count
-    return found
+        counts[value(cell)] += cell.count
+    return counts
 
 
 def _size(cells: Sequence[Cell]) -> int:

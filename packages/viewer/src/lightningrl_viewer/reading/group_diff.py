@@ -29,17 +29,17 @@ class Divergence:
     token: int
     """First token that differs, of the call's prompt or of its completion."""
     in_prompt: bool
-    """What they were told differs; else what was sampled."""
+    """True where their prompts differ; else what was sampled does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiblingCall:
-    """A call of one of them."""
+    """One rollout's call."""
 
     index: int
     agent: str | None
     text: str
-    """Of the whole completion, markup included."""
+    """Text of the whole completion, markup included."""
     same: int
     """Characters at its beginning that all siblings share; 0 but for the call in which they part."""
     tokens: int
@@ -50,30 +50,30 @@ class SiblingCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sibling:
-    """One column."""
+    """A rollout of the group, as a column."""
 
     rollout: RolloutRecord
     calls: tuple[SiblingCall, ...]
-    """From where they part on; empty where it has not ended."""
+    """Calls from where they part on; empty where it has not ended."""
     mean_advantage: float | None
     """Over all tokens that were scored; None = none was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Siblings:
-    """A group."""
+    """A group's rollouts side by side."""
 
     group_id: str
     rollouts: tuple[Sibling, ...]
     """In the order in which they were asked for; the first of them, where there are many."""
     count: int
-    """Of all."""
+    """Rollouts of the whole group."""
     shared: tuple[SiblingCall, ...]
     """Calls that are the same in all of them."""
     divergence: Divergence | None
     """None = fewer than two have calls, or they never part."""
     mean: float | None
-    """Of the rewards; None = none has one."""
+    """Mean reward; None = none has one."""
     std: float | None
 
 
@@ -85,7 +85,11 @@ def build_siblings(
     reader_of: Callable[[str], SegmentReader],
     most: int,
 ) -> Siblings:
-    """`rollouts`: of the whole group, the first `most` become columns; `trajectories` and `scores`: of the columns that have ended."""
+    """Compare a group's rollouts.
+
+    `rollouts`: the whole group, of which the first `most` become columns; `trajectories` and `scores`: of the columns
+    that have ended.
+    """
     ended = {trajectory.rollout_id: trajectory for trajectory in trajectories}
     credit = {score.rollout_id: score for score in scores}
     called = [trajectory.transitions for trajectory in trajectories if trajectory.transitions]
@@ -94,8 +98,8 @@ def build_siblings(
     apart = whole if divergence is None else divergence.call
 
     def read(trajectory: Trajectory, calls: Sequence[Transition]) -> tuple[SiblingCall, ...]:
-        known = credit.get(trajectory.rollout_id)
-        return tuple(_read_call(trajectory, call, known, divergence, reader_of) for call in calls)
+        score = credit.get(trajectory.rollout_id)
+        return tuple(_read_call(trajectory, call, score, divergence, reader_of) for call in calls)
 
     columns = []
     for rollout in rollouts[:most]:
@@ -105,7 +109,9 @@ def build_siblings(
             Sibling(
                 rollout=rollout,
                 calls=() if trajectory is None else read(trajectory, trajectory.transitions[apart:]),
-                mean_advantage=_mean([] if score is None else [array for array in score.advantages.values() if array is not None]),
+                mean_advantage=_mean(
+                    [] if score is None else [array for array in score.advantages.values() if array is not None]
+                ),
             )
         )
     first = next((trajectory for trajectory in trajectories if trajectory.transitions), None)
@@ -122,7 +128,8 @@ def build_siblings(
 
 
 def find_divergence(rollouts: Sequence[Sequence[Transition]]) -> Divergence | None:
-    """Where the calls of some rollouts stop being the same, token for token; None where fewer than two are given, or they never do."""
+    """Find where rollouts stop being the same, token for token; None where fewer than two are given, or they never
+    do."""
     if len(rollouts) < 2:
         return None
     longest = max(map(len, rollouts))
@@ -141,7 +148,11 @@ def find_divergence(rollouts: Sequence[Sequence[Transition]]) -> Divergence | No
 
 
 def _read_call(
-    trajectory: Trajectory, call: Transition, score: Score | None, divergence: Divergence | None, reader_of: Callable[[str], SegmentReader]
+    trajectory: Trajectory,
+    call: Transition,
+    score: Score | None,
+    divergence: Divergence | None,
+    reader_of: Callable[[str], SegmentReader],
 ) -> SiblingCall:
     reader = reader_of(call.policy)
     text = reader.text(call.completion_ids)

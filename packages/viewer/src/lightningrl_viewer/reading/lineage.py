@@ -1,4 +1,4 @@
-"""The calls of a rollout as a tree: which went on from which, where history was rendered anew, what was refused or asked on the way.
+"""A rollout's calls as a tree: which went on from which, where history was rendered anew, what was refused on the way.
 
 call 0 planner                     starts
   call 1 checker                   begins like call 0 (the system message), goes on from nobody
@@ -19,21 +19,21 @@ __all__ = ["LineageNode", "Link", "read_lineage"]
 
 
 class Link(StrEnum):
-    """How a call stands to the one above it."""
+    """Relation of a call to the one above it."""
 
     STARTS = "starts"
     """A history that no earlier call shares."""
     CONTINUES = "continues"
     """Its prompt begins with all tokens of that call."""
     BREAK = "break"
-    """It goes on in that call's messages, but its tokens were rendered anew."""
+    """The call goes on in that call's messages, but its tokens were rendered anew."""
     ALIKE = "alike"
     """A history of its own that begins like that call's: the same system message, for instance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineageNode:
-    """A call's place."""
+    """A call's place in the tree."""
 
     index: int
     depth: int
@@ -49,26 +49,26 @@ class LineageNode:
     judged: int
     """Calls of judges there."""
     failed_tools: int
-    """Of those that it asked for."""
+    """Failed tool calls among those that it asked for."""
 
 
 def read_lineage(trace: Trace) -> tuple[LineageNode, ...]:
-    """Depth first; calls of one parent in the order in which they were made."""
+    """List the calls depth first, those of one parent in the order in which they were made."""
     by_id = {call.call.id: call for call in trace.calls}
     below: dict[str | None, list[CallTrace]] = {}
     for call in trace.calls:
         below.setdefault(_above(call, by_id), []).append(call)
-    found: list[LineageNode] = []
+    nodes: list[LineageNode] = []
     waiting = [(call, 0) for call in reversed(below.get(None, []))]
     while waiting:
         call, depth = waiting.pop()
-        found.append(_node(call, depth, by_id))
+        nodes.append(_node(call, depth, by_id))
         waiting += [(child, depth + 1) for child in reversed(below.get(call.call.id, []))]
-    return tuple(found)
+    return tuple(nodes)
 
 
 def _above(call: CallTrace, by_id: dict[str, CallTrace]) -> str | None:
-    """An earlier call of the attempt."""
+    """Return the id of the call above it, an earlier one of the attempt."""
     above = call.call.parent_id or call.seen_in
     return above if above in by_id and by_id[above].call.index < call.call.index else None
 

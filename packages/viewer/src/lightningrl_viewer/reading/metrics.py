@@ -17,7 +17,8 @@ __all__ = ["read_lines", "read_metrics", "read_rows"]
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run's folder as `read_metrics` gives them, read anew when they change; empty where there are none."""
+    """The metrics of a run's folder as `read_metrics` gives them, read anew when they change; empty where there are
+    none."""
     path = folder / "metrics.jsonl"
     try:
         stat = path.stat()
@@ -32,7 +33,8 @@ def _read_cached(path: Path, _changed: int, _size: int) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The metrics by step, in order: lines of one step are joined, the last value of a name counts; null values are left out.
+    """The metrics by step, in order: lines of one step are joined, the last value of a name counts; null values are
+    left out.
 
     An unfinished last line is skipped. Raises RunFolderError naming a broken line.
     """
@@ -51,4 +53,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
                     entry = json.loads(line)
                     yield int(entry["step"]), line, entry
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    raise RunFolderError(f"line {number} of {str(path)!r} is no metrics entry: {error!r}; remove it") from error
+                    raise RunFolderError(
+                        f"line {number} of {str(path)!r} is no metrics entry: {error!r}; remove it"
+                    ) from error

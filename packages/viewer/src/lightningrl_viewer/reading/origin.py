@@ -46,13 +46,14 @@ class RunOrigin:
         try:
             recipe = Recipe.model_validate_json((folder / "recipe.json").read_bytes())
         except OSError:
-            raise RunFolderError(f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one") from None
+            raise RunFolderError(
+                f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one"
+            ) from None
         except pydantic.ValidationError as error:
             key = ".".join(map(str, error.errors()[0]["loc"]))
             raise RunFolderError(
-                f"run {str(folder)!r} was started by another version of LightningRL, which read {key!r} otherwise; go "
-                "on with that "
-                "version, or start a new run"
+                f"run {str(folder)!r} was started by another version of LightningRL, which read {key!r} otherwise; "
+                "go on with that version, or start a new run"
             ) from None
         source = recipe_path(_find(run_file["source"], folder, run_file)) if run_file.get("source") else None
         home = source.parent if source else _find(run_file.get("folder", "."), folder, run_file)
@@ -72,12 +73,16 @@ def is_own(folder: Path) -> bool:
 
 
 def newest_run(root: Path) -> Path:
-    """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises RunFolderError where
-    there is none."""
+    """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises
+    RunFolderError where there is none."""
     runs = [path.parent for path in root.glob("*/run.json") if is_own(path.parent)]
     if not runs:
-        raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
-    return max(runs, key=lambda run: (any(run.glob("checkpoints/step-*/loop.json")), (run / "run.json").stat().st_mtime))
+        raise RunFolderError(
+            f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`"
+        )
+    return max(
+        runs, key=lambda run: (any(run.glob("checkpoints/step-*/loop.json")), (run / "run.json").stat().st_mtime)
+    )
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:
@@ -100,7 +105,10 @@ def read_models(folder: Path) -> dict[str, str]:
     models = run_file.get("models")
     if not isinstance(models, dict):
         return {}
-    return {name: str(_find(model, folder, run_file)) if Path(model).is_absolute() else model for name, model in models.items()}
+    return {
+        name: str(_find(model, folder, run_file)) if Path(model).is_absolute() else model
+        for name, model in models.items()
+    }
 
 
 def read_values(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""A run's folder, read: `open_run(folder)` reads its store, read-only and without its lock, whether a trainer writes to it now, was killed
-or has ended."""
+"""A run read from its folder: its store is opened read-only and without its lock, whether a trainer writes to it, was
+killed or has ended."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Group:
     rollouts: tuple[RolloutRecord, ...]
     """In the order in which they were asked for."""
     mean: float | None
-    """Of their rewards; None = none has one."""
+    """Mean reward; None = none has one."""
     std: float | None
 
 
 async def read_group(run: StoredRun, group_id: str) -> Group:
-    """Side by side; empty where there is none of that name."""
+    """Return a group's rollouts side by side; empty where there is none of that name."""
     rollouts = tuple(reversed(await run.list_rollouts(RolloutFilter(group_id=group_id, limit=1000))))
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return Group(
@@ -61,25 +61,26 @@ class StoredRun:
     """A run read from its store."""
 
     def __init__(self, look: Look, tokenizer_of: Callable[[str], Any | None]) -> None:
-        """`tokenizer_of(policy)`: None where nobody has it."""
+        """`tokenizer_of(policy)` is None where nobody has it."""
         self.look = look
-        """What its store is asked."""
+        """The store's questions and answers."""
         self.queries = RunQueries(look)
-        """What pages and reports ask of it."""
+        """Questions of pages and reports."""
         self._reader_of = cache(lambda policy: SegmentReader(tokenizer_of(policy)))
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
         return await self.look.list_rollouts(where)
 
     async def siblings(self, group_id: str, *, most: int = 64) -> Siblings:
-        """The rollouts of a group side by side; empty where there is none of that name, the first `most` of it where it is larger."""
+        """Compare a group's first `most` rollouts; empty where there is none of that name."""
         rollouts = (await read_group(self, group_id)).rollouts
         ended = [rollout.spec.id for rollout in rollouts[:most] if _has_ended(rollout)]
         trajectories, scores = await self.look.trajectories(ended), await self.look.scores(ended)
         return await asyncio.to_thread(build_siblings, group_id, rollouts, trajectories, scores, self._reader_of, most)
 
     async def trace(self, rollout_id: str, window: Window | None = None) -> Trace:
-        """`window`: what of it is read as text; None = all. Raises LightningError naming rollouts near it where there is none."""
+        """Read a rollout as text: all of it, or what `window` says. Raises LightningError naming rollouts near it where
+        there is none."""
         rollout = await self.look.rollout(rollout_id)
         if not rollout.attempts:
             return Trace(rollout=rollout, attempt=None)
@@ -88,31 +89,33 @@ class StoredRun:
         return await asyncio.to_thread(build_trace, rollout, trajectory, score, self._reader_of, window)
 
     async def row_text(self, rollout_id: str, call: int, start: int, end: int) -> str | None:
-        """Of some tokens of a call's row: prompt, then completion. None where it has no such call."""
+        """Return the text of some tokens of a call's row: prompt, then completion. None where it has no such call."""
         rollout = await self.look.rollout(rollout_id)
         calls = (await self._trajectory(rollout)).transitions if rollout.attempts else ()
-        made = next((found for found in calls if found.index == call), None)
+        made = next((candidate for candidate in calls if candidate.index == call), None)
         if made is None:
             return None
         row = np.concatenate((made.prompt_ids, made.completion_ids))[start:end]
         return await asyncio.to_thread(self._reader_of(made.policy).text, row)
 
     def has_text(self, policy: str) -> bool:
-        """Whether its tokens can be read; else they are shown by their numbers."""
+        """True where its tokens can be read; else they are shown by their numbers."""
         return self._reader_of(policy).has_text
 
-    def tokens(self, call: CallTrace, reason: NoGradient | None, *, start: int = 0, count: int | None = None) -> list[Token]:
-        """The tokens that the policy sampled in a call, from the completion's `start`-th on."""
+    def tokens(
+        self, call: CallTrace, reason: NoGradient | None, *, start: int = 0, count: int | None = None
+    ) -> list[Token]:
+        """List the tokens that the policy sampled in a call, from the completion's `start`-th on."""
         return list(read_tokens(call, reason, self._reader_of(call.call.policy), start=start, count=count))
 
     async def _trajectory(self, rollout: RolloutRecord) -> Trajectory:
-        """Of the deciding attempt, or of the one that runs."""
+        """Return the trajectory of the deciding attempt, or of the one that runs."""
         if not _has_ended(rollout):
             return await self._so_far(rollout)
         return (await self.look.trajectories([rollout.spec.id]))[0]
 
     async def _so_far(self, rollout: RolloutRecord) -> Trajectory:
-        """What the running attempt has called; its tool calls are told when it ends."""
+        """Return what the running attempt has called; its tool calls come when it ends."""
         place = rollout.spec.id, rollout.attempts[-1].attempt
         return Trajectory(
             rollout_id=rollout.spec.id,
@@ -131,7 +134,8 @@ def _has_ended(rollout: RolloutRecord) -> bool:
 
 @asynccontextmanager
 async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
-    """Raises RunFolderError where there is no store. A store of an older version is read from a copy that is brought up to date."""
+    """Open a run. Raises RunFolderError where there is no store. A store of an older version is read from a copy that
+    is brought up to date."""
     if not has_store(folder):
         raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
     url, path = find_store(folder), folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment)
@@ -144,7 +148,10 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
             if not url.startswith("sqlite"):
                 raise
             copy = Path(scratch.enter_context(TemporaryDirectory(prefix="lightningrl-look-"))) / "store.sqlite"
-            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(copy)) as new:
+            with (
+                closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old,
+                closing(sqlite3.connect(copy)) as new,
+            ):
                 old.backup(new)
             store = await SqlStore.open(f"sqlite:///{copy}")
         try:
@@ -154,7 +161,7 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
 
 
 def _tokenizers(folder: Path) -> Callable[[str], Any | None]:
-    """By policy, as the run had them; None where their model has gone."""
+    """Return what finds a policy's tokenizer, as the run had it; it finds None where the model has gone."""
     models = read_models(folder)
 
     def tokenizer_of(policy: str) -> Any | None:

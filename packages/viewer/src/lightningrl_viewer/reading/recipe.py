@@ -50,7 +50,7 @@ _READERS: Final[Mapping[str, str]] = {
     "backends": "the trainer backend of that name; others leave it unread",
     "loggers": "the training loop, after each step",
 }
-"""By the key's first part."""
+"""Readers of a key, by its first part."""
 _OF_BACKEND: Final = frozenset({"policy", "name", "seed"})
 """Parameters of a backend's factory that are no settings of a recipe's."""
 
@@ -65,9 +65,9 @@ class RecipeKey:
     """None = it has no default: somebody had to say it."""
     origin: Literal["--set", "recipe", "default"]
     reader: str
-    """Who reads it."""
+    """The part of the program that reads it."""
     about: str
-    """What it is for; empty where nobody says."""
+    """Purpose of the key; empty where nobody says."""
 
 
 def list_recipe_keys(
@@ -78,35 +78,49 @@ def list_recipe_keys(
     written: Collection[str] | None = None,
     plugins: PluginManager | None = None,
 ) -> list[RecipeKey]:
-    """Every key, those of the top level first. `settings`: given beside the recipe; `values`: as they were frozen; `written`: what the
-    recipe's file sets, None = whatever is not the default. With `plugins` what the trainer backend takes where the recipe says nothing
-    is among them."""
+    """List every key, those of the top level first.
+
+    `settings`: given beside the recipe; `values`: as they were frozen; `written`: what the recipe's file sets, None =
+    whatever is not the default. With `plugins`, what the trainer backend takes where the recipe says nothing is among
+    them.
+    """
     defaults, given = dict(_defaults(recipe)), [".".join(key_parts(key)) for key in settings]
     of_backend = {} if plugins is None else _backend_defaults(recipe.backend, plugins)
-    known = flatten(json.loads(recipe.frozen_text())) if values is None else values
-    whole = {**{key: value for key, value in of_backend.items() if key not in known}, **known}
-    found = []
+    frozen = flatten(json.loads(recipe.frozen_text())) if values is None else values
+    whole = {**{key: value for key, value in of_backend.items() if key not in frozen}, **frozen}
+    rows = []
     for key in sorted(whole, key=lambda key: ("." in key, key)):
         default = defaults.get(key, of_backend.get(key, _NONE))
         is_default = None if default is _NONE else _same(whole[key], default)
         is_written = (not is_default) if written is None else is_within(key, written)
-        origin: Literal["--set", "recipe", "default"] = "--set" if is_within(key, given) else "recipe" if is_written else "default"
+        origin: Literal["--set", "recipe", "default"] = (
+            "--set" if is_within(key, given) else "recipe" if is_written else "default"
+        )
         about = _about().get(_shape(key), "")
-        found.append(RecipeKey(key=key, value=whole[key], is_default=is_default, origin=origin, reader=_reader(key, recipe), about=about))
-    return found
+        rows.append(
+            RecipeKey(
+                key=key,
+                value=whole[key],
+                is_default=is_default,
+                origin=origin,
+                reader=_reader(key, recipe),
+                about=about,
+            )
+        )
+    return rows
 
 
 _NONE: Final = object()
 
 
 def is_within(key: str, keys: Collection[str]) -> bool:
-    """Whether the key or a table around it is among `keys`."""
+    """True where the key or a table around it is among `keys`."""
     parts = key.split(".")
     return any(".".join(parts[:count]) in keys for count in range(1, len(parts) + 1))
 
 
 def written_keys(model: pydantic.BaseModel, prefix: str = "") -> Iterator[str]:
-    """Keys that a recipe's file sets."""
+    """Yield the keys that a recipe's file sets."""
     for name in model.model_fields_set - {"folder"}:
         yield from _written_below(getattr(model, name), f"{prefix}{name}")
 
@@ -122,7 +136,7 @@ def _written_below(value: Any, key: str) -> Iterator[str]:
 
 
 def _defaults(model: pydantic.BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Of the keys that the model has, as JSON has them."""
+    """Yield the model's keys with their defaults, as JSON has them."""
     for name, field in type(model).model_fields.items():
         value, key = getattr(model, name), f"{prefix}{name}"
         if isinstance(value, pydantic.BaseModel):
@@ -134,7 +148,10 @@ def _defaults(model: pydantic.BaseModel, prefix: str = "") -> Iterator[tuple[str
         elif not field.is_required():
             yield key, field.get_default(call_default_factory=True)
     if isinstance(model, Recipe):  # validation takes from [sampling] what it does not say
-        yield from ((f"{prefix}validation.sampling.{name}", getattr(model.sampling, name)) for name in ("top_p", "top_k", "max_tokens"))
+        yield from (
+            (f"{prefix}validation.sampling.{name}", getattr(model.sampling, name))
+            for name in ("top_p", "top_k", "max_tokens")
+        )
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -142,11 +159,15 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _backend_defaults(backend: str, plugins: PluginManager) -> dict[str, Any]:
-    """What the trainer backend takes where the recipe says nothing; empty where it is not installed."""
+    """Return the trainer backend's own defaults; empty where it is not installed."""
     if backend not in plugins.trainers:
         return {}
     parameters = inspect.signature(plugins.trainers[backend].factory).parameters.values()
-    return {f"learner.{one.name}": one.default for one in parameters if one.default is not one.empty and one.name not in _OF_BACKEND}
+    return {
+        f"learner.{parameter.name}": parameter.default
+        for parameter in parameters
+        if parameter.default is not parameter.empty and parameter.name not in _OF_BACKEND
+    }
 
 
 def _reader(key: str, recipe: Recipe) -> str:
@@ -187,21 +208,23 @@ def _about() -> dict[str, str]:
     """The sentence under each field of the recipe's classes, by the shape of its key."""
     nodes = [node for module in (recipe, recipe_tables) for node in ast.parse(inspect.getsource(module)).body]
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
-    said = {name: _said(node) for name, node in classes.items()}
-    found: dict[str, str] = {}
+    sentences = {name: _sentences(node) for name, node in classes.items()}
+    about: dict[str, str] = {}
 
     def add(kind: type[pydantic.BaseModel], prefix: str) -> None:
-        texts = {name: text for one in reversed(kind.__mro__) for name, text in said.get(one.__name__, {}).items()}
+        texts = {
+            name: text for base in reversed(kind.__mro__) for name, text in sentences.get(base.__name__, {}).items()
+        }
         for name, field in kind.model_fields.items():
-            found[f"{prefix}{name}"] = texts.get(name, "")
+            about[f"{prefix}{name}"] = texts.get(name, "")
             for inner in _models(field.annotation):
                 add(inner, f"{prefix}{name}." if not _is_table(field.annotation) else f"{prefix}{name}.*.")
 
     add(Recipe, "")
-    return found
+    return about
 
 
-def _said(node: ast.ClassDef) -> dict[str, str]:
+def _sentences(node: ast.ClassDef) -> dict[str, str]:
     return {
         field.target.id: " ".join(str(below.value.value).split())
         for field, below in zip(node.body, node.body[1:], strict=False)

@@ -34,13 +34,13 @@ class RunLine:
     steps: int = 0
     """Training steps that were measured."""
     rewards: Sequence[float] = ()
-    """Of the training steps."""
+    """Mean reward of each training step."""
     validations: Sequence[float] = ()
     minutes: float | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values by dotted key."""
     problem: str | None = None
-    """Why its metrics cannot be read."""
+    """Reason why its metrics cannot be read."""
 
     @property
     def day(self) -> str:
@@ -48,7 +48,7 @@ class RunLine:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was begun in it. A `run.json` alone may be any program's."""
+    """True where a run was begun in it. A `run.json` alone may be any program's."""
     try:
         return (folder / "run.json").is_file() and has_store(folder)
     except OSError:  # the name is too long for one, or it may not be read
@@ -56,22 +56,27 @@ def is_run(folder: Path) -> bool:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The runs right below it; none of those that may not be read."""
-    return [found.parent for found in folder.glob("*/run.json") if is_run(found.parent)]
+    """List the runs right below a folder; none of those that may not be read."""
+    return [path.parent for path in folder.glob("*/run.json") if is_run(path.parent)]
 
 
 def read_runs(folder: Path) -> list[RunLine]:
-    """The newest first."""
-    lines = [_read(found) for found in run_folders(folder)]
+    """Read the runs below a folder, newest first."""
+    lines = [_read(run) for run in run_folders(folder)]
     return sorted(lines, key=lambda line: (-line.changed_at, line.name))
 
 
 def differences(lines: Sequence[RunLine]) -> dict[str, list[Any]]:
-    """Keys of the recipes whose values are not the same in all of these runs, with each run's value; None = it has none."""
-    known = [line for line in lines if line.recipe]
-    keys = sorted({key for line in known for key in line.recipe if not key.startswith(_NOT_COMPARED)})
-    found = {key: [line.recipe.get(key) for line in lines] for key in keys}
-    return {key: values for key, values in found.items() if any(line.recipe.get(key) != known[0].recipe.get(key) for line in known)}
+    """Return the keys of the recipes whose values differ between these runs, with each run's value; None = it has
+    none."""
+    readable = [line for line in lines if line.recipe]
+    keys = sorted({key for line in readable for key in line.recipe if not key.startswith(_NOT_COMPARED)})
+    values = {key: [line.recipe.get(key) for line in lines] for key in keys}
+    return {
+        key: row
+        for key, row in values.items()
+        if any(line.recipe.get(key) != readable[0].recipe.get(key) for line in readable)
+    }
 
 
 def _read(folder: Path) -> RunLine:
@@ -99,10 +104,10 @@ def _read(folder: Path) -> RunLine:
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size
 
 
 @lru_cache(maxsize=256)

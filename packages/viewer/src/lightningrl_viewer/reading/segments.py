@@ -4,8 +4,8 @@
     text   <|im_start|>user⏎ What is 6*7?       <|im_end|>⏎<|im_start|>assistant⏎ 42     <|im_end|>
     kind   markup            user               markup                           assistant (sampled)
 
-The texts joined are what the tokenizer decodes the whole row to. Only a token of the vocabulary can begin markup, so a user who types
-it in other tokens changes nothing; where a template has no such tokens, the kind is `unknown`.
+The texts joined are what the tokenizer decodes the whole row to. Only a token of the vocabulary can begin markup, so a
+user who types it in other tokens changes nothing; where a template has no such tokens, the kind is `unknown`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Segment", "SegmentKind", "SegmentReader"]
 
 
 class SegmentKind(StrEnum):
-    """Whose words tokens are."""
+    """Speaker of some tokens, or their part in a turn."""
 
     MARKUP = "markup"
-    """Of the chat template, of reasoning and of tool calls."""
+    """Markup of the chat template, of reasoning and of tool calls."""
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
@@ -89,7 +89,7 @@ class SegmentReader:
     """Reads the rows of one policy."""
 
     def __init__(self, tokenizer: Any | None) -> None:
-        """A fast tokenizer; None = nobody has it, and the text of a token is its number."""
+        """Read with a fast tokenizer; None = nobody has it, and the text of a token is its number."""
         self._headers: dict[str, list[tuple[str, SegmentKind]]] = {}
         self._closers: frozenset[str] = frozenset()
         self._added: dict[int, Any] = {}
@@ -112,7 +112,7 @@ class SegmentReader:
             self._headers.setdefault(first, []).append((header, kind))
 
     def text(self, ids: Iterable[int]) -> str:
-        """Of a whole row at once: quicker than its parts."""
+        """Return the text of a whole row at once: quicker than its parts."""
         return self._decode_all([int(token) for token in ids])
 
     def read(
@@ -125,11 +125,11 @@ class SegmentReader:
         kind: SegmentKind,
         most: int | None = None,
     ) -> tuple[tuple[Segment, ...], SegmentKind]:
-        """The segments of a prompt and its completion, and the kind that goes on after them.
+        """Return the segments of a prompt and its completion, and the kind that goes on after them.
 
-        Where an earlier call's row begins the prompt, `prompt_ids` are what follows it, `start` its length, `before` its last tokens and
-        `kind` what it ended with (`MARKUP` at the beginning of a row). `most`: tokens that are read, the others are left out of the middle,
-        in a segment without text; 0 = there are no segments.
+        Where an earlier call's row begins the prompt, `prompt_ids` are what follows it, `start` its length, `before`
+        its last tokens and `kind` what it ended with (`MARKUP` at the beginning of a row). `most`: tokens that are
+        read, the others are left out of the middle, in a segment without text; 0 = there are no segments.
         """
         if most is not None and len(prompt_ids) + len(completion_ids) > most:
             return self._read_ends(prompt_ids, completion_ids, start=start, before=before, kind=kind, most=most)
@@ -145,30 +145,49 @@ class SegmentReader:
                 texts = pieces[first + begin : first + end]
                 sampled = tuple(texts) if first == split else ()
                 segments.append(
-                    Segment(kind=own, text="".join(texts), start=start + first + begin, end=start + first + end, pieces=sampled)
+                    Segment(
+                        kind=own,
+                        text="".join(texts),
+                        start=start + first + begin,
+                        end=start + first + end,
+                        pieces=sampled,
+                    )
                 )
         return tuple(segments), kind
 
     def pieces(self, ids: Iterable[int], before: Sequence[int] | IntArray = ()) -> list[str]:
-        """The text of each token; a character of several tokens stands with its last one."""
+        """Return the text of each token; a character of several tokens stands with its last one."""
         return self._pieces([int(token) for token in ids], tuple(int(token) for token in before[-_CONTEXT:]))
 
     def _read_ends(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, start: int, before: Sequence[int], kind: SegmentKind, most: int
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        *,
+        start: int,
+        before: Sequence[int],
+        kind: SegmentKind,
+        most: int,
     ) -> tuple[tuple[Segment, ...], SegmentKind]:
-        """The beginning, and of the end twice as much."""
+        """Read the beginning, and of the end twice as much."""
         after = _K.MARKUP if completion_ids and completion_ids[-1] in self._added else _K.ASSISTANT
         if not most:
             return (), after
         split, length = len(prompt_ids), len(prompt_ids) + len(completion_ids)
         head, tail = most // 3, length - (most - most // 3)
-        first, _ = self.read(prompt_ids[:head], completion_ids[: max(0, head - split)], start=start, before=before, kind=kind)
+        first, _ = self.read(
+            prompt_ids[:head], completion_ids[: max(0, head - split)], start=start, before=before, kind=kind
+        )
         gap = Segment(kind=_K.UNKNOWN, text="", start=start + head, end=start + tail)
-        last, _ = self.read(prompt_ids[tail:], completion_ids[max(0, tail - split) :], start=start + tail, kind=_K.UNKNOWN)
+        last, _ = self.read(
+            prompt_ids[tail:], completion_ids[max(0, tail - split) :], start=start + tail, kind=_K.UNKNOWN
+        )
         return (*first, gap, *last), after
 
-    def _runs(self, ids: Sequence[int], pieces: Sequence[str], kind: SegmentKind) -> Iterator[tuple[SegmentKind, SegmentKind, int, int]]:
-        """Kind, the kind that goes on after it, first token and end of each run of one kind."""
+    def _runs(
+        self, ids: Sequence[int], pieces: Sequence[str], kind: SegmentKind
+    ) -> Iterator[tuple[SegmentKind, SegmentKind, int, int]]:
+        """Yield kind, the kind that goes on after it, first token and end of each run of one kind."""
         begin, own, position = 0, kind, 0
         while position < len(ids):
             this, after, width = self._at(ids, pieces, position, kind)
@@ -179,8 +198,11 @@ class SegmentReader:
         if ids:
             yield own, kind, begin, len(ids)
 
-    def _at(self, ids: Sequence[int], pieces: Sequence[str], position: int, kind: SegmentKind) -> tuple[SegmentKind, SegmentKind, int]:
-        """Of the token at `position`: its kind, the kind that goes on after it, and how many tokens belong together."""
+    def _at(
+        self, ids: Sequence[int], pieces: Sequence[str], position: int, kind: SegmentKind
+    ) -> tuple[SegmentKind, SegmentKind, int]:
+        """Return the kind of the token at `position`, the kind that goes on after it, and how many tokens belong
+        together."""
         added = self._added.get(ids[position])
         if added is None:
             is_between = kind is _K.MARKUP and not pieces[position].isspace() and pieces[position] != ""
@@ -195,26 +217,29 @@ class SegmentReader:
         if added.content in self._closers:
             return _K.MARKUP, _K.MARKUP, 1
         inner = _INSIDE.get(added.content) if kind in _ASSISTANT else None
-        if inner is not None and not (kind is _K.REASONING and inner is _K.TOOL_CALL):  # a draft of a call is still a thought
+        is_draft = kind is _K.REASONING and inner is _K.TOOL_CALL  # a draft of a call is still a thought
+        if inner is not None and not is_draft:
             return _K.MARKUP, inner, 1
         if added.content in self._headers:  # it heads a turn of nobody we know
             return _K.MARKUP, _K.UNKNOWN, 1
         return (_K.MARKUP if added.special else kind), kind, 1
 
     def _pieces(self, ids: Sequence[int], context: tuple[int, ...]) -> list[str]:
-        """The text of each token; joined, they are the text of all. (A decoder that gives up a whole run of bytes for a wrong one is
-        read more kindly.)
+        """Return the text of each token; joined, they are the text of all.
 
-        The bytes E2 82 AC are "€", and one token each gives "", "" and "€". E2 before "A" is none: its piece is "\ufffd".
+        A decoder that gives up a whole run of bytes for a wrong one is read more kindly.
+
+        The bytes E2 82 AC are "€", and one token each gives "", "" and "€". E2 before "A" is none: its piece is
+        "\ufffd".
         """
         pieces: list[str] = []
         held: tuple[int, ...] = ()
         for token in ids:
             text = self._text(context, (*held, token))
             if held:
-                known = self._text(context, held)
-                if text.startswith(known) and text[len(known) :][:1] not in ("", _UNFINISHED):
-                    pieces[-1], text = known, text[len(known) :]
+                finished = self._text(context, held)
+                if text.startswith(finished) and text[len(finished) :][:1] not in ("", _UNFINISHED):
+                    pieces[-1], text = finished, text[len(finished) :]
                     context, held = held, ()
             held = (*held, token)
             pieces.append("")
@@ -230,13 +255,15 @@ class SegmentReader:
         return pieces
 
     def _cut(self, context: tuple[int, ...], held: tuple[int, ...]) -> int:
-        """Where bytes that are no text can be parted, so that the parts are decoded as the whole is."""
+        """Return where bytes that are no text can be parted, so that the parts are decoded as the whole is."""
         whole = self._text(context, held)
         cuts = range(len(held) - 1, 0, -1)
-        return next((cut for cut in cuts if self._text(context, held[:cut]) + self._decode(held[cut:]) == whole), len(held))
+        return next(
+            (cut for cut in cuts if self._text(context, held[:cut]) + self._decode(held[cut:]) == whole), len(held)
+        )
 
     def _text(self, context: tuple[int, ...], ids: tuple[int, ...]) -> str:
-        """The text that the tokens add to that of `context`."""
+        """Return the text that the tokens add to that of `context`."""
         return self._decode((*context, *ids))[len(self._decode(context)) :] if context else self._decode(ids)
 
 
@@ -260,17 +287,18 @@ class _Template:
                 self.headers.setdefault(header.replace("user", word), kind)
 
     def _learn(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        said = [{**message, "content": f"lightningrl{index}said"} for index, message in enumerate(messages)]
+        marked = [{**message, "content": f"lightningrl{index}said"} for index, message in enumerate(messages)]
         tail = ""
-        for index, message in enumerate(said):
-            text = self._text(said[: index + 1])
+        for index, message in enumerate(marked):
+            text = self._text(marked[: index + 1])
             before, _, after = text.rpartition(message["content"])
             if not before:
                 return
             if index or message["role"] == "system":
-                piece = before.rpartition(said[index - 1]["content"])[2] if index else before
+                piece = before.rpartition(marked[index - 1]["content"])[2] if index else before
                 # <|im_end|>⏎<|im_start|>user⏎ less <|im_end|>⏎, which ended the message before, is what heads this one
-                self._add_header(piece[len(os.path.commonprefix((piece, tail))) :], _ROLES[message["role"]])  # noqa: RUF071  (characters are meant)
+                shared = len(os.path.commonprefix((piece, tail)))  # noqa: RUF071  (characters are meant)
+                self._add_header(piece[shared:], _ROLES[message["role"]])
             tail = after
             self.closers.update(token for token in self._tokens(tail) if token not in _INSIDE)
 

@@ -27,7 +27,7 @@ _PARTS: Final = ("collect", "reward", "credit", "learn")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A mean at a step; the interval holds the mean of all such rollouts with 95 %."""
+    """Mean at a step; the interval holds the mean of all such rollouts with 95 %."""
 
     step: int
     mean: float
@@ -59,7 +59,7 @@ class Bill:
     trained_tokens: float | None
     minutes: float | None
     seconds: Mapping[str, float]
-    """Of the training steps, by what they were spent on; `other` is the rest."""
+    """Seconds of the training steps, by what they were spent on; `other` is the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,7 @@ async def read_summary(run: StoredRun, folder: Path) -> Summary:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether a process holds the run's folder: its lock goes with it, whoever has its number afterwards."""
+    """True while a process holds the run's folder: its lock goes with it, whoever has its number afterwards."""
     try:
         with (folder / ".lock").open(encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -123,7 +123,8 @@ def is_live(folder: Path) -> bool:
 
 
 def interval(mean: float, variance: float, groups: int) -> tuple[float, float] | None:
-    """Of a mean of group means, with 95 %, by Student's t. `variance` is that of the sample. None: one group."""
+    """Return the 95 % interval of a mean of group means, by Student's t; None = one group. `variance` is the
+    sample's."""
     if groups < 2:
         return None
     half = _t(groups - 1) * math.sqrt(variance / (groups - 1))
@@ -131,7 +132,8 @@ def interval(mean: float, variance: float, groups: int) -> tuple[float, float] |
 
 
 def _t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; exact for one and two degrees of freedom, within 1 % of it beyond (Cornish and Fisher)."""
+    """Return the 97.5 % quantile of Student's t: exact for one and two degrees of freedom, within 1 % beyond (Cornish
+    and Fisher)."""
     if freedom <= 2:
         return (12.7062, 4.3027)[freedom - 1]
     z, n = 1.959964, float(freedom)
@@ -142,18 +144,18 @@ def _t(freedom: int) -> float:
 
 def _points(rewards: Sequence[StepReward], mode: RolloutMode) -> list[Point]:
     points = []
-    for found in rewards:
-        if found.mode is mode:
-            low, high = interval(found.mean, found.variance, found.groups) or (None, None)
-            points.append(Point(step=found.step, mean=found.mean, low=low, high=high, count=found.count))
+    for reward in rewards:
+        if reward.mode is mode:
+            low, high = interval(reward.mean, reward.variance, reward.groups) or (None, None)
+            points.append(Point(step=reward.step, mean=reward.mean, low=low, high=high, count=reward.count))
     return points
 
 
 def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Point, ...]]:
     parts: dict[str, tuple[Point, ...]] = {}
-    told = {name for row in rows for name in row} - {"air/correlation"}
+    names = {name for row in rows for name in row} - {"air/correlation"}
     for room, kind in (("reward/", ""), ("air/", " (intermediate)")):
-        for name in sorted(name for name in told if name.startswith(room)):
+        for name in sorted(name for name in names if name.startswith(room)):
             points = tuple(Point(step=row["step"], mean=row[name]) for row in rows if name in row)
             parts[name.removeprefix(room) + kind] = points
     return parts
@@ -161,8 +163,8 @@ def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Point, ...]]:
 
 def _bill(rows: Sequence[Mapping[str, Any]], rollouts: int) -> Bill:
     def total(*names: str) -> float | None:
-        found = [row[name] for row in rows for name in names if name in row]
-        return sum(found) if found else None
+        values = [row[name] for row in rows for name in names if name in row]
+        return sum(values) if values else None
 
     spent = {part: seconds for part in _PARTS if (seconds := total(f"seconds_{part}")) is not None}
     whole = total("seconds")

@@ -23,11 +23,11 @@ from lightningrl_viewer.reading.trace import CallTrace, Trace, whole_row
 __all__ = ["number", "show_rollout"]
 
 _LONGEST: Final = 900
-"""Characters of a prompt's part that are shown, of its end mostly."""
+"""Largest number of characters of a prompt's part that are shown, mostly of its end."""
 _FRAME_LINES: Final = 12
 """Lines of an error that are shown below its first."""
 _STYLES: Final = {1: "bold green", -1: "bold red", 0: "bold"}
-"""Of a sampled token, by the sign of its advantage."""
+"""Style of a sampled token, by the sign of its advantage."""
 
 
 def number(value: float | None) -> str:
@@ -35,7 +35,8 @@ def number(value: float | None) -> str:
 
 
 async def show_rollout(run: StoredRun, rollout_id: str, *, full: bool) -> RenderableType:
-    """`full`: every call's whole row, markup included. Raises UnknownRecord naming rollouts near it where there is none."""
+    """Draw a rollout; `full`: every call's whole row, markup included. Raises UnknownRecord naming rollouts near it
+    where there is none."""
     trace = await run.trace(rollout_id)
     group = await read_group(run, trace.rollout.spec.group_id)
     names = {call.call.id: call.call.index for call in trace.calls}
@@ -76,7 +77,10 @@ def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
         if attempt.attempt != trace.attempt and attempt.outcome is not None:
             yield f"attempt {attempt.attempt}", _join(attempt.outcome.value, _first_line(attempt.error or ""))
         if attempt.results_refused:
-            yield "refused", _join(f"{attempt.results_refused} further results that said something else", style="yellow")
+            yield (
+                "refused",
+                _join(f"{attempt.results_refused} further results that said something else", style="yellow"),
+            )
         if attempt.left_threads:
             yield "left threads", _join(*attempt.left_threads, style="yellow")
 
@@ -96,7 +100,9 @@ def _title(call: CallTrace, names: dict[str, int], *, shows_policy: bool) -> Tex
 
 def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -> Iterator[tuple[str, Text]]:
     segments = whole_row(trace, call) if full else [segment for segment in call.segments if segment.start >= call.seen]
-    left_out = [segment for segment in call.segments if segment.end <= call.seen and segment.kind is not SegmentKind.MARKUP]
+    left_out = [
+        segment for segment in call.segments if segment.end <= call.seen and segment.kind is not SegmentKind.MARKUP
+    ]
     if left_out and not full:
         yield "…", Text(f"{call.seen} tokens as in call {names[call.seen_in or '']}", style="dim")
     for segment in segments:
@@ -114,7 +120,9 @@ def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -
 def _sampled(segment: Segment, call: CallTrace) -> Text:
     """Each token in the colour of its advantage's sign."""
     first = segment.start - call.prompt_tokens
-    signs = [0] * len(segment.pieces) if call.advantages is None else np.sign(call.advantages[first:]).astype(int).tolist()
+    signs = (
+        [0] * len(segment.pieces) if call.advantages is None else np.sign(call.advantages[first:]).astype(int).tolist()
+    )
     text = Text()
     for sign, tokens in groupby(zip(signs, segment.pieces, strict=False), key=lambda token: token[0]):
         text.append(printable("".join(piece for _, piece in tokens)), style=_STYLES[sign])
@@ -129,21 +137,26 @@ def _credit(call: CallTrace) -> Text:
         credit = Text("not scored")
     else:
         low, high, mean = float(advantages.min()), float(advantages.max()), float(advantages.mean())
-        said = f"advantage {mean:+.3f}" + ("" if low == high else f" ({low:+.3f} to {high:+.3f})")
-        credit = Text(said, style=_STYLES[int(np.sign(mean))])
+        sentence = f"advantage {mean:+.3f}" + ("" if low == high else f" ({low:+.3f} to {high:+.3f})")
+        credit = Text(sentence, style=_STYLES[int(np.sign(mean))])
     rewards = [*_named(made.rewards), *_named(made.reported, "reported ")]
-    facts = (*rewards, f"logprob {float(made.logprobs.sum()):.2f}", made.finish_reason.value, f"{made.duration_s:.1f} s")
+    facts = (
+        *rewards,
+        f"logprob {float(made.logprobs.sum()):.2f}",
+        made.finish_reason.value,
+        f"{made.duration_s:.1f} s",
+    )
     return credit.append_text(_join("", *facts))
 
 
 def _tool(tool: ToolCall) -> tuple[str, Text]:
     failed = "red" if tool.status.is_failure else ""
-    said = _join(f"{tool.name}({_short(tool.arguments)})", *([f"by {tool.agent}"] if tool.agent else []))
-    said.append(f"\n→ {tool.status.value}", style=failed)
+    text = _join(f"{tool.name}({_short(tool.arguments)})", *([f"by {tool.agent}"] if tool.agent else []))
+    text.append(f"\n→ {tool.status.value}", style=failed)
     if tool.contradicted:
-        said.append(f" (contradicted {tool.contradicted} times; the worst stands)", style="yellow")
-    said.append_text(_plain(f" {_short(tool.error_type or '')} {_short(tool.result)}".replace("  ", " ").rstrip()))
-    return "tool", said
+        text.append(f" (contradicted {tool.contradicted} times; the worst stands)", style="yellow")
+    text.append_text(_plain(f" {_short(tool.error_type or '')} {_short(tool.result)}".replace("  ", " ").rstrip()))
+    return "tool", text
 
 
 def _other(call: OtherCall) -> tuple[str, Text]:
@@ -157,7 +170,10 @@ def _end(trace: Trace) -> Iterator[tuple[str, Text]]:
     shown = _shown_attempt(trace)
     for tool in trace.tool_calls:
         yield _tool(tool)
-    yield "outcome", _join((rollout.outcome or rollout.state).value, *([] if shown is None else [f"{shown.duration_s:.1f} s"]))
+    yield (
+        "outcome",
+        _join((rollout.outcome or rollout.state).value, *([] if shown is None else [f"{shown.duration_s:.1f} s"])),
+    )
     if shown is not None:
         if shown.output is not None or not shown.error:
             yield "output", _plain(_short(shown.output))
@@ -171,8 +187,10 @@ def _end(trace: Trace) -> Iterator[tuple[str, Text]]:
 
 
 def _frames(trace: Trace, *, full: bool) -> list[Text]:
-    """All but the first line of the error, its end where it is long: a traceback's innermost frames. Over the whole width, as it was
-    written."""
+    """Return all but the first line of the error, its end where it is long: a traceback's innermost frames.
+
+    Over the whole width, as it was written.
+    """
     shown = _shown_attempt(trace)
     lines = [] if shown is None or not shown.error else printable(shown.error).rstrip().split("\n")[1:]
     left_out = 0 if full else max(0, len(lines) - _FRAME_LINES)
@@ -188,8 +206,8 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _named(values: Mapping[str, float | None], said: str = "") -> list[str]:
-    return [f"{said}{name} {number(value)}" for name, value in values.items()]
+def _named(values: Mapping[str, float | None], prefix: str = "") -> list[str]:
+    return [f"{prefix}{name} {number(value)}" for name, value in values.items()]
 
 
 def _plain(text: str) -> Text:
@@ -201,7 +219,7 @@ def _join(*words: str, style: str = "") -> Text:
 
 
 def _trimmed(text: Text) -> Text:
-    """Without blank lines around it."""
+    """Cut off the blank lines around a text."""
     plain = text.plain
     return text[len(plain) - len(plain.lstrip("\n")) : max(len(plain.rstrip()), 1)]
 

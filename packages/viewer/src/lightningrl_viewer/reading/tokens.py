@@ -1,4 +1,4 @@
-"""The tokens of a call, one by one: what the policy sampled, how likely it was, what it earned, and why it is not trained."""
+"""A call's tokens one by one: what the policy sampled, how likely it was, what it earned, and why it is not trained."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Token:
     advantage: float | None
     """None = nobody scored it."""
     version: int
-    """Of the policy that sampled it."""
+    """Version of the policy that sampled it."""
     mask: bool
-    """Whether a row of the learner trains it."""
+    """True where a row of the learner trains it."""
     reason: str | None
-    """Why it has no gradient; None = it has one."""
+    """Reason why it has no gradient; None = it has one."""
 
 
 def read_tokens(

@@ -1,6 +1,7 @@
-"""A rollout as a person reads it: who said what in which tokens, what each call earned, what happened between the calls.
+"""A rollout as a person reads it: who said what in which tokens, what each call earned, what happened in between.
 
-A call shows what it adds to the call whose tokens begin its prompt, so that a conversation of twenty turns is read once:
+A call shows what it adds to the call whose tokens begin its prompt, so that a conversation of twenty turns is read
+once:
 
     call 0   system, user │ assistant
     call 1        (as call 0) tool result │ assistant        seen = tokens of call 0
@@ -28,14 +29,16 @@ _EARLIER: Final = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """How much of a rollout is read as text. Other calls have no segments; of one that is too long, the middle is a segment of kind
-    `unknown` without text."""
+    """Part of a rollout that is read as text.
+
+    Other calls have no segments; of one that is too long, the middle is a segment of kind `unknown` without text.
+    """
 
     first: int = 0
     """Index of the first call."""
     calls: int
     tokens: int
-    """At most, shared by the calls."""
+    """Largest number of tokens, shared by the calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,21 +48,22 @@ class CallTrace:
     call: Transition
     """Its `prompt_ids` are those that its parent's row lacks."""
     prompt_tokens: int
-    """Of the whole prompt; the completion's first token has this position in the row."""
+    """Length of the whole prompt; the completion's first token has this position in the row."""
     segments: tuple[Segment, ...]
-    """Of its row, from the end of the parent's on. `whole_row` has all."""
+    """Segments of its row from the end of the parent's on. `whole_row` has all."""
     seen: int = 0
     """The first so many tokens of the row stand in the row of `seen_in`, too."""
     seen_in: str | None = None
-    """An earlier call: the parent, else the one whose row begins most alike; where history was rendered anew, they part here."""
+    """An earlier call: the parent, else the one whose row begins most alike; where history was rendered anew, they part
+    here."""
     is_side: bool = False
     """A side call, as a title is (`lightningrl.trained_calls`)."""
     advantages: Array | None = None
     """One per completion token; None = nobody scored it."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Those that it asked for."""
+    """Tool calls that it asked for."""
     other_calls: tuple[OtherCall, ...] = ()
-    """Those that began after it and before the next call."""
+    """Calls that began after it and before the next one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -69,18 +73,18 @@ class Trace:
     rollout: RolloutRecord
     """Task, group, outcome, reward, and every attempt with its error."""
     attempt: int | None
-    """Which one is shown; None = none has begun."""
+    """The attempt that is shown; None = none has begun."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """As the run computed them, by name; those of single calls are in their `call.rewards`."""
+    """Rewards that the run computed, by name; those of single calls are in their `call.rewards`."""
     reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """As the agent reported them, by name; those of single calls are in their `call.reported`."""
+    """Rewards that the agent reported, by name; those of single calls are in their `call.reported`."""
     unrewarded: str | None = None
-    """Why it has no reward although it succeeded: a reward or the judge failed."""
+    """Reason why it has no reward although it succeeded: a reward or the judge failed."""
     calls: tuple[CallTrace, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
-    """Those that no call is known to have asked for."""
+    """Tool calls that no call is known to have asked for."""
     other_calls: tuple[OtherCall, ...] = ()
-    """Those before the first call, and those of which the time is not known."""
+    """Calls before the first one, and those of which the time is not known."""
 
 
 def build_trace(
@@ -90,7 +94,7 @@ def build_trace(
     reader_of: Callable[[str], SegmentReader],
     window: Window | None = None,
 ) -> Trace:
-    """`reader_of(policy)` reads its tokens. `window` None = all of it."""
+    """Build the trace. `reader_of(policy)` reads a policy's tokens; `window` None = all of it."""
     traces = _read_calls(trajectory, score, reader_of, window)
     return Trace(
         rollout=rollout,
@@ -105,25 +109,30 @@ def build_trace(
 
 
 def read_messages(trajectory: Trajectory, reader_of: Callable[[str], SegmentReader]) -> list[list[tuple[str, str]]]:
-    """For each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the policy's own words:
-    `policy`, `policy reasoning`, `policy tool_call`. Markup and what is only white space are left out."""
-    found: list[list[tuple[str, str]]] = []
+    """Return for each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the
+    policy's own words: `policy`, `policy reasoning`, `policy tool_call`.
+
+    Markup and what is only white space are left out.
+    """
+    calls: list[list[tuple[str, str]]] = []
     for call in _read_calls(trajectory, None, reader_of).values():
         messages: list[tuple[str, str]] = []
         for segment in call.segments:
             if segment.start >= call.seen and segment.kind is not SegmentKind.MARKUP and segment.text.strip():
                 who = segment.kind.value
                 if segment.is_sampled:
-                    who = f"policy {who}" if segment.kind in (SegmentKind.REASONING, SegmentKind.TOOL_CALL) else "policy"
+                    who = (
+                        f"policy {who}" if segment.kind in (SegmentKind.REASONING, SegmentKind.TOOL_CALL) else "policy"
+                    )
                 messages.append((who, segment.text.strip()))
-        found.append(messages)
-    return found
+        calls.append(messages)
+    return calls
 
 
 def _read_calls(
     trajectory: Trajectory, score: Score | None, reader_of: Callable[[str], SegmentReader], window: Window | None = None
 ) -> dict[str, CallTrace]:
-    """By id."""
+    """Read the calls, by id."""
     budget = _Budget(window)
     calls = trajectory.transitions
     side = side_calls(calls)
@@ -167,7 +176,7 @@ class _Budget:
         self._tokens = 0 if window is None else window.tokens
 
     def take(self, index: int, tokens: int) -> int | None:
-        """How many of a call's tokens are read; None = all."""
+        """Return how many of a call's tokens are read; None = all."""
         window = self._window
         if window is None:
             return None
@@ -179,7 +188,7 @@ class _Budget:
 
 
 def whole_row(trace: Trace, call: CallTrace) -> tuple[Segment, ...]:
-    """All segments of a call's row, its parents' included."""
+    """Return all segments of a call's row, its parents' included."""
     calls = {earlier.call.id: earlier for earlier in trace.calls}
     chain = [call]
     while (parent := calls.get(chain[-1].call.parent_id or "")) is not None:
@@ -188,17 +197,19 @@ def whole_row(trace: Trace, call: CallTrace) -> tuple[Segment, ...]:
 
 
 def _between(calls: Sequence[Transition], others: Sequence[OtherCall]) -> dict[str, tuple[OtherCall, ...]]:
-    """By the call that began last before them."""
-    found: dict[str, tuple[OtherCall, ...]] = {}
+    """Group other calls by the call that began last before them."""
+    others_by_call: dict[str, tuple[OtherCall, ...]] = {}
     for other in others:
         before = [call.id for call in calls if call.started_at <= other.started_at]
         place = before[-1] if before else ""
-        found[place] = (*found.get(place, ()), other)
-    return found
+        others_by_call[place] = (*others_by_call.get(place, ()), other)
+    return others_by_call
 
 
-def _most_alike(call: Transition, segments: Sequence[Segment], rows: Sequence[tuple[Transition, np.ndarray]]) -> tuple[int, str | None]:
-    """How much of a new history stands in an earlier call's row, in whole segments, and in which."""
+def _most_alike(
+    call: Transition, segments: Sequence[Segment], rows: Sequence[tuple[Transition, np.ndarray]]
+) -> tuple[int, str | None]:
+    """Return how many tokens of a new history stand in an earlier call's row, in whole segments, and in which."""
     best: tuple[int, str | None] = (0, None)
     for earlier, row in rows[-_EARLIER:]:
         if earlier.policy != call.policy:

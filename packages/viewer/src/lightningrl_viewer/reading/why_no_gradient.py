@@ -1,12 +1,14 @@
-"""Why tokens have no gradient: of a rollout, of a call, of a token, in one sentence each.
+"""Why tokens have no gradient: reasons of a rollout, of a call, of a token, in one sentence each.
 
-    rollout   still running · validation · its outcome is dropped · a reward failed · no reward · left out for its age · not taken yet
+    rollout   still running · validation · its outcome is dropped · a reward failed · no reward ·
+              left out for its age · not taken yet
     call      repeats a recorded answer · its policy is frozen · no training data: a rule, its role, a side call ·
               credit says nothing of it · all of it is 0
     token     of the prompt · its advantage is 0
 
-In the order in which training decides: what is left out as a rollout is never asked by its calls. A token that no reason names is in a
-row of the learner, with an advantage; what the loss clips of it there is in the step's metrics (`learn/clip_fraction`).
+In the order in which training decides: what is left out as a rollout is never asked by its calls. A token that no
+reason names is in a row of the learner, with an advantage; what the loss clips of it there is in the step's metrics
+(`learn/clip_fraction`).
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from lightningrl_viewer.reading.trace import CallTrace, Trace
 __all__ = ["NoGradient", "NoGradientKind", "explain_calls", "explain_rollout"]
 
 _OTHER_TERMS: Final = ("kl_coef", "entropy_coef")
-"""Of a learner's settings: what gives a token a gradient that its advantage does not."""
+"""Settings of a learner that give a token a gradient where its advantage does not."""
 
 
 class NoGradientKind(StrEnum):
-    """The reason."""
+    """Kinds of reasons."""
 
     RUNNING = "running"
     VALIDATION = "validation"
@@ -53,14 +55,14 @@ class NoGradientKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoGradient:
-    """Why there is none."""
+    """Reason why there is no gradient."""
 
     kind: NoGradientKind
     sentence: str
 
     @property
     def is_masked(self) -> bool:
-        """Whether no row of the learner trains it at all; else rows have it, with an advantage of 0."""
+        """True where no row of the learner trains it at all; else rows have it, with an advantage of 0."""
         return self.kind not in (NoGradientKind.EQUAL_REWARDS, NoGradientKind.ALONE, NoGradientKind.ZERO)
 
 
@@ -70,52 +72,66 @@ _K = NoGradientKind
 def explain_calls(
     trace: Trace, group: Sequence[RolloutRecord], recipe: Recipe, versions: Mapping[str, int]
 ) -> dict[str, NoGradient | None]:
-    """For each call, by its id, why none of its tokens has a gradient; None = some have. `group`: all of the rollout's group; `versions`:
-    the newest of each policy, as far as they are known."""
+    """Explain for each call, by its id, why none of its tokens has a gradient; None = some have.
+
+    `group`: the whole group's rollouts; `versions`: the newest of each policy, as far as they are known.
+    """
     whole = explain_rollout(trace, recipe, versions)
     side = {call.call.id for call in trace.calls if call.is_side}
     left_out = calls_left_out([call.call for call in trace.calls], trained_calls_of(recipe), side)
-    return {call.call.id: whole or _explain_call(call, left_out.get(call.call.id), trace.rollout, group, recipe) for call in trace.calls}
+    return {
+        call.call.id: whole or _explain_call(call, left_out.get(call.call.id), trace.rollout, group, recipe)
+        for call in trace.calls
+    }
 
 
 def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -> NoGradient | None:
-    """Why the rollout as a whole has none; None = it was taken by a step."""
+    """Explain why the rollout as a whole has none; None = it was taken by a step."""
     rollout = trace.rollout
     outcome, mode = rollout.outcome, rollout.spec.mode
     if outcome is None:
         return NoGradient(kind=_K.RUNNING, sentence="The rollout has not ended yet, so nothing is credited.")
     if mode is RolloutMode.VALIDATION:
-        return NoGradient(kind=_K.VALIDATION, sentence="It is a validation rollout: it judges the policy and is never trained.")
+        return NoGradient(
+            kind=_K.VALIDATION, sentence="It is a validation rollout: it judges the policy and is never trained."
+        )
     if not recipe.outcomes.is_trained(outcome):
         return NoGradient(kind=_K.OUTCOME, sentence=_of_outcome(outcome))
     if trace.unrewarded is not None:
         return NoGradient(kind=_K.REWARD_FAILED, sentence=f"It has no reward, because one failed: {trace.unrewarded}.")
     if rollout.trained_step is not None:
         if rollout.reward is None:
-            return NoGradient(kind=_K.NO_REWARD, sentence="No reward says anything of it, so there is nothing to compare.")
+            return NoGradient(
+                kind=_K.NO_REWARD, sentence="No reward says anything of it, so there is nothing to compare."
+            )
         return None
     if mode is RolloutMode.BRANCH:
-        return NoGradient(kind=_K.BRANCH, sentence="It is a branch: what it earned is credited to the rollout that it left.")
+        return NoGradient(
+            kind=_K.BRANCH, sentence="It is a branch: what it earned is credited to the rollout that it left."
+        )
     if (age := _age(trace, versions)) is not None and recipe.loop.asynchronous and age > recipe.loop.max_staleness:
         limit = recipe.loop.max_staleness
         return NoGradient(
             kind=_K.STALE,
-            sentence=f"The weights are {age} versions ahead of those that sampled it, more than loop.max_staleness = {limit}, so its "
-            "group is left out.",
+            sentence=f"The weights are {age} versions ahead of those that sampled it, more than loop.max_staleness = "
+            f"{limit}, so its group is left out.",
         )
     return NoGradient(kind=_K.NOT_TAKEN, sentence="No step has taken its group yet.")
 
 
 def _of_outcome(outcome: Outcome) -> str:
     if outcome is Outcome.DIVERGED:
-        return "The branch diverged: its agent did not ask again what was recorded, so it says nothing of the state that it should leave."
-    said = f'It ended as {outcome.value}, which outcomes.{outcome.value} = "drop" leaves out of training.'
-    can_be_trained = outcome in (Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW)
-    return said if can_be_trained else f"It ended as {outcome.value}, which says nothing of the policy and is never trained."
+        return (
+            "The branch diverged: its agent did not ask again what was recorded, so it says nothing of the state that "
+            "it should leave."
+        )
+    if outcome in (Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW):  # those that can be trained
+        return f'It ended as {outcome.value}, which outcomes.{outcome.value} = "drop" leaves out of training.'
+    return f"It ended as {outcome.value}, which says nothing of the policy and is never trained."
 
 
 def _age(trace: Trace, versions: Mapping[str, int]) -> int | None:
-    """Versions between the weights that sampled it and the newest; None where neither is known."""
+    """Return the versions between the weights that sampled it and the newest; None where neither is known."""
     calls = [call.call for call in trace.calls if call.call.trainable and call.call.policy in versions]
     return max((versions[call.policy] - call.policy_version for call in calls), default=None)
 
@@ -125,41 +141,59 @@ def _explain_call(
 ) -> NoGradient | None:
     made = call.call
     if made.replayed_from is not None:
-        return NoGradient(kind=_K.REPLAYED, sentence=f"It repeats the recorded answer of {made.replayed_from}: nothing was sampled here.")
+        return NoGradient(
+            kind=_K.REPLAYED,
+            sentence=f"It repeats the recorded answer of {made.replayed_from}: nothing was sampled here.",
+        )
     policy = recipe.all_policies.get(made.policy)
     if not made.trainable or policy is None or not policy.trainable:
         return NoGradient(kind=_K.FROZEN, sentence=f"Its policy {made.policy!r} is not trained.")
     if left_out is LeftOut.RULE:
-        return NoGradient(kind=_K.RULE, sentence=f"A rule of [[policy.calls]] of policy {made.policy!r} leaves it out of training.")
+        return NoGradient(
+            kind=_K.RULE, sentence=f"A rule of [[policy.calls]] of policy {made.policy!r} leaves it out of training."
+        )
     if left_out is LeftOut.SIDE:
         return NoGradient(
             kind=_K.SIDE,
-            sentence="It is a side call, as a title or a commit message is: in a history of its own, offered no tools, where others are. "
-            f"`calls = [{{ train = true }}]` of policy {made.policy!r} takes such calls in.",
+            sentence="It is a side call, as a title or a commit message is: in a history of its own, offered no tools, "
+            f"where others are. `calls = [{{ train = true }}]` of policy {made.policy!r} takes such calls in.",
         )
     if left_out is LeftOut.ROLE:
         roles = policy.trained_agents or ()
         who = "It names no role" if made.agent is None else f"Its role {made.agent!r} is not trained"
-        return NoGradient(kind=_K.ROLE, sentence=f"{who}: trained_agents of policy {made.policy!r} has {', '.join(map(repr, roles))}.")
+        return NoGradient(
+            kind=_K.ROLE, sentence=f"{who}: trained_agents of policy {made.policy!r} has {', '.join(map(repr, roles))}."
+        )
     if call.advantages is not None and call.advantages.any():
         return None
     why, kind = _why_silent(rollout, group, recipe)
     if call.advantages is None:
         if recipe.loop.dynamic_sampling and kind is not _K.ZERO:
             return NoGradient(kind=_K.SILENT_GROUP, sentence=f"{why}; loop.dynamic_sampling leaves such a group out.")
-        return NoGradient(kind=_K.UNSCORED, sentence=f"Credit assigner {recipe.credit.use!r} says nothing of this call.")
+        return NoGradient(
+            kind=_K.UNSCORED, sentence=f"Credit assigner {recipe.credit.use!r} says nothing of this call."
+        )
     terms = [name for name in _OTHER_TERMS if recipe.options_of(policy).get(name)]
     rest = f"; learner.{' and '.join(terms)} moves its tokens all the same." if terms else "."
     return NoGradient(kind=kind, sentence=why + rest)
 
 
 def _why_silent(rollout: RolloutRecord, group: Sequence[RolloutRecord], recipe: Recipe) -> tuple[str, NoGradientKind]:
-    """Without its full stop."""
+    """Return the sentence without its full stop, and the kind."""
     if rollout.spec.mode is RolloutMode.BRANCH:  # its group is not that of its credit
         return f"Credit assigner {recipe.credit.use!r} gives every token of it 0", _K.ZERO
     rewards = [one.reward for one in group if one.reward is not None and one.trained_step == rollout.trained_step]
     if len(rewards) == 1:
-        return f"It is the only rollout of its group with a reward, {rewards[0]:g}: there is none to compare it with", _K.ALONE
+        return (
+            f"It is the only rollout of its group with a reward, {rewards[0]:g}: there is none to compare it with",
+            _K.ALONE,
+        )
     if len(set(rewards)) == 1:
-        return f"All {len(rewards)} rewards of its group are {rewards[0]:g}: nothing is better than anything else", _K.EQUAL_REWARDS
-    return f"Credit assigner {recipe.credit.use!r} gives every token of it 0: it earned what it is compared with", _K.ZERO
+        return (
+            f"All {len(rewards)} rewards of its group are {rewards[0]:g}: nothing is better than anything else",
+            _K.EQUAL_REWARDS,
+        )
+    return (
+        f"Credit assigner {recipe.credit.use!r} gives every token of it 0: it earned what it is compared with",
+        _K.ZERO,
+    )

@@ -175,7 +175,10 @@ def _versions(db: Connection) -> tuple[ServedVersion, ...]:
         .group_by(newest.c.policy, words.c.text, newest.c.policy_version)
         .order_by(newest.c.policy, newest.c.policy_version.desc())
     )
-    return tuple(ServedVersion(policy=row.text, version=row.policy_version, calls=row.calls, trainable=bool(row.trainable)) for row in rows)
+    return tuple(
+        ServedVersion(policy=row.text, version=row.policy_version, calls=row.calls, trainable=bool(row.trainable))
+        for row in rows
+    )
 
 
 def _workers(tries: Sequence[Any]) -> tuple[WorkerCount, ...]:

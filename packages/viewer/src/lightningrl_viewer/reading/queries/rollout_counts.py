@@ -106,7 +106,9 @@ class ToolCount:
     count: int
 
 
-def count_cells(index: RolloutIndex, db: Connection, query: RolloutQuery, edges: Sequence[float] = ()) -> tuple[Cell, ...]:
+def count_cells(
+    index: RolloutIndex, db: Connection, query: RolloutQuery, edges: Sequence[float] = ()
+) -> tuple[Cell, ...]:
     """Count rollouts by step, mode, ending and range of rewards. `edges`: where each range but the first begins."""
     rows = index.rows[choose(index, db, query)]
     rewards = rows["reward"]

@@ -70,8 +70,8 @@ class RolloutIndex:
         self._forgotten: tuple[int, int] | None = None
         """Rollouts that the store had deleted at the last look (`read_forgotten`)."""
         self.groups: dict[str, int] = {}
-        """Numbers in rows by name; likewise for tasks, and for lists of words (`lightningrl_server.store.participants`), where 0
-        is None."""
+        """Numbers in rows by name; likewise for tasks, and for lists of words, where 0 is None
+        (`lightningrl_server.store.participants`)."""
         self.tasks: dict[str, int] = {}
         self.lists: dict[str | None, int] = {None: 0}
         self._ranks = np.empty(0, np.int64)

@@ -73,7 +73,9 @@ class RolloutQuery:
     """Part of the rollout's or the task's id."""
 
 
-def choose(index: RolloutIndex, db: Connection, query: RolloutQuery, variances: NDArray[np.float64] | None = None) -> Mask:
+def choose(
+    index: RolloutIndex, db: Connection, query: RolloutQuery, variances: NDArray[np.float64] | None = None
+) -> Mask:
     """Mark the rollouts that `query` asks for. `variances`: of the groups, where the caller has them already."""
     rows = index.rows
     reward = rows["reward"]
@@ -100,7 +102,8 @@ def choose(index: RolloutIndex, db: Connection, query: RolloutQuery, variances: 
 
 
 def is_compared(index: RolloutIndex) -> Mask:
-    """True for rollouts whose reward is compared within their group; a branch is compared with its own siblings alone."""
+    """True for rollouts whose reward is compared within their group; a branch is compared with its own siblings
+    alone."""
     rows = index.rows
     return np.asarray(~np.isnan(rows["reward"]) & (rows["mode"] != MODES.index(RolloutMode.BRANCH)))
 
@@ -110,7 +113,9 @@ def group_variances(index: RolloutIndex) -> NDArray[np.float64]:
     rows = index.rows[is_compared(index)]
     reward, group, count = rows["reward"], rows["group"], len(index.groups)
     number = np.bincount(group, minlength=count)
-    mean, square = (np.bincount(group, values, minlength=count) / np.maximum(1, number) for values in (reward, reward * reward))
+    mean, square = (
+        np.bincount(group, values, minlength=count) / np.maximum(1, number) for values in (reward, reward * reward)
+    )
     return np.where(number > 1, square - mean * mean, np.nan)
 
 
@@ -139,7 +144,9 @@ def _having(table: Table, which: ColumnElement[bool] | TextClause) -> Any:
     return select(rollouts.c.pk).select_from(whole).where(which)
 
 
-def _marked(index: RolloutIndex, db: Connection, mark: Mark, tool: str | None, variances: NDArray[np.float64] | None) -> Mask:
+def _marked(
+    index: RolloutIndex, db: Connection, mark: Mark, tool: str | None, variances: NDArray[np.float64] | None
+) -> Mask:
     """`tool`: whose errors are meant; None = any."""
     rows = index.rows
     match mark:
