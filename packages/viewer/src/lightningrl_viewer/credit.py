@@ -14,6 +14,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -125,6 +126,11 @@ class _Process:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
+            if find_spec("lightningrl_training") is None:
+                raise LightningError(
+                    "X-rays are computed by lightningrl-training, which is not installed here; "
+                    "it comes with: pip install 'lightningrl[torch]'"
+                )
             command = [sys.executable, "-m", "lightningrl_training.lab.xray_process", str(self._folder)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self._process
