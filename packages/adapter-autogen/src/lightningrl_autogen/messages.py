@@ -46,7 +46,9 @@ def send_with_context(wrapped: Callable[..., Any], instance: Any, args: tuple[An
 def handle_in_senders_context(roles: Roles) -> Callable[..., Any]:
     """Wraps `BaseAgent.on_message`."""
 
-    async def on_message(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def on_message(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         message_id = (args[1] if len(args) > 1 else kwargs["ctx"]).message_id
         context = message_id.context.copy() if isinstance(message_id, MessageId) else Context()
 

@@ -37,7 +37,9 @@ class Models:
         context = span.get_span_context()
         return CallOrigin(agent=role, trace_id=context.trace_id, span_id=context.span_id)
 
-    async def create(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def create(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Wraps `create`."""
         with self._span(instance) as span:
             with self._called(span):

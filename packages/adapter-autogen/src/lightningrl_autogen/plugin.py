@@ -1,4 +1,4 @@
-"""What this distribution brings: the `autogen` adapter."""
+"""Plugin of this distribution: the `autogen` adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who speaks in this context: the agent that runs, or the team's manager while it selects the next speaker."""
+"""Speaker in this context: the agent that runs, or the team's manager while it selects the next speaker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Roles", "role_of_agent_id"]
 
 TEAM_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 GENERIC_MANAGER: Final = "group_chat_manager"
-"""What every team's manager was called before AutoGen 0.4.9."""
+"""Name of every team's manager before AutoGen 0.4.9."""
 
 
 class Roles:
@@ -36,7 +36,9 @@ class Roles:
         finally:
             self._current.reset(token)
 
-    async def run(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def run(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Wraps a coroutine method of an agent."""
         with self.entered(instance.name):
             return await wrapped(*args, **kwargs)

@@ -14,7 +14,9 @@ __all__ = ["step_through"]
 Item = TypeVar("Item")
 
 
-async def step_through(stream: AsyncGenerator[Item, None], inside: Callable[[], AbstractContextManager[Any]]) -> AsyncGenerator[Item, None]:
+async def step_through(
+    stream: AsyncGenerator[Item, None], inside: Callable[[], AbstractContextManager[Any]]
+) -> AsyncGenerator[Item, None]:
     """The stream's items. It is closed with this generator."""
     try:
         while True:

@@ -68,7 +68,9 @@ class Tools:
                     result=result.content,
                 )
 
-    async def run_json(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def run_json(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Wraps `run_json`."""
         with (
             self._running(instance, args, kwargs) as span,
@@ -125,11 +127,12 @@ class Tools:
             raise
 
     def _find(self, call_id: str | None, name: str, arguments: Any) -> AskedTool | None:
-        """By its id; before AutoGen 0.6.2 a tool is not told the id, so there by what it is called with."""
-        waiting = [one for one in self._asked.get() if not one.has_run]
+        """Look for a call by its id, or, before AutoGen 0.6.2, which tells a tool no id, by its arguments."""
+        waiting = [asked for asked in self._asked.get() if not asked.has_run]
         if call_id is not None:
-            return next((one for one in waiting if one.id == call_id), None)
-        return next((one for one in waiting if one.name == name and parse(one.arguments) == arguments), None)
+            return next((asked for asked in waiting if asked.id == call_id), None)
+        same = (asked for asked in waiting if asked.name == name and parse(asked.arguments) == arguments)
+        return next(same, None)
 
     def _open(self, asked: AskedTool | None, name: str, arguments: str, call_id: str | None) -> Span:
         role = self._role() if asked is None else asked.role
@@ -138,8 +141,7 @@ class Tools:
 
 
 def status_of_unrun(asked: AskedTool, *, is_error: bool) -> ToolStatus:
-    """What it means that no `run_json` was called: a name that nobody offered, broken JSON, or a workbench that has no
-    such tools (MCP)."""
+    """Outcome of a call that no `run_json` answered: unknown tool, broken JSON, or a tool of a workbench (MCP)."""
     if not asked.is_offered:
         return ToolStatus.UNKNOWN_TOOL
     if parse(asked.arguments) is None:
@@ -148,7 +150,7 @@ def status_of_unrun(asked: AskedTool, *, is_error: bool) -> ToolStatus:
 
 
 def status_of_error(error: BaseException, tool: Any, arguments: Any) -> ToolStatus:
-    """What an exception of a tool means."""
+    """Outcome of a tool that raised."""
     if not isinstance(error, Exception):  # cancelled, or the agent wants no more of the stream
         return ToolStatus.UNKNOWN
     if isinstance(error, ValidationError) and not accepts(tool, arguments):
@@ -157,7 +159,7 @@ def status_of_error(error: BaseException, tool: Any, arguments: Any) -> ToolStat
 
 
 def accepts(tool: Any, arguments: Any) -> bool:
-    """Whether the arguments fit; a tool's own code may well raise a ValidationError, too."""
+    """True if the arguments fit; a tool's own code may well raise a ValidationError, too."""
     try:
         tool.args_type().model_validate(arguments)
     except ValidationError:

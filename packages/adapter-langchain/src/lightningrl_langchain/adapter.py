@@ -25,7 +25,7 @@ class LangChainAdapter(BaseInstrumentor):  # type: ignore[misc]
         return ("langchain-core >= 1.4, < 2",)
 
     def call_origin(self) -> CallOrigin | None:
-        """Who makes the current call: the running chat model, or, for a bare client inside of a node, the node."""
+        """Name the caller: the running chat model, or, for a bare client inside of a node, the node."""
         return None if self._handler is None else self._handler.call_origin()
 
     def _instrument(self, **kwargs: Any) -> None:

@@ -96,7 +96,9 @@ class Handler(BaseCallbackHandler):
     ) -> None:
         self._start_call(run_id, kwargs)
 
-    def on_llm_start(self, serialized: dict[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_start(
+        self, serialized: dict[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any
+    ) -> None:
         self._start_call(run_id, kwargs)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
@@ -172,7 +174,9 @@ class Handler(BaseCallbackHandler):
         self._end_tool(run_id, status_of_output(answer), result=text_of(answer))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end_tool(run_id, status_of_error(error), result=f"{type(error).__name__}: {error}", error_type=type(error).__name__)
+        self._end_tool(
+            run_id, status_of_error(error), result=f"{type(error).__name__}: {error}", error_type=type(error).__name__
+        )
 
     def _end_tool(self, run_id: UUID, status: ToolStatus, *, result: str, error_type: str = "") -> None:
         run = self._runs.pop(run_id, None)
@@ -188,8 +192,8 @@ class Handler(BaseCallbackHandler):
     def _report_messages(self, run: Run, outputs: Any) -> None:
         """Tool messages that no tool wrote: there is none of that name, something answered in a tool's place (a
         middleware, the node's own code), or the call was an answer with a structure (`ToolStrategy`)."""
-        found = [(self._asked.get(message.tool_call_id), message) for message in iterate_tool_messages(outputs)]
-        unrun = [(asked, message) for asked, message in found if asked is not None and not asked.has_run]
+        answered = [(self._asked.get(message.tool_call_id), message) for message in iterate_tool_messages(outputs)]
+        unrun = [(asked, message) for asked, message in answered if asked is not None and not asked.has_run]
         for asked, message in unrun:
             if asked.name in run.nameless:
                 continue  # a tool told of it itself
@@ -213,7 +217,9 @@ class Handler(BaseCallbackHandler):
             if asked is not None and not asked.has_run:
                 self._report_unrun(asked, rejection(len(calls)), result=str(error))
 
-    def _open_tool_span(self, name: str, arguments: str, call_id: Any, asked: GraphTool | None, run: Run | None) -> Span:
+    def _open_tool_span(
+        self, name: str, arguments: str, call_id: Any, asked: GraphTool | None, run: Run | None
+    ) -> Span:
         role = asked.role if asked is not None else None if run is None else run.role
         below = self._below(run) if asked is None else trace.set_span_in_context(asked.chat_span)
         call_id = str(call_id) if call_id else None
@@ -249,5 +255,5 @@ class Handler(BaseCallbackHandler):
 
 
 def rejection(answers: int) -> ToolStatus:
-    """What LangChain finds wrong with structured answers: that there are several, or that the one does not fit."""
+    """Fault of structured answers that LangChain rejects: there are several, or the only one does not fit."""
     return ToolStatus.INVALID_ARGUMENTS if answers == 1 else ToolStatus.ERROR

@@ -1,4 +1,4 @@
-"""What this distribution brings: the `langchain` adapter."""
+"""Plugin of this distribution: the `langchain` adapter."""
 
 from __future__ import annotations
 

@@ -32,16 +32,16 @@ class Run:
     """The node of `create_agent` that calls the model, and reads structured answers that are asked for as tools
     (`ToolStrategy`)."""
     source: str | None
-    """What of LangChain's own makes the calls below on an agent's behalf: `summarization`, `tool_selection`."""
+    """Part of LangChain that makes the calls below on an agent's behalf: `summarization`, `tool_selection`."""
     role: str | None
-    """What the calls below are made as: a named agent, or the path of nodes (`write`, `write/model`); for an agent's
+    """Role of the calls below: a named agent, or the path of nodes (`write`, `write/model`); for an agent's
     middleware `agent.middleware`, which is not the agent."""
     offered: frozenset[str] = frozenset()
-    """Of a model: the names of the tools in its request."""
+    """Names of the tools in a model's request."""
     tool_call_id: str | None = None
-    """Of a tool: the call that it answers; None = it was called without one."""
+    """The call that a tool answers; None = it was called without one."""
     nameless: set[str] = field(default_factory=set[str])
-    """Of a node: names of the tools that it called without the id of a call."""
+    """Names of the tools that a node called without the id of a call."""
     span: Span | None = None
     started_ns: int = field(default_factory=time.time_ns)
 
@@ -68,9 +68,9 @@ def start_run(parent: Run | None, name: str, metadata: Mapping[str, Any]) -> Run
         source = middleware if hook in MIDDLEWARE_HOOKS else None
         if source is not None and role == agent_name:
             role = f"{role}.{source}"
-    said = metadata.get("lc_source")
-    if said and role and source is None:
-        source, role = str(said), f"{role}.{said}"
+    maker = metadata.get("lc_source")
+    if maker and role and source is None:
+        source, role = str(maker), f"{role}.{maker}"
     return Run(
         parent=parent,
         name=name,

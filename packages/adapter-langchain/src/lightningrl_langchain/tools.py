@@ -1,4 +1,4 @@
-"""What became of a tool: its status, and its arguments and result as text."""
+"""Outcome of a tool: its status, and its arguments and result as text."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def answer_of(output: Any, tool_call_id: str | None) -> Any:
     """The tool message for that call where a tool returned it inside of a command or a list, which may hold others;
     else the output."""
     messages = iterate_tool_messages(output)
-    return next((message for message in messages if tool_call_id is not None and message.tool_call_id == tool_call_id), output)
+    return next(
+        (message for message in messages if tool_call_id is not None and message.tool_call_id == tool_call_id), output
+    )
 
 
 def status_of_output(output: Any) -> ToolStatus:
@@ -110,7 +112,7 @@ def status_of_output(output: Any) -> ToolStatus:
 
 
 def status_of_error(error: BaseException) -> ToolStatus:
-    """What an exception in a tool means."""
+    """Outcome of a tool that raised."""
     if isinstance(error, GraphBubbleUp):  # an interrupt, a command to the parent graph: control flow
         return ToolStatus.UNKNOWN
     if isinstance(error, ValidationError | ValidationErrorV1) and is_raised_in(error.__traceback__, "_parse_input"):
@@ -143,7 +145,7 @@ def iterate_tool_messages(outputs: Any) -> Iterator[ToolMessage]:
 
 
 def has_structured_response(outputs: Any) -> bool:
-    """Whether a node's update of the state holds the structured answer of `create_agent(response_format=…)`."""
+    """True if a node's update of the state holds the structured answer of `create_agent(response_format=…)`."""
     updates = outputs if isinstance(outputs, list | tuple) else [outputs]
     updates = [getattr(update, "update", update) if hasattr(update, "goto") else update for update in updates]
     return any(isinstance(update, Mapping) and update.get("structured_response") is not None for update in updates)

@@ -1,12 +1,11 @@
-"""The instrumentor: wraps the runner's three entry points, the models, and the two places where a tool's exception can
-be seen.
+"""The instrumentor: wraps the runner's entry points, the models, and the places where a tool's exception can be seen.
 
-    Runner.run / run_sync / run_streamed   opens a run; our hooks stand before the user's        who speaks, tools start and end
-    Model.get_response / stream_response   a chat span, current while the request leaves         whose HTTP request this is
-    ToolContext.from_agent_context         the first thing that happens in a tool's own task     which tool an exception belongs to
-    attach_error_to_current_span           called in the SDK's `except` blocks, traced or not    what a tool raised, unknown tools
-    ToolTimeoutError                       made in the tool's own task                           timeouts
-    MCPUtil.invoke_mcp_tool                gets a server whose results we see                    what an MCP server calls an error
+    Runner.run, run_sync, run_streamed     opens a run; our hooks stand before the user's      who speaks, tools' ends
+    Model.get_response, stream_response    a chat span, current while the request leaves       whose HTTP request it is
+    ToolContext.from_agent_context         the first thing that happens in a tool's own task   whose exception it is
+    attach_error_to_current_span           called in `except` blocks of the SDK                exceptions, unknown tools
+    ToolTimeoutError                       made in the tool's own task                         timeouts
+    MCPUtil.invoke_mcp_tool                gets a server whose results we see                  errors of MCP servers
 
 The SDK's tracing is not used: the user may switch it off, or replace its processors.
 """
@@ -50,7 +49,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
         return ("openai-agents >= 0.6, < 0.25",)
 
     def call_origin(self) -> CallOrigin | None:
-        """Who makes the current call: the agent's model, or a bare client during the agent's turn."""
+        """Name the caller: the agent's model, or a bare client during the agent's turn."""
         return None if self._recorder is None else self._recorder.call_origin()
 
     def _instrument(self, **kwargs: Any) -> None:
@@ -75,19 +74,25 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
 
     # --- runs ---
 
-    async def _run(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _run(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         with self._opened(args, kwargs) as (recorder, run):
             result = await wrapped(*args, **kwargs)
         recorder.close_run(run, None)
         return result
 
-    def _run_sync(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_sync(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         with self._opened(args, kwargs) as (recorder, run):
             result = wrapped(*args, **kwargs)
         recorder.close_run(run, None)
         return result
 
-    def _run_streamed(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_streamed(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The run goes on in a task, which takes this context along."""
         with self._opened(args, kwargs) as (recorder, run):
             result: RunResultStreaming = wrapped(*args, **kwargs)
@@ -97,7 +102,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
         stream_events = result.stream_events
 
         async def closing() -> AsyncIterator[Any]:
-            """Who waits for the events goes on before the task is done: the run is over by then."""
+            """Close the run with its events: their reader goes on before the task is done."""
             error: Exception | None = None
             try:
                 async with aclosing(stream_events()) as events:  # type: ignore[type-var]  # it is a generator
@@ -133,7 +138,9 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
 
     # --- tools ---
 
-    def _enter_tool(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter_tool(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         context = wrapped(*args, **kwargs)
         recorder = self._require_recorder()
         run = recorder.running.get()
@@ -142,21 +149,27 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
             recorder.using.set(recorder.find_tool(run, context.tool_call_id, context.tool_name, arguments))
         return context
 
-    def _attach_error(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _attach_error(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         recorder, raised = self._require_recorder(), sys.exception()
         if raised is not None:
             recorder.note_error(raised)
         else:
-            said = args[0] if args else kwargs["error"]
-            if said["message"] == "Tool not found":
-                recorder.report_unknown(str((said.get("data") or {}).get("tool_name")))
+            message = args[0] if args else kwargs["error"]
+            if message["message"] == "Tool not found":
+                recorder.report_unknown(str((message.get("data") or {}).get("tool_name")))
         return wrapped(*args, **kwargs)
 
-    def _time_out(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _time_out(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         wrapped(*args, **kwargs)
         self._require_recorder().note_error(instance)
 
-    def _watch_mcp(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _watch_mcp(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The SDK turns a result that says `isError` into plain output."""
         recorder = self._require_recorder()
         if args:

@@ -21,7 +21,9 @@ class RecordedModels:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    async def get_response(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def get_response(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         refuse_websocket(instance)
         if self._recorder.calling.get() is not None:  # a model that asks another one, or its own base class
             return await wrapped(*args, **kwargs)
@@ -37,7 +39,9 @@ class RecordedModels:
         self._recorder.close_chat(chat, getattr(response, "output", ()))
         return response
 
-    def stream_response(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def stream_response(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         refuse_websocket(instance)
         if self._recorder.calling.get() is not None:
             return wrapped(*args, **kwargs)
@@ -84,11 +88,11 @@ def model_classes() -> Iterator[type[Model]]:
     waiting: list[type[Model]] = list(Model.__subclasses__())
     seen: set[type[Model]] = set()
     while waiting:
-        found = waiting.pop()
-        if found not in seen:
-            seen.add(found)
-            waiting += found.__subclasses__()
-            yield found
+        model = waiting.pop()
+        if model not in seen:
+            seen.add(model)
+            waiting += model.__subclasses__()
+            yield model
 
 
 def model_name(model: Any) -> str:

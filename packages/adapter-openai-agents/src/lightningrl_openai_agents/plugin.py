@@ -1,4 +1,4 @@
-"""What this distribution brings: the `openai-agents` adapter."""
+"""Plugin of this distribution: the `openai-agents` adapter."""
 
 from __future__ import annotations
 
@@ -19,4 +19,6 @@ def build_adapter() -> Any:
 
 @hookimpl
 def lightningrl_adapters() -> Iterable[Plugin]:
-    yield Plugin(name="openai-agents", summary="OpenAI Agents SDK: agents, handoffs, sub-agents and tools", factory=build_adapter)
+    yield Plugin(
+        name="openai-agents", summary="OpenAI Agents SDK: agents, handoffs, sub-agents and tools", factory=build_adapter
+    )

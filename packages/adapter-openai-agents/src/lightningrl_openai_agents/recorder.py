@@ -47,8 +47,12 @@ class Recorder:
 
     def open_run(self, agent: str | None) -> Run:
         tool = self.using.get()
-        is_nested = tool is not None and tool.span is not None and not tool.is_settled and tool.run is self.running.get()
-        parent = trace.set_span_in_context(tool.span) if is_nested and tool is not None and tool.span is not None else None
+        is_nested = (
+            tool is not None and tool.span is not None and not tool.is_settled and tool.run is self.running.get()
+        )
+        parent = (
+            trace.set_span_in_context(tool.span) if is_nested and tool is not None and tool.span is not None else None
+        )
         return Run(parent=parent or otel_context.get_current(), agent=agent)
 
     def close_run(self, run: Run, error: BaseException | None) -> None:
@@ -63,13 +67,15 @@ class Recorder:
         self.leave_agent(run, error)
 
     def enter_agent(self, run: Run, name: str) -> None:
-        """It is this agent's turn, with a span of its own."""
+        """Begin this agent's turn, with a span of its own."""
         if run.agent_span is not None and run.agent == name:
             return
         self.leave_agent(run)
         run.agent = name
         attributes = {conventions.OPERATION_NAME: conventions.INVOKE_AGENT, conventions.AGENT_NAME: name}
-        run.agent_span = self._tracer.start_span(f"{conventions.INVOKE_AGENT} {name}", run.parent, attributes=attributes)
+        run.agent_span = self._tracer.start_span(
+            f"{conventions.INVOKE_AGENT} {name}", run.parent, attributes=attributes
+        )
 
     def leave_agent(self, run: Run, error: BaseException | None = None) -> None:
         if run.agent_span is None:
@@ -99,7 +105,9 @@ class Recorder:
                 self.enter_agent(run, run.agent)
             agent = run.agent
         span = open_chat_span(self._tracer, model, agent, self._turn(run))
-        chat = Chat(span=span, agent=agent, handoffs=frozenset(str(getattr(handoff, "tool_name", "")) for handoff in handoffs))
+        chat = Chat(
+            span=span, agent=agent, handoffs=frozenset(str(getattr(handoff, "tool_name", "")) for handoff in handoffs)
+        )
         if run is not None:
             run.chat = chat
         return chat
@@ -124,9 +132,9 @@ class Recorder:
     def find_tool(self, run: Run, call_id: str | None, name: str, arguments: str) -> Tool:
         """The tool call that the model asked for, else a new one: of a resumed run, or of a kind of tool whose calls
         have no id."""
-        found = run.tools.get(call_id or "")
-        if found is not None and not found.is_settled:
-            return found
+        asked = run.tools.get(call_id or "")
+        if asked is not None and not asked.is_settled:
+            return asked
         tool = Tool(run=run, id=call_id or "", name=name, arguments=arguments, chat=run.chat)
         run.tools[call_id or f"{name} {len(run.tools)}"] = tool
         return tool
@@ -134,7 +142,9 @@ class Recorder:
     def find_started(self, run: Run, call_id: str | None, name: str) -> Tool | None:
         if call_id is not None:
             return run.tools.get(call_id)
-        return next((tool for tool in run.tools.values() if not tool.id and tool.name == name and not tool.is_settled), None)
+        return next(
+            (tool for tool in run.tools.values() if not tool.id and tool.name == name and not tool.is_settled), None
+        )
 
     def start_tool(self, tool: Tool) -> None:
         if tool.span is not None:
@@ -186,7 +196,11 @@ class Recorder:
         """The model is told the outcome of tools that never started: a guardrail of the tool, or a person, has refused
         them. Of handoffs the SDK carries out the first alone."""
         for item in items:
-            tool = run.tools.get(str(field_of(item, "call_id"))) if field_of(item, "type") == "function_call_output" else None
+            tool = (
+                run.tools.get(str(field_of(item, "call_id")))
+                if field_of(item, "type") == "function_call_output"
+                else None
+            )
             if tool is not None and tool.span is None and not is_handoff(tool):
                 self.start_tool(tool)
                 self._close_tool(tool, ToolStatus.ERROR, text_of(field_of(item, "output")), "")

@@ -1,4 +1,4 @@
-"""What happens below one `Runner.run`: whose turn it is, which model call is open, which tools were asked for.
+"""State of one `Runner.run`: the agent whose turn it is, the open model call, the tools that were asked for.
 
 Run ─┬─ invoke_agent triage ─── chat gpt-4o ─── execute_tool transfer_to_writer
      └─ invoke_agent writer ─── chat gpt-4o ─── execute_tool consult ─── Run (agent as a tool) ─── …
@@ -26,7 +26,7 @@ class Run:
     chat: Chat | None = None
     """The latest model call."""
     tools: dict[str, Tool] = field(default_factory=dict[str, "Tool"])
-    """By the id of the tool call; from the model's answer until the end of the run."""
+    """Tools by the id of the call, from the model's answer until the end of the run."""
     is_over: bool = False
 
 
@@ -54,5 +54,5 @@ class Tool:
     span: Span | None = None
     """None = it has not started."""
     error: BaseException | None = None
-    """What it raised, whether the SDK turned that into a text or not."""
+    """The exception that it raised, whether the SDK turned that into a text or not."""
     is_settled: bool = False

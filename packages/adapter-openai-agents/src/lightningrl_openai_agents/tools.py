@@ -1,4 +1,4 @@
-"""What became of a tool: its status, and its arguments and result as text."""
+"""Outcome of a tool: its status, and its arguments and result as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from lightningrl.types import ToolStatus
 
 __all__ = ["HostedTool", "asked_tools", "hosted_tools", "status_of_error", "text_of"]
 
-HOSTED: Final = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"})
+HOSTED: Final = frozenset(
+    {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"}
+)
 """Items of the Responses API for tools that ran at the provider."""
 RESULTS: Final = ("output", "outputs", "results", "result", "error")
 BARE: Final = frozenset({"id", "type", "status"})
@@ -48,24 +50,30 @@ def hosted_tools(output: Iterable[Any]) -> Iterator[HostedTool]:
         kind = str(field_of(item, "type"))
         if kind not in HOSTED:
             continue
-        said = item.model_dump(mode="json", exclude_none=True, warnings=False) if isinstance(item, BaseModel) else dict(item)
-        asked = {name: value for name, value in said.items() if name not in {*BARE, *RESULTS}}
-        has_failed = said.get("status") in {"failed", "incomplete"} or said.get("error")
+        fields = (
+            item.model_dump(mode="json", exclude_none=True, warnings=False)
+            if isinstance(item, BaseModel)
+            else dict(item)
+        )
+        asked = {name: value for name, value in fields.items() if name not in {*BARE, *RESULTS}}
+        has_failed = fields.get("status") in {"failed", "incomplete"} or fields.get("error")
         yield HostedTool(
-            id=str(said.get("id") or ""),
-            name=str(said.get("name") or kind.removesuffix("_call")),
-            arguments=text_of(said.get("arguments") or asked),
-            result=text_of(next((said[name] for name in RESULTS if said.get(name)), "")),
+            id=str(fields.get("id") or ""),
+            name=str(fields.get("name") or kind.removesuffix("_call")),
+            arguments=text_of(fields.get("arguments") or asked),
+            result=text_of(next((fields[name] for name in RESULTS if fields.get(name)), "")),
             status=ToolStatus.ERROR if has_failed else ToolStatus.OK,
         )
 
 
 def status_of_error(error: BaseException, tool: str) -> ToolStatus:
-    """What an exception in a tool of that name means."""
+    """Outcome of a tool of that name that raised."""
     timeout = getattr(exceptions, "ToolTimeoutError", TimeoutError)  # the SDK has timeouts for tools since 0.9
     if isinstance(error, TimeoutError | timeout):
         return ToolStatus.TIMEOUT
-    if isinstance(error, exceptions.ModelBehaviorError) and str(error).startswith(f"Invalid JSON input for tool {tool}"):
+    if isinstance(error, exceptions.ModelBehaviorError) and str(error).startswith(
+        f"Invalid JSON input for tool {tool}"
+    ):
         return ToolStatus.INVALID_ARGUMENTS
     return ToolStatus.ERROR
 

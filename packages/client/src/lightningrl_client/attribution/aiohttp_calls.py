@@ -22,7 +22,9 @@ class AiohttpCalls:
         """Wrap the session, now or when it gets imported."""
         patches.when_imported("aiohttp", lambda module: patches.wrap(module.ClientSession, "_request", self._send))
 
-    async def _send(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _send(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         given = kwargs.get("headers") or ()
         if not isinstance(given, Mapping):
             kwargs["headers"] = given = list(given)  # of pairs

@@ -39,7 +39,9 @@ class HttpxCalls:
             note_status(response.status_code)
         return response
 
-    async def _send_async(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _send_async(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         call = self._rewrite(args[0] if args else kwargs["request"], closes=self._calls.closes_connections())
         if call is None:
             return await wrapped(*args, **kwargs)
@@ -56,7 +58,9 @@ class HttpxCalls:
             call.rewrite(request.headers, self._calls.key_headers, closes=closes)
         return call
 
-    def _choose_transport(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _choose_transport(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Ask our server without the client's proxy, which was chosen for the host that the agent named."""
         transport, url = wrapped(*args, **kwargs), args[0] if args else kwargs["url"]
         is_httpx = type(transport).__name__ in ("HTTPTransport", "AsyncHTTPTransport")

@@ -114,7 +114,9 @@ class ModelCalls:
         """`is_guest`: the process is not the agent's alone; calls whose context was given no rollout are left alone."""
         server = urlsplit(server_url.rstrip("/"))
         if server.scheme not in {"http", "https"} or not server.hostname:
-            raise ValueError(f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'")
+            raise ValueError(
+                f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'"
+            )
         self.scope = scope
         self.is_guest = is_guest
         self.resolvers: list[OriginResolver] = []
@@ -212,7 +214,9 @@ class ModelCalls:
             host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:  # no address, and so nobody's
             return False
-        return self.is_own(host, port) or any(destination.matches(host, port, parts.path) for destination in self._destinations)
+        return self.is_own(host, port) or any(
+            destination.matches(host, port, parts.path) for destination in self._destinations
+        )
 
     def is_own(self, host: str, port: int) -> bool:
         return self._own.host == host and (self._own.port or port) == port

@@ -55,6 +55,8 @@ def installed_redirection() -> Redirection | None:
     return _installed[-1] if _installed else None
 
 
-def submit_with_context(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def submit_with_context(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Wrap `submit` of an executor: the job runs in its caller's context."""
     return wrapped(contextvars.copy_context().run, *args, **kwargs)

@@ -96,7 +96,9 @@ class RolloutScope:
     def entered(self, rollout: ActiveRollout) -> Iterator[ActiveRollout]:
         """Make `rollout` the current one; afterwards it is over for good, in copies of this context too."""
         if self.exclusive and self._process is not None:
-            raise RuntimeError(f"cannot enter {rollout!r}: {self._process!r} is running in this exclusive process; run one at a time")
+            raise RuntimeError(
+                f"cannot enter {rollout!r}: {self._process!r} is running in this exclusive process; run one at a time"
+            )
         token = self._context.set(rollout)
         if self.exclusive:
             self._process = rollout

@@ -55,7 +55,9 @@ class ControlClient:
     def __init__(self, server_url: str, worker_key: str, *, patience_s: float = 60.0, timeout_s: float = 30.0) -> None:
         parts = urlsplit(server_url.rstrip("/"))
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ServerError(f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'")
+            raise ServerError(
+                f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'"
+            )
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
         self._url = server_url
@@ -145,7 +147,9 @@ class ControlClient:
             except TROUBLE as error:
                 self._connection.close()
                 if self._interrupted.is_set() or (pause := repeats.next_pause()) is None:
-                    raise ServerError(f"server {self._url!r} does not answer: {type(error).__name__}: {error}") from error
+                    raise ServerError(
+                        f"server {self._url!r} does not answer: {type(error).__name__}: {error}"
+                    ) from error
             else:
                 if status < 400:
                     return answer
@@ -168,4 +172,6 @@ class ControlClient:
 
 
 def _path(endpoint: Endpoint[Any, Any], lease: Lease | None) -> str:
-    return endpoint.path if lease is None else endpoint.path.format(rid=quote(lease.rollout_id, safe=":"), n=lease.attempt)
+    return (
+        endpoint.path if lease is None else endpoint.path.format(rid=quote(lease.rollout_id, safe=":"), n=lease.attempt)
+    )

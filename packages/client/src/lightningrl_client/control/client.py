@@ -55,13 +55,17 @@ class ServerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, endpoint: Endpoint[B, A], body: B, *, wait_s: float = 0.0, repeat: bool = True, **place: str | int) -> A:
+    async def ask(
+        self, endpoint: Endpoint[B, A], body: B, *, wait_s: float = 0.0, repeat: bool = True, **place: str | int
+    ) -> A:
         """`place` fills the path. Raises ServerError with the server's sentence."""
         path = endpoint.path.format(**place)
         if endpoint.method != "POST" and body is not None:
@@ -147,11 +151,15 @@ class ServerClient:
 
     # ------------------------------------------------------------------ plumbing
 
-    async def _send(self, method: str, path: str, body: bytes | None = None, *, wait_s: float = 0.0, repeat: bool = True) -> bytes:
+    async def _send(
+        self, method: str, path: str, body: bytes | None = None, *, wait_s: float = 0.0, repeat: bool = True
+    ) -> bytes:
         repeats = Repeats(self._patience_s)
         while True:
             try:
-                answer = await self._http.request(method, path, content=body, timeout=httpx.Timeout(self._timeout_s + wait_s))
+                answer = await self._http.request(
+                    method, path, content=body, timeout=httpx.Timeout(self._timeout_s + wait_s)
+                )
             except httpx.TransportError as error:
                 unsent = isinstance(error, httpx.ConnectError)
                 if not (repeat or unsent) or (pause := repeats.next_pause()) is None:

@@ -34,9 +34,13 @@ def check_agent_file(recipe: Recipe) -> None:
         return
     source, _, name = recipe.agent.rpartition(":")
     if not source or not name:
-        raise ConfigError(f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'")
+        raise ConfigError(
+            f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'"
+        )
     if source.endswith(".py") and not (recipe.folder / source).is_file():
-        raise ConfigError(f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe")
+        raise ConfigError(
+            f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe"
+        )
 
 
 def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:
@@ -48,7 +52,9 @@ def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> L
         raise ConfigError(f"agent {name!r} is a class; name a function that takes a task's input")
     call = found if inspect.isroutine(found) else type(found).__call__
     if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
-        raise ConfigError(f"agent {name!r} is a generator; return one answer instead of yielding (consume the stream inside the agent)")
+        raise ConfigError(
+            f"agent {name!r} is a generator; return one answer instead of yielding (consume the stream inside the agent)"
+        )
     _check_signature(name, found)
     return LoadedAgent(name=name, function=found, is_async=inspect.iscoroutinefunction(call))
 
@@ -81,7 +87,9 @@ def agent_reference(agent: str | Callable[..., Any]) -> str:
     if module_name != "__main__" and "." in module_name:
         return f"{module_name}:{name}"
     if file is None:
-        raise ConfigError(f"agent {name!r} lives in an interactive session; put it into a file and name it: 'agent.py:{name}'")
+        raise ConfigError(
+            f"agent {name!r} lives in an interactive session; put it into a file and name it: 'agent.py:{name}'"
+        )
     return f"{Path(file).resolve()}:{name}"
 
 

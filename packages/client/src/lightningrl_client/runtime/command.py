@@ -76,7 +76,9 @@ def command_agent(
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         sys.stderr.write(Mask([key]).text(errors.decode(errors="replace")))
-        return read_output(" ".join(command), process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
+        return read_output(
+            " ".join(command), process.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
+        )
 
     return answer
 
@@ -91,7 +93,9 @@ def read_output(command: str, status: int | None, output: str, errors: str) -> A
             what = f"ended with status {status}"
         # many programs warn on stderr, and say why on stdout
         texts = [text.strip() for text in (errors, output) if text.strip()]
-        raise CommandFailed("\n".join([f"{command!r} {what}", *(text[-(LONGEST_TAIL // len(texts)) :] for text in texts)]))
+        raise CommandFailed(
+            "\n".join([f"{command!r} {what}", *(text[-(LONGEST_TAIL // len(texts)) :] for text in texts)])
+        )
     answer = lines[-1].strip()
     if answer[0] not in '{["':
         return answer

@@ -81,7 +81,9 @@ class ThreadLauncher:
         for worker in self._workers:
             await asyncio.to_thread(worker.ended.wait, max(0.0, until - time.monotonic()))
         if self._workers:
-            async with ServerClient(self._settings.server_url, self._settings.worker_key, patience_s=STOP_PATIENCE_S) as client:
+            async with ServerClient(
+                self._settings.server_url, self._settings.worker_key, patience_s=STOP_PATIENCE_S
+            ) as client:
                 await give_back(client, f"{self._settings.worker_id}-")
             for attempt, reporter in [known for worker in self._workers for known in tuple(worker.attempts.items())]:
                 attempt.rollout.is_over = True
@@ -156,7 +158,9 @@ class ThreadWorker(Worker):
 
     def tell_lost(self, sentence: str) -> None:
         """To whoever waits for the workers: no other would fare better."""
-        beat = WorkerBeat(pid=os.getpid(), host=socket.gethostname(), state=WorkerState.LOST, error=clean_text(sentence))
+        beat = WorkerBeat(
+            pid=os.getpid(), host=socket.gethostname(), state=WorkerState.LOST, error=clean_text(sentence)
+        )
         try:
             with closing(ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=0.0)) as client:
                 client.beat(self._settings.worker_id, beat)

@@ -57,7 +57,9 @@ class WorkerLauncher(Protocol):
 def check_launcher(runtime: RuntimeConfig, plugins: PluginManager) -> None:
     """Raise PluginError or ConfigError where the recipe's launcher is not installed or does not take its settings."""
     plugin = plugins.find("lightningrl_worker_launchers", runtime.launcher)
-    check_options(plugin.factory, runtime.launchers.get(runtime.launcher, {}), what=f"worker launcher {runtime.launcher!r}")
+    check_options(
+        plugin.factory, runtime.launchers.get(runtime.launcher, {}), what=f"worker launcher {runtime.launcher!r}"
+    )
 
 
 def build_launcher(runtime: RuntimeConfig, plugins: PluginManager) -> WorkerLauncher:
@@ -66,5 +68,7 @@ def build_launcher(runtime: RuntimeConfig, plugins: PluginManager) -> WorkerLaun
     options: Mapping[str, Any] = runtime.launchers.get(runtime.launcher, {})
     launcher = plugins.find("lightningrl_worker_launchers", runtime.launcher).build(**options)
     if not isinstance(launcher, WorkerLauncher):
-        raise PluginError(f"worker launcher {runtime.launcher!r} has no start, stop or describe; see lightningrl_client.runtime.launcher")
+        raise PluginError(
+            f"worker launcher {runtime.launcher!r} has no start, stop or describe; see lightningrl_client.runtime.launcher"
+        )
     return launcher

@@ -124,7 +124,9 @@ class WorkerPool:
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.stop()
 
     async def _until(self, event: asyncio.Event) -> None:
@@ -151,7 +153,11 @@ class WorkerPool:
                 try:
                     found = await client.ask(api.WORKERS, where, wait_s=LOOK_S)
                 except ServerError as error:
-                    self._fail(WorkerPoolError(f"the worker pool {'has lost' if seen else 'cannot work for'} the server: {error}"))
+                    self._fail(
+                        WorkerPoolError(
+                            f"the worker pool {'has lost' if seen else 'cannot work for'} the server: {error}"
+                        )
+                    )
                     return
                 seen = found.version
                 self._note(found.workers)

@@ -47,7 +47,9 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
                     kwargs = {**kwargs, "env": env}
         wrapped(*args, **kwargs)
 
-    def prepare(wrapped: Callable[..., dict[str, Any]], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def prepare(
+        wrapped: Callable[..., dict[str, Any]], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
         data = wrapped(*args, **kwargs)
         ours = {} if redirection.scope.exclusive else attempt_variables(redirection, os.environ)
         return {**data, "lightningrl": _Variables(ours)} if ours else data

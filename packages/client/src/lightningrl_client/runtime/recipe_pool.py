@@ -28,8 +28,8 @@ def start_pool(
     patience_s: float = 60.0,
     part: tuple[int, int] = (0, 1),
 ) -> WorkerPool | None:
-    """The recipe's worker pool, not started; None where the recipe has no workers here. `part`: the how-manieth of how many servers this
-    is, each of which gets its share."""
+    """The recipe's worker pool, not started; None where the recipe has no workers here. `part`: the how-manieth of how
+    many servers this is, each of which gets its share."""
     number, servers = part
     workers = 0 if recipe is None else len(range(number, recipe.runtime.workers, servers))
     if recipe is None or workers == 0:

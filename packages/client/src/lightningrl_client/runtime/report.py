@@ -62,11 +62,15 @@ def as_json(output: Any) -> Any:
         raise ValueError(f"returned a {type(output).__name__} that cannot be kept: {problem}") from problem
     length = len(json.dumps(kept, ensure_ascii=False))
     if length > LONGEST_OUTPUT:
-        raise ValueError(f"returned {length} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at")
+        raise ValueError(
+            f"returned {length} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at"
+        )
     return kept
 
 
-def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False) -> Result:
+def report_exception(
+    error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False
+) -> Result:
     """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else
     the agent's. `is_in_thread`: a sync agent ran in another thread than the main one, which what it raised may come
     of."""
@@ -114,7 +118,9 @@ def is_of_server(error: BaseException, rollout: ActiveRollout) -> bool:
     status = status_of(error)
     if status is None or status < 500:
         return False
-    url = getattr(getattr(error, "response", None), "url", "") or getattr(getattr(error, "request_info", None), "real_url", "")
+    url = getattr(getattr(error, "response", None), "url", "") or getattr(
+        getattr(error, "request_info", None), "real_url", ""
+    )
     return status in BUSY_STATUSES or rollout.base_path in str(url)
 
 

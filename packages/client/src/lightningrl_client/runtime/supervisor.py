@@ -83,7 +83,9 @@ class Supervisor:
         self._plan = plan
         self._settings = plan.settings
         self._name = plan.settings.worker_id
-        self._client = ServerClient(plan.settings.server_url, plan.settings.worker_key, patience_s=plan.settings.patience_s)
+        self._client = ServerClient(
+            plan.settings.server_url, plan.settings.worker_key, patience_s=plan.settings.patience_s
+        )
         self._workers = workers
         self._living: dict[int, _Life] = {}
         self._stopping = asyncio.Event()
@@ -220,13 +222,17 @@ class Supervisor:
                 )
             if len(life.held) > len(overdue):  # a slot's id goes on after a slash: `w-1/` is none of `w-10`
                 why = "ran longer than its time limit" if life.is_overdue else "was cancelled"
-                await give_back(self._client, f"{life.worker_id}/", f"its worker was killed because another attempt {why}")
+                await give_back(
+                    self._client, f"{life.worker_id}/", f"its worker was killed because another attempt {why}"
+                )
             return
         if life.process.failure:
             raise ConfigError(clean_text(life.process.failure))
         how = describe_exit(status)
         if not self._has_been_ready and status not in (KILLED, LOST_STATUS):
-            raise ConfigError(f"agent {self._settings.agent!r}: the worker {how} while it imported the agent; see {log}")
+            raise ConfigError(
+                f"agent {self._settings.agent!r}: the worker {how} while it imported the agent; see {log}"
+            )
         logger.warning("worker %d %s; see %s", index, how, log)
         sentence = f"the worker process {how} while it ran the agent; see {log}"
         await self._report(life.held.values(), Outcome.INFRASTRUCTURE_ERROR, sentence)
@@ -283,7 +289,9 @@ async def end_attempts(client: ServerClient, prefix: str, error: str) -> None:
         await _end(client, attempt, Outcome.INFRASTRUCTURE_ERROR, error)
 
 
-async def _end(client: ServerClient, attempt: RunningAttempt, outcome: Outcome, error: str, duration_s: float = 0.0) -> None:
+async def _end(
+    client: ServerClient, attempt: RunningAttempt, outcome: Outcome, error: str, duration_s: float = 0.0
+) -> None:
     try:
         await client.finish_attempt(attempt.rollout_id, attempt.attempt, outcome, None, error, duration_s)
     except ServerError as problem:

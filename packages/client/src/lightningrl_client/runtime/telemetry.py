@@ -46,7 +46,9 @@ class Telemetry:
     def attempt_span(self, agent: str) -> Iterator[None]:
         """The attempt's root span, so that all of it is one trace."""
         attributes = {conventions.OPERATION_NAME: conventions.INVOKE_WORKFLOW, conventions.WORKFLOW_NAME: agent}
-        span = self._tracer.start_span(f"{conventions.INVOKE_WORKFLOW} {agent}", otel_context.Context(), SpanKind.INTERNAL, attributes)
+        span = self._tracer.start_span(
+            f"{conventions.INVOKE_WORKFLOW} {agent}", otel_context.Context(), SpanKind.INTERNAL, attributes
+        )
         with trace.use_span(span, end_on_exit=True):
             yield
 
@@ -83,7 +85,11 @@ def load_adapter(name: str) -> Adapter:
                 f"adapter {name!r} cannot find its framework: {error.__cause__}; install it, or the versions that the adapter was tested "
                 f"with: pip install '{plugin.distribution.partition(' ')[0]}[instruments]'"
             ) from error
-    missing = [method for method in ("instrument", "uninstrument", "call_origin") if not callable(getattr(adapter, method, None))]
+    missing = [
+        method
+        for method in ("instrument", "uninstrument", "call_origin")
+        if not callable(getattr(adapter, method, None))
+    ]
     if missing:
         raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.call_origin.Adapter")
     return adapter  # type: ignore[no-any-return]
@@ -95,4 +101,6 @@ def instrument(adapter: Adapter, provider: TracerProvider) -> None:
     try:
         adapter.instrument(tracer_provider=provider, raise_exception_on_conflict=True)
     except Exception as error:  # whatever an instrumentor refuses with
-        raise PluginError(f"adapter {type(adapter).__name__} cannot be hooked in: {error}; install what it instruments") from error
+        raise PluginError(
+            f"adapter {type(adapter).__name__} cannot be hooked in: {error}; install what it instruments"
+        ) from error

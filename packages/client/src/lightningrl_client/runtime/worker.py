@@ -108,7 +108,9 @@ class Worker:
         self._runner = asyncio.Runner()
         self._shared_loop: asyncio.AbstractEventLoop | None = None
         self._slots: dict[threading.Thread, asyncio.Future[None]] = {}
-        self._heart = Heart(self._client(), settings.worker_id, lease_s=settings.lease_s, on_stop=self.stop, on_revoked=self._revoke)
+        self._heart = Heart(
+            self._client(), settings.worker_id, lease_s=settings.lease_s, on_stop=self.stop, on_revoked=self._revoke
+        )
         self._heart.say(WorkerState.STARTING)
         self._place = place or Workplace.open(settings)
         self._agent, self._telemetry, self._scope = (
@@ -145,7 +147,9 @@ class Worker:
         """Serve in as many threads as attempts may run at a time, with this loop for the async agents in them."""
         self._shared_loop = asyncio.get_running_loop()
         for slot in range(self._settings.concurrency):
-            thread = threading.Thread(target=self._serve_slot, args=(slot,), name=f"lightningrl-slot-{slot}", daemon=True)
+            thread = threading.Thread(
+                target=self._serve_slot, args=(slot,), name=f"lightningrl-slot-{slot}", daemon=True
+            )
             self._slots[thread] = self._shared_loop.create_future()
         for thread in self._slots:
             thread.start()
@@ -174,7 +178,9 @@ class Worker:
             if lease is None:
                 self._waiting.add(client)
                 try:
-                    lease = client.lease(worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s)
+                    lease = client.lease(
+                        worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s
+                    )
                 except ServerError as error:
                     if not self._stopping.is_set():
                         self.lost = f"worker {worker_id} has lost the server: {error}"
@@ -191,7 +197,9 @@ class Worker:
         client.close()
 
     def _run_lease(self, lease: Lease, client: ControlClient, then: ThenLease) -> Lease | None:
-        rollout = ActiveRollout(rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key)
+        rollout = ActiveRollout(
+            rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key
+        )
         try:
             return self._run_attempt(Attempt(lease, rollout), client, then)
         except ServerError as error:

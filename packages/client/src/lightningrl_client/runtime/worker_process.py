@@ -45,7 +45,9 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._is_reaped = False
         self._life = asyncio.create_task(self._live(), name=f"life of process {process.pid}")
-        threading.Thread(target=self._reap, args=(asyncio.get_running_loop(),), name="worker-reaper", daemon=True).start()
+        threading.Thread(
+            target=self._reap, args=(asyncio.get_running_loop(),), name="worker-reaper", daemon=True
+        ).start()
 
     @classmethod
     def spawn(cls, settings: WorkerSettings, environment: Mapping[str, str], log: Path | None) -> Self:

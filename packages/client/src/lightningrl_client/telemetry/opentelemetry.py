@@ -55,11 +55,11 @@ class OpenTelemetryAdapter:
         """The model's span that runs here, and its agent; else the agent that runs here; None = no span tells."""
         if self._spans is None:
             return None
-        here = [one for one in self._spans.running_here() if is_foreign(one.span)]
+        here = [span for span in self._spans.running_here() if is_foreign(span.span)]
         span = find_call(here, self._spans.innermost())
         if span is None:
             return None
-        agent = next((name for name in (agent_of(one) for one in (span, *here)) if name is not None), None)
+        agent = next((name for name in (agent_of(open_span) for open_span in (span, *here)) if name is not None), None)
         if agent is not None and kind_of(span) not in (Kind.MODEL, Kind.UNSAID):
             return CallOrigin(agent=agent)  # a bare client inside of an agent: the call has no span of its own
         context = span.span.get_span_context()
@@ -73,31 +73,31 @@ def find_call(here: list[OpenSpan], innermost: list[OpenSpan]) -> OpenSpan | Non
     So, where no model's span is around, the one innermost span that runs is taken if it lies below what runs here and
     may be a model's.
     """
-    for one in here:
-        around: OpenSpan | None = one
+    for span in here:
+        around: OpenSpan | None = span
         while around is not None and kind_of(around) in (Kind.UNSAID, Kind.OTHER):
             around = around.parent
         if around is not None and kind_of(around) is Kind.MODEL:
             return around
-    foreign = [one for one in innermost if is_foreign(one.span)]
+    foreign = [span for span in innermost if is_foreign(span.span)]
     if len(foreign) == 1 and kind_of(foreign[0]) is Kind.UNSAID and (not here or is_below(foreign[0], here[0])):
         return foreign[0]
     return here[0] if here else None
 
 
 def is_foreign(span: ReadableSpan) -> bool:
-    """Not made by us or by an adapter of ours."""
+    """True if neither we nor an adapter of ours made it."""
     scope = span.instrumentation_scope
     return scope is None or not scope.name.startswith("lightningrl")
 
 
-def kind_of(one: OpenSpan) -> Kind:
-    return read_kind(one.span.attributes or {}) if is_foreign(one.span) else Kind.AGENT
+def kind_of(span: OpenSpan) -> Kind:
+    return read_kind(span.span.attributes or {}) if is_foreign(span.span) else Kind.AGENT
 
 
-def agent_of(one: OpenSpan) -> str | None:
+def agent_of(span: OpenSpan) -> str | None:
     """The nearest agent named on the way up."""
-    above: OpenSpan | None = one
+    above: OpenSpan | None = span
     while above is not None:
         name = read_agent(above.span.name, above.span.attributes or {})
         if name is not None:
@@ -106,23 +106,28 @@ def agent_of(one: OpenSpan) -> str | None:
     return None
 
 
-def is_below(one: OpenSpan, other: OpenSpan) -> bool:
-    above: OpenSpan | None = one
+def is_below(span: OpenSpan, other: OpenSpan) -> bool:
+    above: OpenSpan | None = span
     while above is not None and above is not other:
         above = above.parent
     return above is other
 
 
-def translate(span: ReadableSpan, one: OpenSpan) -> ReadableSpan:
-    """The span with our attributes added; one of ours is as it is."""
+def translate(span: ReadableSpan, opened: OpenSpan) -> ReadableSpan:
+    """Add our attributes to a span; one of ours is as it is."""
     if not is_foreign(span):
         return span
     attributes = dict(span.attributes or {})
-    exceptions = [str((event.attributes or {}).get("exception.type", "")) for event in span.events if event.name == "exception"]
-    told = with_events(attributes, ((event.name, event.attributes or {}) for event in span.events))
-    reading = read_span(span.name, told, SpanState(span.status.status_code.name.lower()), exceptions)
-    added = our_attributes(reading, agent_of(one))
-    cut = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in {**attributes, **added}.items()}
+    exceptions = [
+        str((event.attributes or {}).get("exception.type", "")) for event in span.events if event.name == "exception"
+    ]
+    with_tool = with_events(attributes, ((event.name, event.attributes or {}) for event in span.events))
+    reading = read_span(span.name, with_tool, SpanState(span.status.status_code.name.lower()), exceptions)
+    added = our_attributes(reading, agent_of(opened))
+    cut = {
+        key: value[:LONGEST_VALUE] if isinstance(value, str) else value
+        for key, value in {**attributes, **added}.items()
+    }
     return ReadableSpan(
         name=span.name,
         context=span.get_span_context(),

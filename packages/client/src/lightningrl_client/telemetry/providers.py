@@ -69,7 +69,9 @@ class ProviderWatch:
         if not isinstance(instance, WorkerTracerProvider):
             self._listen(instance)
 
-    def _made_logger(self, wrapped: Callable[..., Any], instance: LoggerProvider, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _made_logger(
+        self, wrapped: Callable[..., Any], instance: LoggerProvider, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         wrapped(*args, **kwargs)
         instance.add_log_record_processor(self._evaluations)
 

@@ -30,30 +30,30 @@ class OpenSpan:
 
     __slots__ = ("children", "earlier", "is_over", "number", "parent", "rollout", "span")
 
-    def __init__(self, span: Span, rollout: ActiveRollout, parent: OpenSpan | None, earlier: OpenSpan | None, number: int) -> None:
+    def __init__(
+        self, span: Span, rollout: ActiveRollout, parent: OpenSpan | None, earlier: OpenSpan | None, number: int
+    ) -> None:
         self.span = span
         self.rollout = rollout
         self.parent = parent
         self.earlier = earlier
-        """What ran in this context when the span was started."""
+        """The span that ran in this context when this one was started."""
         self.number = number
         """Larger = started later."""
         self.children: dict[int, OpenSpan] = {}
-        """Those that run."""
+        """Children that run, by span id."""
         self.is_over = False
 
     @property
     def runs(self) -> bool:
-        """Neither it nor its parent has ended. A span that outlives its parent was abandoned: nobody reads the stream
-        to its end."""
+        """True if neither it nor its parent has ended: a span that outlives its parent is an abandoned stream's."""
         return not self.is_over and not (self.parent is not None and self.parent.is_over)
 
 
 class RolloutSpanProcessor(SpanProcessor):
     """Gives each ended span to the rollout that was current when it started; spans outside of rollouts are nobody's.
 
-    It listens to our provider and to those of the agent's own code, so nothing that one of them does (a shutdown) is
-    about it.
+    It listens to our provider and to those of the agent's own code, so a shutdown of one of them is not about it.
     """
 
     def __init__(self, scope: RolloutScope) -> None:
@@ -73,19 +73,19 @@ class RolloutSpanProcessor(SpanProcessor):
         while earlier is not None and (earlier.is_over or earlier.rollout is not rollout):
             earlier = earlier.earlier
         span_id = span.get_span_context().span_id
-        self._open[span_id] = one = OpenSpan(span, rollout, parent, earlier, next(self._numbers))
+        self._open[span_id] = opened = OpenSpan(span, rollout, parent, earlier, next(self._numbers))
         if parent is not None:
-            parent.children[span_id] = one
-        self._latest.set(one)
+            parent.children[span_id] = opened
+        self._latest.set(opened)
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
-        one = None if context is None else self._close(context.span_id)
-        if one is not None:
-            self._keep(span if self.translate is None else self.translate(span, one), one.rollout)
+        opened = None if context is None else self._close(context.span_id)
+        if opened is not None:
+            self._keep(span if self.translate is None else self.translate(span, opened), opened.rollout)
 
     def add(self, span: ReadableSpan) -> None:
-        """A span that nobody started, for the current rollout; outside of rollouts it is nobody's."""
+        """Add a span that nobody started to the current rollout; outside of rollouts it is nobody's."""
         rollout = self._scope.current()
         if rollout is not None:
             self._keep(span, rollout)
@@ -98,32 +98,34 @@ class RolloutSpanProcessor(SpanProcessor):
 
     def forget(self, rollout: ActiveRollout) -> None:
         """Drop the spans of an attempt that is over and that never ended."""
-        for span_id in [span_id for span_id, one in self._open.copy().items() if one.rollout is rollout]:
-            self._close(span_id)
+        for span_id, opened in self._open.copy().items():
+            if opened.rollout is rollout:
+                self._close(span_id)
 
     def running_here(self) -> list[OpenSpan]:
-        """Spans that run in this context, for the current rollout: the one started last in it, the one set in it;
-        innermost first."""
+        """Spans of the current rollout that run in this context: started last in it, or set in it; innermost first."""
         rollout = self._scope.current()
         latest = self._latest.get()
         while latest is not None and not latest.runs:
             latest = latest.earlier
         ambient = self._open.get(trace.get_current_span().get_span_context().span_id)
-        found = [one for one in (latest, ambient) if one is not None and rollout is not None and one.rollout is rollout and one.runs]
-        return sorted(found, key=lambda one: -one.number)
+        spans = [span for span in (latest, ambient) if span is not None and span.rollout is rollout and span.runs]
+        return sorted(spans, key=lambda span: -span.number)
 
     def innermost(self) -> list[OpenSpan]:
         """The spans of the current rollout that run and have no child that does, in any context."""
         rollout = self._scope.current()
-        return [one for one in self._open.copy().values() if one.rollout is rollout and one.runs and not one.children]
+        return [
+            span for span in self._open.copy().values() if span.rollout is rollout and span.runs and not span.children
+        ]
 
     def _close(self, span_id: int) -> OpenSpan | None:
-        one = self._open.pop(span_id, None)
-        if one is not None:
-            one.is_over = True
-            if one.parent is not None:
-                one.parent.children.pop(span_id, None)
-        return one
+        opened = self._open.pop(span_id, None)
+        if opened is not None:
+            opened.is_over = True
+            if opened.parent is not None:
+                opened.parent.children.pop(span_id, None)
+        return opened
 
     def shutdown(self) -> None:
         """One of the providers was shut down; the others, and the rollouts, go on."""
@@ -137,7 +139,9 @@ class WorkerTracerProvider(TracerProvider):
     """The provider that the worker hands to adapters; independent of OTEL_* sampling settings."""
 
     def __init__(self, spans: RolloutSpanProcessor) -> None:
-        super().__init__(sampler=ALWAYS_ON, resource=Resource({"service.name": "lightningrl-worker"}), shutdown_on_exit=False)
+        super().__init__(
+            sampler=ALWAYS_ON, resource=Resource({"service.name": "lightningrl-worker"}), shutdown_on_exit=False
+        )
         self.add_span_processor(spans)
         self.rollout_spans = spans
 
