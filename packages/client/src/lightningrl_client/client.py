@@ -1,4 +1,4 @@
-"""What a hand-written agent may say of itself: rewards, and what became of its tools.
+"""Reports of a hand-written agent: rewards, and the outcomes of its tools.
 
     report_reward("format", 1.0)                          of the rollout
     report_reward("concise", 0.5, call=reply.id)          of one model call
@@ -54,7 +54,7 @@ def report_reward(name: str, value: float | None, *, call: str | None = None) ->
 
 
 class ToolOutcome:
-    """What `tool` reports when its block ends: set what is known."""
+    """Outcome that `tool` reports when its block ends: set the fields that are known."""
 
     def __init__(self) -> None:
         self.result: Any = None
@@ -65,7 +65,13 @@ class ToolOutcome:
 
 
 @contextmanager
-def tool(name: str, arguments: Any = None, *, id: str | None = None, call: str | None = None) -> Iterator[ToolOutcome]:  # noqa: A002
+def tool(
+    name: str,
+    arguments: Any = None,
+    *,
+    id: str | None = None,  # noqa: A002
+    call: str | None = None,
+) -> Iterator[ToolOutcome]:
     """Report one invocation of a tool: its arguments, result, status, time, and the role around it.
 
     `id` is the model's tool-call id, which says what call asked for it; where the model's answer is no tool call (a

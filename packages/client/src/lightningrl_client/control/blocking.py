@@ -1,5 +1,4 @@
-"""A worker's line to the server: one kept-alive connection, blocking, standard library only, patient while the server
-restarts."""
+"""Client of a worker: one kept-alive connection to the server, blocking, patient while the server restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ TROUBLE: Final = (OSError, http.client.HTTPException)
 NOT_TAKEN: Final = frozenset({400, 413, 422})
 """Statuses that speak of the body, not of the key, of the attempt or of the server."""
 CONTRADICTS: Final = frozenset({404, 409})
-"""Of a report: it names a call that never was, or says another thing of what is known."""
+"""Statuses of a report that names a call that never was, or contradicts another report."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class RefusedError(ServerError):
 
     @property
     def is_of_report(self) -> bool:
-        """Whether an agent's report was wrong; else the server could not take it."""
+        """True if the agent's report was wrong; else the server could not take it."""
         return self.status in NOT_TAKEN | CONTRADICTS
 
 
@@ -78,12 +77,10 @@ class ControlClient:
         return wire.decode(self._send(path, wire.encode(beat), JSON, key=self._worker_key, wait_s=beat.wait_s), Orders)
 
     def report(self, lease: Lease, report: Result) -> Lease | None:
-        """Hand in the attempt's result; the next lease, where the report asks for one and there is one. The first
-        report of an attempt counts.
+        """Hand in the attempt's result, with its own key; returns the next lease, where the report asks for one.
 
-        It is shown the attempt's own key. A result that the server cannot take, whatever is wrong with it, is a failure
-        of the agent's: it is told the server's sentence. Spans that it cannot take are not: they are a view on the
-        rollout.
+        The first report of an attempt counts. A result that the server cannot take is reported as the agent's failure,
+        with the server's sentence; spans that it cannot take are dropped.
         """
         if report.then is not None:
             report = structs.replace(report, then=structs.replace(report.then, key=self._worker_key))
@@ -108,11 +105,11 @@ class ControlClient:
         self.post(f"{lease.base_path}/{report.path}", report, key=lease.key)
 
     def post(self, path: str, report: Report, *, key: str) -> None:
-        """The same from a process that was given the attempt's URL and key alone."""
+        """Hand in a report from a process that was given the attempt's URL and key alone."""
         self._send(path, json.dumps(report.body).encode(), JSON, key=key)
 
     def _export_spans(self, lease: Lease, spans: bytes) -> None:
-        """By themselves, where they were refused with the result: they may be too large for one request with it."""
+        """Send spans that were refused with the result: they may be too large for one request with it."""
         try:
             self._send(_path(TRACES, lease), spans, OTLP, key=lease.key)
         except ServerError as error:
@@ -154,8 +151,8 @@ class ControlClient:
                 if status < 400:
                     return answer
                 if status not in TRY_AGAIN or (pause := repeats.next_pause(says_not_now=True)) is None:
-                    said = read_sentence(answer) or answer[:500].decode(errors="replace")
-                    raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {said}", status)
+                    sentence = read_sentence(answer) or answer[:500].decode(errors="replace")
+                    raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {sentence}", status)
             self._interrupted.wait(pause)
 
     def _exchange(self, path: str, body: bytes, headers: dict[str, str], *, timeout_s: float) -> tuple[int, bytes]:
@@ -172,6 +169,6 @@ class ControlClient:
 
 
 def _path(endpoint: Endpoint[Any, Any], lease: Lease | None) -> str:
-    return (
-        endpoint.path if lease is None else endpoint.path.format(rid=quote(lease.rollout_id, safe=":"), n=lease.attempt)
-    )
+    if lease is None:
+        return endpoint.path
+    return endpoint.path.format(rid=quote(lease.rollout_id, safe=":"), n=lease.attempt)

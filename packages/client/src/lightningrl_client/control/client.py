@@ -79,7 +79,7 @@ class ServerClient:
     # ------------------------------------------------------------------ the run
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
-        """How many are new."""
+        """Queue rollouts; returns how many are new."""
         return (await self.ask(api.CREATE, api.Create(rollouts=specs))).created
 
     async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class ServerClient:
         return tuple((await self.ask(api.WAIT, body, wait_s=wait_s)).finished)
 
     async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
-        """In the order asked."""
+        """Read trajectories, in the order of `rollout_ids`."""
         body = wire.encode(api.RolloutIds(rollout_ids=rollout_ids))
         answer = await self._send("POST", api.TRAJECTORIES.path, body)
         with reading_answer(self._url):
@@ -107,14 +107,14 @@ class ServerClient:
         return (await self.ask(api.ROLLBACK, api.Rollback(after=after))).count
 
     async def forget_rollouts(self, through: int, slack: int = 0) -> int:
-        """Of steps up to `through`; how many."""
+        """Forget rollouts of steps up to `through`; returns how many."""
         return (await self.ask(api.FORGET, api.Forget(through=through, slack=slack))).count
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return (await self.ask(api.CANCEL, api.Cancel(rollout_ids=rollout_ids))).count
 
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
-        """Queue those that failed again; how many."""
+        """Queue again those that failed; returns how many."""
         return (await self.ask(api.RETRY, api.Retry(rollout_ids=rollout_ids, timeout_s=timeout_s))).count
 
     async def interrupt(self, reason: str) -> int:
@@ -170,6 +170,7 @@ class ServerClient:
                 if answer.status_code < 400:
                     return answer.content
                 if answer.status_code not in TRY_AGAIN or (pause := repeats.next_pause(says_not_now=True)) is None:
-                    shown = f"the server answered {answer.request.url.path!r} with {answer.status_code}: {answer.text[:300]!r}"
+                    status, path = answer.status_code, answer.request.url.path
+                    shown = f"the server answered {path!r} with {status}: {answer.text[:300]!r}"
                     raise ServerError(read_sentence(answer.content) or shown)
             await asyncio.sleep(pause)

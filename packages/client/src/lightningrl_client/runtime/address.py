@@ -32,7 +32,7 @@ def reachable_url(server_url: str) -> str:
 
 
 def is_loopback(server_url: str) -> bool:
-    """Whether only this machine reaches the url."""
+    """True if only this machine reaches the url."""
     host = urlsplit(server_url).hostname or ""
     try:
         return ip_address(host).is_loopback

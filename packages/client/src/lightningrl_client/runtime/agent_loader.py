@@ -1,5 +1,4 @@
-"""Finds the user's agent, by `"agent.py:answer"`, `"package.module:function"` or the object itself, and sees how to
-call it."""
+"""Loads the user's agent, by `"agent.py:answer"`, `"package.module:function"` or the object itself."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class LoadedAgent:
 
 
 def check_agent_file(recipe: Recipe) -> None:
-    """Only whether it can be found; workers import it. Raises ConfigError."""
+    """Raise ConfigError where the agent's file is not there; it is workers who import it."""
     if not isinstance(recipe.agent, str):
         return
     source, _, name = recipe.agent.rpartition(":")
@@ -44,19 +43,19 @@ def check_agent_file(recipe: Recipe) -> None:
 
 
 def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:
-    """Import what `agent` names. Raises ConfigError, with one sentence, if it is not there, cannot be imported, or is
-    no agent."""
-    found = load_callable(agent, base_dir) if isinstance(agent, str) else agent
+    """Import the agent. Raises ConfigError if it is not there, cannot be imported, or is no agent."""
+    function = load_callable(agent, base_dir) if isinstance(agent, str) else agent
     name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", type(agent).__name__)
-    if inspect.isclass(found):
+    if inspect.isclass(function):
         raise ConfigError(f"agent {name!r} is a class; name a function that takes a task's input")
-    call = found if inspect.isroutine(found) else type(found).__call__
+    call = function if inspect.isroutine(function) else type(function).__call__
     if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
         raise ConfigError(
-            f"agent {name!r} is a generator; return one answer instead of yielding (consume the stream inside the agent)"
+            f"agent {name!r} is a generator; return one answer instead of yielding "
+            "(consume the stream inside the agent)"
         )
-    _check_signature(name, found)
-    return LoadedAgent(name=name, function=found, is_async=inspect.iscoroutinefunction(call))
+    _check_signature(name, function)
+    return LoadedAgent(name=name, function=function, is_async=inspect.iscoroutinefunction(call))
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:
@@ -69,7 +68,8 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
     except TypeError:
         shown = f"({', '.join(signature.parameters)})" if signature.parameters else "no argument"
         raise ConfigError(
-            f"agent {name!r} takes {shown}; an agent is called with one argument, the task's input: give the others defaults"
+            f"agent {name!r} takes {shown}; an agent is called with one argument, the task's input: "
+            "give the others defaults"
         ) from None
 
 
@@ -81,7 +81,8 @@ def agent_reference(agent: str | Callable[..., Any]) -> str:
     is_of_an_object = inspect.ismethod(agent) and not inspect.isclass(agent.__self__)
     if not module_name or not name or "<" in name or is_of_an_object:
         raise ConfigError(
-            f"agent {agent!r} cannot be found by a worker process; define it at the top of a module, or name it: 'agent.py:answer'"
+            f"agent {agent!r} cannot be found by a worker process; define it at the top of a module, "
+            "or name it: 'agent.py:answer'"
         )
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if module_name != "__main__" and "." in module_name:
@@ -94,7 +95,7 @@ def agent_reference(agent: str | Callable[..., Any]) -> str:
 
 
 def runs_in_process(recipe: Recipe) -> bool:
-    """Whether the agent is an object that no other process can import, and its workers are to be on this machine."""
+    """True if the agent is an object that no other process can import, and its workers are to be on this machine."""
     try:
         agent_reference(recipe.agent)
     except ConfigError:

@@ -22,7 +22,7 @@ from lightningrl_client.runtime.report import report_exception, report_output
 __all__ = ["Attempt", "RunOnLoop"]
 
 CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
-"""Of the agent's own loop, and of one that several agents share."""
+"""Cancellation on the agent's own loop, and on a loop that several agents share."""
 RunOnLoop = Callable[[Awaitable[Any]], Any]
 """Runs an awaitable on the worker's loop, in the caller's context, and returns its result."""
 

@@ -41,7 +41,7 @@ class Heart:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lightningrl-heart", daemon=True)
         self.grace_s = 0.0
-        """How long an attempt may go on beyond its limit before the worker is to be killed."""
+        """Seconds that an attempt may go on beyond its limit before the worker is to be killed."""
 
     def start(self) -> None:
         """The worker is ready."""

@@ -56,7 +56,7 @@ class ThreadLauncher:
         self._is_stopping = False
         self._lock = threading.Lock()
         self._variables: dict[str, str | None] = {}
-        """Of the environment, as they were."""
+        """Variables of the environment, as they were."""
 
     async def start(self, count: int, plan: WorkerPlan) -> None:
         """One worker that runs as many attempts at a time as `count` would: so async agents share an event loop, and
@@ -112,15 +112,15 @@ class ThreadLauncher:
         threading.Thread(target=worker.run, name=f"lightningrl-{settings.worker_id}", daemon=True).start()
 
     def _replace(self, worker: ThreadWorker) -> None:
-        """In a thread of the worker that was left with an attempt."""
+        """Have another worker go on; called in a thread of the worker that was left with an attempt."""
         with self._lock:
             self._left += 1
             is_first, worker.is_replaced = not worker.is_replaced, True
         try:
             if self._left >= MOST_LEFT:
                 worker.tell_lost(
-                    f"{self._left} rollouts did not stop at their time limit, and threads cannot be killed; put the agent into a file "
-                    "(agent = 'agent.py:answer'), so that it runs in processes that can be"
+                    f"{self._left} rollouts did not stop at their time limit, and threads cannot be killed; "
+                    "put the agent into a file (agent = 'agent.py:answer'), so that it runs in processes that can be"
                 )
             elif is_first:
                 self._add()
@@ -142,7 +142,7 @@ class ThreadWorker(Worker):
         super().__init__(settings, place)
         self.ended = threading.Event()
         self.attempts: dict[Attempt, ControlClient] = {}
-        """Those that run, those that it was left with included, and who reports them."""
+        """Attempts that run, also those that did not stop, with the clients that report them."""
         self.is_replaced = False
         self._on_left = on_left
         self._on_end = on_end

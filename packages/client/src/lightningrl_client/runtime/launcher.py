@@ -1,7 +1,8 @@
-"""Where workers run: a launcher has supervisors started there. How workers are, the server knows, wherever they run.
+"""Places where workers run: a launcher has supervisors started there. The state of workers is known to the server.
 
 WorkerPool ─ start, stop ─► WorkerLauncher ─► Supervisor, one per machine ─► worker processes
-                            `local`: here; `ray`: in one actor per node; Kubernetes needs none: `lightningrl work` in a Deployment
+                            `local`: here; `ray`: in one actor per node
+                            Kubernetes needs none: `lightningrl work` in a Deployment
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WorkerPoolError(LightningError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlan:
-    """How workers are to be started."""
+    """Plan by which workers are started."""
 
     settings: WorkerSettings
     """Their ids begin with its `worker_id`."""
@@ -69,6 +70,7 @@ def build_launcher(runtime: RuntimeConfig, plugins: PluginManager) -> WorkerLaun
     launcher = plugins.find("lightningrl_worker_launchers", runtime.launcher).build(**options)
     if not isinstance(launcher, WorkerLauncher):
         raise PluginError(
-            f"worker launcher {runtime.launcher!r} has no start, stop or describe; see lightningrl_client.runtime.launcher"
+            f"worker launcher {runtime.launcher!r} has no start, stop or describe; "
+            "see lightningrl_client.runtime.launcher"
         )
     return launcher

@@ -28,7 +28,7 @@ from lightningrl_client.runtime.supervisor import LocalLauncher
 __all__ = ["WorkerPool", "WorkerPoolError"]
 
 LOOK_S: Final = 30.0
-"""How long the server may hold the question how workers are; it answers at once where one's state changes."""
+"""Seconds that the server may hold the question for the workers' states; it answers at once where one changes."""
 
 logger = logging.getLogger(__name__)
 
@@ -151,16 +151,13 @@ class WorkerPool:
             while self._failure is None:
                 where = api.WorkerFilter(prefix=settings.worker_id, seen=seen, wait_s=LOOK_S)
                 try:
-                    found = await client.ask(api.WORKERS, where, wait_s=LOOK_S)
+                    answer = await client.ask(api.WORKERS, where, wait_s=LOOK_S)
                 except ServerError as error:
-                    self._fail(
-                        WorkerPoolError(
-                            f"the worker pool {'has lost' if seen else 'cannot work for'} the server: {error}"
-                        )
-                    )
+                    verb = "has lost" if seen else "cannot work for"
+                    self._fail(WorkerPoolError(f"the worker pool {verb} the server: {error}"))
                     return
-                seen = found.version
-                self._note(found.workers)
+                seen = answer.version
+                self._note(answer.workers)
 
     def _note(self, workers: Sequence[api.WorkerRecord]) -> None:
         for worker in workers:

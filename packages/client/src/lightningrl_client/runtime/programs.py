@@ -1,7 +1,8 @@
 """Programs that an agent starts call models for the rollout that started them, however many run in the process.
 
-    subprocess.Popen (asyncio and anyio use it)    its `env`            ┐ the attempt's address and key, in the place of
-    multiprocessing, `spawn` and `forkserver`      what the child reads ┘ those that the process has; a forked child has our patches
+    subprocess.Popen (asyncio and anyio use it)    its `env`            ┐ the attempt's address and key, in the place
+    multiprocessing, `spawn` and `forkserver`      what the child reads ┘ of those that the process has
+    multiprocessing, `fork`                        nothing: a forked child has our patches
 
 An environment of the caller's own that names neither an address nor a key of an API is left as it is, and so is one
 that names an address elsewhere: what its author left out stays out.
@@ -25,7 +26,7 @@ from lightningrl_client.runtime.environment import gateway_environment
 __all__ = ["attempt_variables", "programs_attributed"]
 
 PLACE: Final = list(inspect.signature(subprocess.Popen.__init__).parameters).index("env") - 1
-"""Of `env` among Popen's arguments."""
+"""Index of `env` among Popen's arguments."""
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""How an attempt ended, and how an exception becomes an outcome.
+"""Result of an attempt, from what the agent returned or raised.
 
-What an agent returns or raises may be anything: what leaves here is text without lone surrogates, and JSON of a bounded
-size and depth.
+That may be anything; a result has text without lone surrogates, and JSON of a bounded size and depth.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ DEEPEST_OUTPUT: Final = sanitize.DEEPEST - 1  # the body that carries it to the 
 """Lists and dicts within each other."""
 FRAMES: Final = 6
 IN_THREAD: Final = (
-    "the agent ran in a thread of its worker: set runtime.concurrency = 1, and more runtime.workers, and it runs in the main thread of "
-    "each (an agent that is defined in a notebook has to go into a file for that)"
+    "the agent ran in a thread of its worker: set runtime.concurrency = 1, and more runtime.workers, "
+    "and it runs in the main thread of each (an agent that is defined in a notebook has to go into a file for that)"
 )
 _OF_THREAD: Final = re.compile(
-    r"main thread|(same|different|another|other|wrong|that|current) (OS )?thread|in (a )?thread\b|different (event )?loop"
+    r"main thread|(same|different|another|other|wrong|that|current) (OS )?thread|in (a )?thread\b"
+    r"|different (event )?loop"
     r"|_thread\._local|LookupError: <ContextVar|thread[- ]local|no[tn][- ]thread-?safe",
     re.IGNORECASE,
 )
-"""Signals, SQLite, event loops, GUIs, greenlets (Playwright's sync API), and values that were set in the main thread
-alone."""
+"""Words of signals, SQLite, event loops, GUIs, greenlets (Playwright), and values set in the main thread alone."""
 
 
 def report_output(output: Any, *, agent: str, duration_s: float) -> Result:
@@ -57,23 +56,24 @@ def as_json(output: Any) -> Any:
     if output is None:
         raise ValueError("returned nothing; return its answer, which the reward looks at")
     try:
-        kept = to_plain(output, "output", levels=DEEPEST_OUTPUT)
+        plain = to_plain(output, "output", levels=DEEPEST_OUTPUT)
     except NotPlain as problem:
         raise ValueError(f"returned a {type(output).__name__} that cannot be kept: {problem}") from problem
-    length = len(json.dumps(kept, ensure_ascii=False))
+    length = len(json.dumps(plain, ensure_ascii=False))
     if length > LONGEST_OUTPUT:
         raise ValueError(
             f"returned {length} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at"
         )
-    return kept
+    return plain
 
 
 def report_exception(
     error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False
 ) -> Result:
-    """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else
-    the agent's. `is_in_thread`: a sync agent ran in another thread than the main one, which what it raised may come
-    of."""
+    """A failure of the gateway (unreachable, 503, a store that keeps nothing), the context's length, or the agent.
+
+    `is_in_thread`: a sync agent ran in another thread than the main one, which may be why it raised.
+    """
     try:
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
@@ -98,9 +98,9 @@ def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:
 def status_of(error: BaseException) -> int | None:
     """HTTP status that an SDK's exception carries."""
     answer = getattr(error, "response", None)
-    said = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
-    said = said or getattr(error, "status", None)  # aiohttp's
-    return said if isinstance(said, int) else None
+    status = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
+    status = status or getattr(error, "status", None)  # aiohttp's
+    return status if isinstance(status, int) else None
 
 
 def is_context_overflow(error: BaseException) -> bool:
@@ -114,18 +114,17 @@ def is_context_overflow(error: BaseException) -> bool:
 
 
 def is_of_server(error: BaseException, rollout: ActiveRollout) -> bool:
-    """Whether an HTTP error is our server's own failure: any of its 5xx, or one that says that somebody is busy."""
+    """True if an HTTP error is our server's own failure: any of its 5xx, or one that says that somebody is busy."""
     status = status_of(error)
     if status is None or status < 500:
         return False
-    url = getattr(getattr(error, "response", None), "url", "") or getattr(
-        getattr(error, "request_info", None), "real_url", ""
-    )
+    url = getattr(getattr(error, "response", None), "url", "")
+    url = url or getattr(getattr(error, "request_info", None), "real_url", "")
     return status in BUSY_STATUSES or rollout.base_path in str(url)
 
 
 def is_of_thread(error: BaseException) -> bool:
-    """Whether somebody in the chain says that it works in another thread, or lacks what another thread has."""
+    """True if a cause says that it works in another thread, or lacks what another thread has."""
     return any(_OF_THREAD.search(f"{type(cause).__name__}: {cause}") is not None for cause in iterate_causes(error))
 
 

@@ -37,7 +37,7 @@ class WorkerSettings:
     lease_s: float = 30.0
     lease_wait_s: float = 10.0
     patience_s: float = 60.0
-    """How long the server may be away."""
+    """Longest absence of the server."""
     parent_pid: int = 0
     """The worker dies with this process; 0 = with nobody."""
     first_words: int = 0

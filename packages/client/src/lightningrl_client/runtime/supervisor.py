@@ -67,9 +67,9 @@ class _Life:
     """Attempts that it was given and runs no more."""
     was_ready: bool = False
     is_overdue: bool = False
-    """It was killed because an attempt overran."""
+    """True if it was killed because an attempt overran."""
     has_ended: bool = False
-    """What it ran is ended for it, and is none of what it finished."""
+    """True once its attempts were ended for it; they are none that it finished."""
 
     def overdue(self) -> list[_HeldAttempt]:
         now = time.monotonic()
@@ -104,8 +104,7 @@ class Supervisor:
         self._running = asyncio.create_task(self._run(), name=f"supervisor {self._name}")
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more work, give running attempts `grace_s` to finish, then kill. What is killed is given back: others
-        run it."""
+        """Take no more work, let running attempts finish for `grace_s`, then kill; killed attempts are run by others."""
         self._stopping.set()
         settings = self._settings
         until = time.monotonic() + grace_s
@@ -124,11 +123,11 @@ class Supervisor:
         await self._client.close()
 
     async def _run(self) -> None:
-        """Watch; what ends the watch or a slot is told to the server."""
+        """Watch, and tell the server of an error that ends the watch or a slot."""
         watch = asyncio.create_task(self._watch())
         try:
             await asyncio.gather(watch, *self._slots)
-        except Exception as error:  # noqa: BLE001  the boundary: workers that nobody supervises must not be waited for in silence
+        except Exception as error:  # noqa: BLE001  workers that nobody supervises must not be waited for in silence
             self._stopping.set()
             await tell_failure(self._client, self._name, error)
         finally:
@@ -142,8 +141,7 @@ class Supervisor:
                 (held.deadline for life in self._living.values() for held in life.held.values()),
                 default=time.monotonic() + LOOK_S,
             )
-            found = await self._look(seen, min(LOOK_S, max(0.05, soonest - time.monotonic())))
-            seen = found.version
+            seen = (await self._look(seen, min(LOOK_S, max(0.05, soonest - time.monotonic())))).version
             for life in tuple(self._living.values()):
                 if life.overdue() and not (life.is_overdue or life.has_ended):
                     life.is_overdue = True
@@ -152,23 +150,26 @@ class Supervisor:
     async def _look(self, seen: int = 0, wait_s: float = 0.0) -> api.Workers:
         """Ask the server how the workers are and what they run."""
         where = api.WorkerFilter(prefix=f"{self._name}-", seen=seen, wait_s=wait_s)
-        found = await self._client.ask(api.WORKERS, where, wait_s=wait_s)
+        workers = await self._client.ask(api.WORKERS, where, wait_s=wait_s)
         for life in self._living.values():
             if not life.has_ended:
-                self._note(life, found)
-        return found
+                self._note(life, workers)
+        return workers
 
-    def _note(self, life: _Life, found: api.Workers) -> None:
-        """What the process runs. A process that is not ready runs nothing: what is listed was its predecessor's. Of one
-        that a restarted server does not know yet, what was known is kept."""
-        record = _record(life, found)
+    def _note(self, life: _Life, workers: api.Workers) -> None:
+        """Note the attempts that the process runs.
+
+        A process that is not ready runs nothing: the attempts listed were its predecessor's. Nothing is forgotten of a
+        process that a restarted server does not know yet.
+        """
+        record = _record(life, workers)
         life.was_ready = life.was_ready or (record is not None and record.state is WorkerState.READY)
         self._has_been_ready = self._has_been_ready or life.was_ready
         if life.was_ready:
             self._may_follow.set()
         now = time.monotonic()
         held: dict[tuple[str, int], _HeldAttempt] = {}
-        for attempt in found.running:
+        for attempt in workers.running:
             place = attempt.rollout_id, attempt.attempt
             if attempt.worker_id.partition("/")[0] != life.worker_id or not life.was_ready:
                 continue
@@ -208,23 +209,18 @@ class Supervisor:
 
     async def _bury(self, index: int, life: _Life, status: int, log: str) -> None:
         """Report the attempts that ended with the worker; raise if workers die without end."""
-        found = await self._look()
+        record = _record(life, await self._look())
         life.has_ended = True
-        record = _record(life, found)
         if life.is_overdue or (record is not None and record.state is WorkerState.REVOKED):
             overdue = life.overdue() if life.is_overdue else []
             for held in overdue:
                 limit_s = held.deadline - held.started_at
-                await self._report(
-                    [held],
-                    Outcome.TIMEOUT,
-                    f"the agent ran longer than its time limit of {limit_s:g} s; its worker was killed",
-                )
+                why = f"the agent ran longer than its time limit of {limit_s:g} s; its worker was killed"
+                await self._report([held], Outcome.TIMEOUT, why)
             if len(life.held) > len(overdue):  # a slot's id goes on after a slash: `w-1/` is none of `w-10`
                 why = "ran longer than its time limit" if life.is_overdue else "was cancelled"
-                await give_back(
-                    self._client, f"{life.worker_id}/", f"its worker was killed because another attempt {why}"
-                )
+                reason = f"its worker was killed because another attempt {why}"
+                await give_back(self._client, f"{life.worker_id}/", reason)
             return
         if life.process.failure:
             raise ConfigError(clean_text(life.process.failure))
@@ -238,9 +234,8 @@ class Supervisor:
         await self._report(life.held.values(), Outcome.INFRASTRUCTURE_ERROR, sentence)
         self._crashes += 1
         if self._crashes >= MOST_CRASHES:
-            raise WorkerPoolError(
-                f"workers died {self._crashes} times in a row without finishing an attempt (the last one {how}); see {log}"
-            )
+            times = f"{self._crashes} times in a row without finishing an attempt"
+            raise WorkerPoolError(f"workers died {times} (the last one {how}); see {log}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), RESTART_PAUSE_S * 2 ** (self._crashes - 1))
 
@@ -250,9 +245,9 @@ class Supervisor:
             await _end(self._client, held.attempt, outcome, error, time.monotonic() - held.started_at)
 
 
-def _record(life: _Life, found: api.Workers) -> api.WorkerRecord | None:
-    """What the life's process said of itself."""
-    mine = (record for record in found.workers if record.id == life.worker_id and record.pid == life.process.pid)
+def _record(life: _Life, workers: api.Workers) -> api.WorkerRecord | None:
+    """The process's own report of its state, if the server has one."""
+    mine = (record for record in workers.workers if record.id == life.worker_id and record.pid == life.process.pid)
     return next(mine, None)
 
 
@@ -270,8 +265,7 @@ async def tell_failure(client: ServerClient, name: str, error: Exception) -> Non
 
 
 async def give_back(client: ServerClient, prefix: str, reason: str = "the worker pool was stopped") -> None:
-    """Have others run what workers of this prefix did not finish, uncharged. Also what they were leased and never
-    received."""
+    """Have others run, uncharged, what workers of this prefix did not finish, or were leased and never received."""
     try:
         await client.ask(api.INTERRUPT_WORKERS, api.InterruptWorkers(prefix=prefix, reason=reason))
     except ServerError as problem:
@@ -281,11 +275,11 @@ async def give_back(client: ServerClient, prefix: str, reason: str = "the worker
 async def end_attempts(client: ServerClient, prefix: str, error: str) -> None:
     """End what workers of this prefix run: they are gone."""
     try:
-        found = await client.ask(api.WORKERS, api.WorkerFilter(prefix=prefix))
+        workers = await client.ask(api.WORKERS, api.WorkerFilter(prefix=prefix))
     except ServerError as problem:
         logger.warning("what workers ran could not be ended: %s", problem)
         return
-    for attempt in found.running:
+    for attempt in workers.running:
         await _end(client, attempt, Outcome.INFRASTRUCTURE_ERROR, error)
 
 

@@ -82,8 +82,8 @@ def load_adapter(name: str) -> Adapter:
             if not isinstance(error.__cause__, ImportError):
                 raise
             raise PluginError(
-                f"adapter {name!r} cannot find its framework: {error.__cause__}; install it, or the versions that the adapter was tested "
-                f"with: pip install '{plugin.distribution.partition(' ')[0]}[instruments]'"
+                f"adapter {name!r} cannot find its framework: {error.__cause__}; install it, or the versions that the "
+                f"adapter was tested with: pip install '{plugin.distribution.partition(' ')[0]}[instruments]'"
             ) from error
     missing = [
         method

@@ -45,7 +45,7 @@ MOST_HOSTS: Final = 100
 MOST_THREADS: Final = 100
 LONGEST_NAME: Final = 300
 ASYNC_GRACE_S: Final = 5.0
-"""How long an async agent may take to react to its cancellation at the time limit, before the process is killed."""
+"""Seconds that an async agent may take to react to its cancellation at the time limit, before the process is killed."""
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Worker:
             self._end_slot(threading.current_thread())
 
     def _end_slot(self, thread: threading.Thread) -> None:
-        """It serves no more; from any thread, and again."""
+        """Note that the thread serves no more. May be called again, from any thread."""
         assert self._shared_loop is not None
         ended = self._slots[thread]
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -231,13 +231,12 @@ class Worker:
             self._heart.remove(attempt)
 
     def _warn_of_threads(self, rollout: ActiveRollout, threads: ThreadWatch) -> list[str]:
-        """Their names. Where the process is the rollout's, nothing tells a thread that it left behind from one of the
-        next rollout's."""
+        """Names of the threads left behind, in an exclusive process: nothing tells them from the next rollout's."""
         names = threads.left_behind() if self._scope.exclusive else []
         if names:
             logger.warning(
-                "rollout %s: %d threads that it started still run (%s); model calls that they make from now on are taken for those of "
-                "the rollouts that follow; join them before the agent returns",
+                "rollout %s: %d threads that it started still run (%s); model calls that they make from now on are "
+                "taken for those of the rollouts that follow; join them before the agent returns",
                 rollout.rollout_id,
                 len(names),
                 ", ".join(names[:10]),
@@ -245,11 +244,10 @@ class Worker:
         return names
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
-        """Hand in what the agent reported; a failure where it is not taken, the agent's if it is wrong: of a call that
-        never was, say."""
+        """Hand in the agent's reports. Returns a failure where one is refused: the agent's if the report is wrong."""
         try:
-            for one in attempt.rollout.reports:
-                client.hand_in(attempt.lease, one)
+            for report in attempt.rollout.reports:
+                client.hand_in(attempt.lease, report)
         except ServerError as error:
             is_of_agent = isinstance(error, RefusedError) and error.is_of_report
             outcome = Outcome.AGENT_ERROR if is_of_agent else Outcome.INFRASTRUCTURE_ERROR

@@ -61,8 +61,8 @@ def read_failure(line: int) -> str:
     """Why a worker that has ended could not begin; "" = it did, or said nothing. Closes the line."""
     os.set_blocking(line, False)
     try:
-        said = os.read(line, LONGEST_FAILURE)
+        words = os.read(line, LONGEST_FAILURE)
     except OSError:  # what it left behind holds the other end
-        said = b""
+        words = b""
     os.close(line)
-    return "" if READY in said else said.decode(errors="replace")
+    return "" if READY in words else words.decode(errors="replace")

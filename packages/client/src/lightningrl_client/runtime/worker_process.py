@@ -51,38 +51,37 @@ class WorkerProcess:
 
     @classmethod
     def spawn(cls, settings: WorkerSettings, environment: Mapping[str, str], log: Path | None) -> Self:
-        """Start it in a session of its own, so that it and its children can be killed together; it dies with this
-        process.
+        """Start it in a session of its own, so that it and its children can be killed together; it dies with us.
 
-        What it prints is appended to `log`; None = goes to our own stderr. Raises OSError.
+        Its output is appended to `log`; None = goes to our own stderr. Raises OSError.
         """
-        kept = None if log is None else open_private(log)
-        heard, said = os.pipe()
+        output = None if log is None else open_private(log)
+        reads, writes = os.pipe()
         mark = make_mark()
         ours = {name: value for name, value in os.environ.items() if name not in settings.withheld}
         try:
             process = subprocess.Popen(
                 (sys.executable, "-m", "lightningrl_client.runtime.worker"),
                 stdin=subprocess.PIPE,
-                stdout=kept or STDERR,
-                stderr=kept or STDERR,
+                stdout=output or STDERR,
+                stderr=output or STDERR,
                 env=worker_environment(settings.server_url, {**ours, **environment, MARK: mark}, settings.dialects),
                 cwd=settings.base_dir,
                 start_new_session=True,
-                pass_fds=(said,),
+                pass_fds=(writes,),
                 bufsize=0,
             )
         except OSError:
-            os.close(heard)
-            if kept is not None:
-                kept.close()
+            os.close(reads)
+            if output is not None:
+                output.close()
             raise
         finally:
-            os.close(said)
+            os.close(writes)
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already; `wait` says so
-            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid(), first_words=said)))
-        return cls(process, kept, heard, mark)
+            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid(), first_words=writes)))
+        return cls(process, output, reads, mark)
 
     async def kill(self) -> int:
         """End it and what it started, now. May be called again."""
@@ -152,7 +151,7 @@ def bound_log(log: IO[bytes], most_bytes: int = MOST_LOG_BYTES) -> None:
     size = os.fstat(log.fileno()).st_size
     if size <= most_bytes:
         return
-    kept = min(KEPT_LOG_BYTES, most_bytes // 2)
-    end = os.pread(log.fileno(), kept, size - kept)
+    length = min(KEPT_LOG_BYTES, most_bytes // 2)
+    end = os.pread(log.fileno(), length, size - length)
     os.ftruncate(log.fileno(), 0)
     os.write(log.fileno(), b"... this log was cut at %d bytes; what follows is its end\n" % size + end)
