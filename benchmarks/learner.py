@@ -36,7 +36,7 @@ from lightningrl_testing.scripted_services import ScriptedServices
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.device import cpu_threads
 from lightningrl_torch.testing import make_sample, save_policy
-from lightningrl_training.services import PolicyQueries, RolloutServices
+from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 
 VOCABULARY = 768
 SHAPE = {

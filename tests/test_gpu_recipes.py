@@ -22,7 +22,8 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import check_options, load_recipe, parse_setting, with_settings
 from lightningrl_client.runtime.agent_loader import check_agent_file
 from lightningrl_torch.settings import Settings as TorchSettings
-from lightningrl_training.run_folder import LoopState, RunFolder
+from lightningrl_training.checkpoints import LoopState
+from lightningrl_training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "examples").glob("*/gpu/*.toml"))

@@ -27,7 +27,7 @@ from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.critic import value_losses
 from lightningrl_torch.testing import make_sample, save_policy
 from lightningrl_training.evaluator import Evaluator
-from lightningrl_training.services import PolicyQueries
+from lightningrl_training.evidence_services import PolicyQueries
 
 MakeBackend = Callable[..., TorchBackend]
 KINDS = ["trunk", "joint", "own"]

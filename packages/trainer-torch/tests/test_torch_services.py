@@ -17,7 +17,7 @@ from lightningrl.types import Array, GenerateRequest, SamplingSettings
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample
-from lightningrl_training.services import PolicyQueries, RolloutServices
+from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 
 MakeBackend = Callable[..., TorchBackend]
 

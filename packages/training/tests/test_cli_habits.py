@@ -23,7 +23,8 @@ from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.commands.scratch import scratch_folder
 from lightningrl_training.commands.stopping import progress_bar
-from lightningrl_training.run import Run, open_to_readers
+from lightningrl_training.export import open_to_readers
+from lightningrl_training.run import Run
 from lightningrl_training.run_sync import run_sync
 
 RECIPE = """

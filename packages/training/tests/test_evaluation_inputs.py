@@ -14,10 +14,10 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_testing.groups import make_trajectory
+from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.evaluation.candidate import find_candidate
 from lightningrl_training.evaluation.examination import Examination
 from lightningrl_training.evaluation.result import sample_of
-from lightningrl_training.run_folder import LoopState
 from lightningrl_training.task_files import FORMATS
 
 RECIPE = Recipe(

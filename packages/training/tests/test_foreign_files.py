@@ -22,8 +22,9 @@ from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent, new_package
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
+from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.loggers import JsonlLogger
-from lightningrl_training.run_folder import LoopState, RunFolder
+from lightningrl_training.run_folder import RunFolder
 from lightningrl_viewer.reading.origin import newest_run
 from lightningrl_viewer.reading.summary import is_live
 

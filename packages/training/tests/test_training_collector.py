@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -25,11 +24,12 @@ from lightningrl.records import Score
 from lightningrl.types import EngineInfo, Outcome, RolloutSpec, Sample, Task, Trajectory
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_training.build import Parts
+from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.collector import Collector
 from lightningrl_training.loop import Trainer
 from lightningrl_training.policies import Policies, RunningPolicy
 from lightningrl_training.progress import LineProgress
-from lightningrl_training.run_folder import LoopState, RunFolder
+from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.tasks import plan_group
 
 DATA = """
@@ -411,14 +411,3 @@ async def test_groups_that_are_run_again_outlive_a_kill_after_a_step_of_others(s
     async with scene.agents(random.Random(0)):
         await scene.train(**loop)
     assert [{name[:7] for name in scene.server.trained[step]} for step in (1, 2)] == [set(later), set(first)]
-
-
-async def test_a_checkpoint_of_an_earlier_version_goes_on_after_the_tasks_of_its_steps(scene: Scene) -> None:
-    async with scene.agents(random.Random(0)):
-        await scene.train(steps=2)
-        loop = scene.folder / "run" / "checkpoints" / "step-000002" / "loop.json"
-        state = json.loads(loop.read_text(encoding="utf-8"))
-        del state["position"], state["done_beyond"]
-        loop.write_text(json.dumps(state), encoding="utf-8")
-        await scene.train(steps=3)
-    assert {name[:7] for name in scene.server.trained[3]} == {"g000006", "g000007", "g000008"}

@@ -38,6 +38,7 @@ from lightningrl_testing.groups import make_group, make_trajectory, make_transit
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.store_conformance import make_call
 from lightningrl_training.build import Parts
+from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.commands.train import _describe
 from lightningrl_training.doctor.findings import Verdict
 from lightningrl_training.doctor.of_agent import calls_made
@@ -45,8 +46,8 @@ from lightningrl_training.explanations import explain_cache, explain_silence, ex
 from lightningrl_training.loop import Trainer
 from lightningrl_training.policies import Policies, RunningPolicy
 from lightningrl_training.progress import LineProgress
-from lightningrl_training.run import OpenRun
-from lightningrl_training.run_folder import LoopState, RunFolder
+from lightningrl_training.run_folder import RunFolder
+from lightningrl_training.start import OpenRun
 from lightningrl_training.tasks import plan_group, plan_validation
 
 DATA = """
@@ -253,16 +254,6 @@ async def test_one_step_that_teaches_makes_a_run_a_success_also_when_it_was_anot
     scene.agent = always_wrong
     state = await scene.train(loop={"steps": 3})
     assert (state.step, state.steps_with_signal) == (3, 1)
-
-
-async def test_a_checkpoint_of_an_earlier_version_counts_no_steps_with_signal(scene: Scene) -> None:
-    await scene.train(loop={"steps": 1})
-    saved = scene.folder / "run" / "checkpoints" / "step-000001" / "loop.json"
-    state = json.loads(saved.read_text(encoding="utf-8"))
-    del state["steps_with_signal"]
-    saved.write_text(json.dumps(state), encoding="utf-8")
-    scene.agent = always_wrong
-    assert (await scene.train(loop={"steps": 2})).steps_with_signal is None
 
 
 async def test_a_client_that_answers_from_a_cache_is_named_for_training_and_for_validation_once(

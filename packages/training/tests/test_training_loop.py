@@ -24,11 +24,12 @@ from lightningrl_credit.identical import IdenticalAssignment
 from lightningrl_credit.unread import unread_rewards
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_training.build import Parts
+from lightningrl_training.checkpoints import LoopState, find_checkpoint
 from lightningrl_training.loggers import JsonlLogger
 from lightningrl_training.loop import Trainer
 from lightningrl_training.policies import Policies
 from lightningrl_training.progress import LineProgress
-from lightningrl_training.run_folder import LoopState, RunFolder, find_checkpoint
+from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.steps_telemetry import StepSpans
 
 DATA = """

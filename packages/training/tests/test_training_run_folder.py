@@ -20,8 +20,9 @@ import pytest
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.sanitize import printable
+from lightningrl_training.checkpoints import LoopState, find_checkpoint
 from lightningrl_training.run import Run, problems
-from lightningrl_training.run_folder import LoopState, RunFolder, find_checkpoint
+from lightningrl_training.run_folder import RunFolder
 from lightningrl_viewer.reading.origin import newest_run
 from lightningrl_viewer.reading.summary import is_live
 

@@ -14,7 +14,7 @@ from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_training.session import PATIENCE_S
+from lightningrl_training.serving import PATIENCE_S
 
 RECIPE = 'agent = "agent.py:answer"\ntasks.train = "data.py:train"\npolicy.model = "starter"\nrewards.exact.use = "reward.py:exact"\n'
 

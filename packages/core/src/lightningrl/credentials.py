@@ -56,7 +56,9 @@ def names_secret(name: str) -> bool:
 def check_address(url: str) -> str:
     """The address. Raises ValueError where it is none of HTTP, or names a user, a password or a key."""
     if re.match(r"https?://[^/?#]", url) is None:
-        raise ValueError("write an address that begins with 'http://' or 'https://', for example 'https://api.openai.com/v1'")
+        raise ValueError(
+            "write an address that begins with 'http://' or 'https://', for example 'https://api.openai.com/v1'"
+        )
     return check_no_secret(url)
 
 
@@ -84,7 +86,8 @@ def check_no_secret(url: str) -> str:
 def _check_variable(name: str) -> str:
     if _VARIABLE.fullmatch(name) is None or _LOOKS_LIKE_KEY.fullmatch(name):
         raise ValueError(
-            "write the name of an environment variable that has the key, for example 'OPENAI_API_KEY'; no key stands in a recipe"
+            "write the name of an environment variable that has the key, for example 'OPENAI_API_KEY'; no key stands "
+            "in a recipe"
         )
     return name
 

@@ -57,7 +57,11 @@ def process_key(worker_key: str, worker_id: str) -> str:
 
 def worker_of(key: str) -> str:
     """The worker that a process key names; "" = it looks like no process key."""
-    return unquote(key.removeprefix(PROCESS_PREFIX).rpartition(":")[0], errors="replace") if key.startswith(PROCESS_PREFIX) else ""
+    return (
+        unquote(key.removeprefix(PROCESS_PREFIX).rpartition(":")[0], errors="replace")
+        if key.startswith(PROCESS_PREFIX)
+        else ""
+    )
 
 
 def view_key(run_key: str) -> str:
@@ -136,7 +140,9 @@ class MaskedBytes:
         for key in self._written:
             data = data.replace(key, MASKED.encode())
         longest = min(len(data), max(map(len, self._written)) - 1)
-        held = next((size for size in range(longest, 0, -1) if any(key.startswith(data[-size:]) for key in self._written)), 0)
+        held = next(
+            (size for size in range(longest, 0, -1) if any(key.startswith(data[-size:]) for key in self._written)), 0
+        )
         self._held = data[len(data) - held :]
         return data[: len(data) - held]
 

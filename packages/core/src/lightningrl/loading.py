@@ -12,12 +12,9 @@ import contextvars
 import hashlib
 import importlib
 import importlib.util
-import inspect
-import json
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +23,6 @@ from lightningrl.errors import ConfigError, describe_raised
 
 __all__ = [
     "absolute_reference",
-    "digest_of",
     "is_reference",
     "load_callable",
     "refuse_in_import",
@@ -50,7 +46,9 @@ def refuse_in_import(call: str) -> None:
     if source is None and getattr(multiprocessing.current_process(), "_inheriting", False):
         source = str(getattr(sys.modules.get("__mp_main__"), "__file__", "the main script"))
     if source is not None:
-        raise StartedByImport(f'{call} is called while {source!r} is imported; put the call under `if __name__ == "__main__":` there')
+        raise StartedByImport(
+            f'{call} is called while {source!r} is imported; put the call under `if __name__ == "__main__":` there'
+        )
 
 
 def is_reference(text: str) -> bool:
@@ -85,7 +83,9 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
             )
         if not hasattr(value, name):
             offered = sorted(key for key, item in vars(module).items() if callable(item) and not key.startswith("_"))
-            raise ConfigError(f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}")
+            raise ConfigError(
+                f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}"
+            )
         value = getattr(value, name)
     if not callable(value):
         raise ConfigError(f"{reference!r} is a {type(value).__name__}, not callable; name a function or a class")
@@ -97,19 +97,10 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
     if isinstance(reference, str):
         return load_callable(reference, folder)
     if not callable(reference):
-        raise ConfigError(f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'")
+        raise ConfigError(
+            f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'"
+        )
     return reference  # type: ignore[no-any-return]
-
-
-def digest_of(part: Any, options: Mapping[str, Any]) -> str:
-    """Digest of a part that was built from `options`: it changes with them, and with the file that defines the part,
-    not with what that file imports."""
-    while isinstance(part, partial):
-        part = part.func
-    target = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
-    settings = json.dumps(options, sort_keys=True, default=lambda value: type(value).__qualname__)
-    text = f"{target.__module__}:{target.__qualname__} {settings} {_source(target)}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def run_recipe_file(path: Path) -> ModuleType:
@@ -118,15 +109,6 @@ def run_recipe_file(path: Path) -> ModuleType:
     path = path.resolve()
     sys.modules.pop(_module_name(path), None)
     return _run_file(path, f"recipe {path.name}")
-
-
-def _source(target: Any) -> str:
-    """The text of its file, or its own where there is none (a notebook's cell); empty where there is neither."""
-    with contextlib.suppress(OSError, TypeError):
-        return Path(inspect.getsourcefile(target) or "").read_text(encoding="utf-8")
-    with contextlib.suppress(OSError, TypeError):
-        return inspect.getsource(target)
-    return ""
 
 
 def _find_file(source: str, base_dir: Path, reference: str) -> Path:
@@ -151,7 +133,9 @@ def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
             raise _import_failed(reference, source, error) from error
-        raise ConfigError(f"{reference!r}: no file {str(path)!r} and no module {source!r}; check the spelling or install it") from error
+        raise ConfigError(
+            f"{reference!r}: no file {str(path)!r} and no module {source!r}; check the spelling or install it"
+        ) from error
     except (Exception, SystemExit) as error:
         raise _import_failed(reference, source, error) from error
 

@@ -77,7 +77,9 @@ class LoopConfig(Table):
     @pydantic.model_validator(mode="after")
     def _may_be_stale(self) -> Self:
         if self.asynchronous and not self.max_staleness:
-            raise ValueError("asynchronous collection samples while weights change; set loop.max_staleness to 1 or more")
+            raise ValueError(
+                "asynchronous collection samples while weights change; set loop.max_staleness to 1 or more"
+            )
         return self
 
 
@@ -129,9 +131,14 @@ class Recipe(Table):
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
         if parts.password is not None or any(names_secret(name) and name != "sslkey" for name in query):
-            raise ValueError("a recipe is copied into its run folder, so it names no password; set PGPASSWORD or write it to ~/.pgpass")
+            raise ValueError(
+                "a recipe is copied into its run folder, so it names no password; set PGPASSWORD or write it to "
+                "~/.pgpass"
+            )
         if parts.scheme not in ("postgresql", "postgresql+psycopg") or not parts.path.strip("/"):
-            raise ValueError("write 'postgresql://user@host/name', or leave it out: the store is then a file in the run folder")
+            raise ValueError(
+                "write 'postgresql://user@host/name', or leave it out: the store is then a file in the run folder"
+            )
         if "options" in query:
             raise ValueError("each run makes a schema of its own in the database; leave ?options= out")
         return url
@@ -139,14 +146,19 @@ class Recipe(Table):
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.runtime.servers > 1 and self.store_url is None:
-            raise ValueError("runtime.servers is above 1, and SQLite has one; set store_url to a PostgreSQL database, or leave it at 1")
+            raise ValueError(
+                "runtime.servers is above 1, and SQLite has one; set store_url to a PostgreSQL database, or leave it "
+                "at 1"
+            )
         if (name := self.policy.name) in self.policies:
             raise ValueError(f"two policies are named {name!r}; rename policies.{name} or set policy.name")
         owners: dict[str, str] = {}
         for name, policy in self.policies.items():
             for role in policy.agents:
                 if role in owners:
-                    raise ValueError(f"role {role!r} is given to two policies, {owners[role]!r} and {name!r}; give it to one")
+                    raise ValueError(
+                        f"role {role!r} is given to two policies, {owners[role]!r} and {name!r}; give it to one"
+                    )
                 owners[role] = name
         if self.loop.patience is not None and not (self.tasks.validation and self.validation.every):
             lacking = "set validation.every above 0"

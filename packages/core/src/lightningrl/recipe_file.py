@@ -40,8 +40,10 @@ MISSING: Final[Mapping[str, str]] = {
     "policy": 'say which model is trained: [policy] model = "Qwen/Qwen2.5-0.5B-Instruct"',
     "policy.model": 'say which model is trained, a hub name or a folder: model = "Qwen/Qwen2.5-0.5B-Instruct"',
     "rewards": 'say what is good: [rewards.right] use = "reward.py:right", a function of (task, output, trajectory)',
-    "tasks": 'say where tasks come from: [tasks] train = "data.jsonl", or a function that returns them: train = "data.py:train_tasks"',
-    "tasks.train": 'name a file of tasks: train = "data.jsonl", or the function that returns them: train = "data.py:train_tasks"',
+    "tasks": 'say where tasks come from: [tasks] train = "data.jsonl", or a function that returns them: train = '
+    '"data.py:train_tasks"',
+    "tasks.train": 'name a file of tasks: train = "data.jsonl", or the function that returns them: train = '
+    '"data.py:train_tasks"',
 }
 """The remedy for a missing key."""
 ELSEWHERE: Final[Mapping[str, str]] = {
@@ -154,7 +156,9 @@ def key_parts(key: str) -> list[str]:
     return parts
 
 
-def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, what: str, reserved: Sequence[str] = ()) -> None:
+def check_options(
+    factory: Callable[..., Any], options: Mapping[str, Any], *, what: str, reserved: Sequence[str] = ()
+) -> None:
     """Raise ConfigError with those of `options` that `factory` does not take: a setting nobody consumes is an error."""
     parameters = inspect.signature(factory).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -162,7 +166,9 @@ def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, wh
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = [name for name, parameter in parameters.items() if name not in reserved and parameter.kind in kinds]
     if unknown := [name for name in options if name not in taken]:
-        raise ConfigError(*(f"{what} has no setting {name!r}; {key_hint(name, taken, _all_keys())}" for name in unknown))
+        raise ConfigError(
+            *(f"{what} has no setting {name!r}; {key_hint(name, taken, _all_keys())}" for name in unknown)
+        )
 
 
 def key_hint(name: str, keys: Sequence[str], elsewhere: Iterable[str] = ()) -> str:
@@ -223,7 +229,10 @@ def _set(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]
     data = _written_values(recipe)
     for key, value in settings.items():
         if len(parts := key_parts(key)) > DEEPEST:
-            raise ConfigError(f"setting {key[:40]!r}… has {len(parts)} parts; no key of a recipe is nested deeper than {DEEPEST} levels")
+            raise ConfigError(
+                f"setting {key[:40]!r}… has {len(parts)} parts; no key of a recipe is nested deeper than {DEEPEST} "
+                "levels"
+            )
         table = data
         for part in parts[:-1]:
             below = table.get(part, {})
@@ -243,7 +252,10 @@ def _written_values(model: pydantic.BaseModel) -> dict[str, Any]:
         if isinstance(value, pydantic.BaseModel):
             value = _written_values(value)
         elif isinstance(value, dict):
-            value = {key: _written_values(item) if isinstance(item, pydantic.BaseModel) else item for key, item in value.items()}
+            value = {
+                key: _written_values(item) if isinstance(item, pydantic.BaseModel) else item
+                for key, item in value.items()
+            }
         values[name] = value
     return values
 
@@ -310,8 +322,12 @@ def _learner_slips(data: Mapping[str, Any]) -> dict[str, str]:
     """Settings of the learner that surely are another name's, with a sentence for each. Only a backend knows all of its
     own, and it is not asked where nothing is left of a recipe."""
     learner = data.get("learner")
-    slips = [name for name in learner if name in ELSEWHERE and name not in LEARNER] if isinstance(learner, Mapping) else []
-    return {name: f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), _all_keys())}" for name in slips}
+    slips = (
+        [name for name in learner if name in ELSEWHERE and name not in LEARNER] if isinstance(learner, Mapping) else []
+    )
+    return {
+        name: f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), _all_keys())}" for name in slips
+    }
 
 
 @cache

@@ -51,7 +51,9 @@ POLICY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 class Table(pydantic.BaseModel):
     """A table of a recipe: frozen, and without keys that nobody knows."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
 
 
 def describe(value: Any) -> Any:
@@ -173,7 +175,9 @@ class TelemetryConfig(Table):
 
     forward: Address | None = None
     """The user's own collector, OTLP over HTTP: `http://collector:4318/v1/traces`."""
-    headers_env: dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], Variable] = Field(default_factory=dict[str, str])
+    headers_env: dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], Variable] = Field(
+        default_factory=dict[str, str]
+    )
     """Request headers, each with the environment variable that has its value; the value stands in no file."""
 
     def target(self, environment: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
@@ -182,7 +186,9 @@ class TelemetryConfig(Table):
         if self.forward is None:
             return None
         headers = {
-            name.lower(): read_key(variable, environment, where=f"telemetry.headers_env.{name!r}", what="the header's value")
+            name.lower(): read_key(
+                variable, environment, where=f"telemetry.headers_env.{name!r}", what="the header's value"
+            )
             for name, variable in self.headers_env.items()
         }
         parts = urlsplit(self.forward)

@@ -48,7 +48,9 @@ DEEPEST: Final = 100
 """Levels of lists and objects in a JSON value."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_UNSEEN: Final = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_UNSEEN: Final = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 """Control characters, and what reorders or hides text; not tab and newline."""
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -110,7 +112,10 @@ def is_deeper(value: Any, levels: int) -> bool:
     level = [value]
     for _ in range(levels + 1):
         level = [
-            inner for outer in level if isinstance(outer, dict | list) for inner in (outer.values() if isinstance(outer, dict) else outer)
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
         if not level:
             return False
@@ -161,7 +166,8 @@ class _Walk:
         if value is None or value is True or value is False:
             return value
         if isinstance(value, str):
-            return clean_text(str.__str__(value))  # of a str alone: an enum's, numpy's and other kinds of text come back as text
+            # of a str alone: an enum's, numpy's and other kinds of text come back as text
+            return clean_text(str.__str__(value))
         if isinstance(value, enum.Enum) and not isinstance(value, int | float):
             raise self._refuse(value, place)
         if isinstance(value, int):
@@ -171,7 +177,9 @@ class _Walk:
         if isinstance(value, Mapping):
             return self._inside(value, place, lambda: self._dict(value, place))
         if isinstance(value, list | tuple):
-            return self._inside(value, place, lambda: [self.plain(item, (*place, index)) for index, item in enumerate(value)])
+            return self._inside(
+                value, place, lambda: [self.plain(item, (*place, index)) for index, item in enumerate(value)]
+            )
         return self._from_library(value, place)
 
     def _number(self, value: float, place: tuple[Any, ...]) -> float:
@@ -182,7 +190,9 @@ class _Walk:
     def _dict(self, value: Mapping[Any, Any], place: tuple[Any, ...]) -> dict[str, Any]:
         for key in value:
             if not isinstance(key, str):
-                raise NotPlain(f"{self._path(place)} has the key {_short(key)}, {kind_of(key)}; JSON's keys are text: str(key)")
+                raise NotPlain(
+                    f"{self._path(place)} has the key {_short(key)}, {kind_of(key)}; JSON's keys are text: str(key)"
+                )
         return {clean_text(str.__str__(key)): self.plain(item, (*place, key)) for key, item in value.items()}
 
     def _inside(self, value: Any, place: tuple[Any, ...], copy: Callable[[], Any]) -> Any:
@@ -200,7 +210,9 @@ class _Walk:
         """Convert another library's number or array by its `tolist`. Dates, records and labels, which would lose by it,
         are refused."""
         kind = getattr(getattr(value, "dtype", None), "kind", "")
-        is_array = callable(getattr(value, "tolist", None)) and not hasattr(value, "to_dict") and kind not in ("M", "m", "V")
+        is_array = (
+            callable(getattr(value, "tolist", None)) and not hasattr(value, "to_dict") and kind not in ("M", "m", "V")
+        )
         if not is_array or isinstance(value, type | memoryview):
             raise self._refuse(value, place)
         python = value.tolist()

@@ -52,7 +52,9 @@ class TrainedCalls:
 def trained_calls_of(recipe: Recipe) -> dict[str, TrainedCalls]:
     """The trained calls of each policy that is trained."""
     return {
-        name: TrainedCalls(agents=None if policy.trained_agents is None else frozenset(policy.trained_agents), rules=policy.calls)
+        name: TrainedCalls(
+            agents=None if policy.trained_agents is None else frozenset(policy.trained_agents), rules=policy.calls
+        )
         for name, policy in recipe.all_policies.items()
         if policy.trainable
     }
@@ -71,7 +73,9 @@ def calls_left_out(
 def explain_left_out(trajectories: Sequence[Trajectory], recipe: Recipe) -> str | None:
     """Count the calls of trained policies that are no training data, with the reasons; None where all are."""
     trained = trained_calls_of(recipe)
-    counts = Counter(reason for trajectory in trajectories for reason in calls_left_out(trajectory.transitions, trained).values())
+    counts = Counter(
+        reason for trajectory in trajectories for reason in calls_left_out(trajectory.transitions, trained).values()
+    )
     parts = [f"{counts[reason]} {words}" for reason, words in _WORDS.items() if counts[reason]]
     if not parts:
         return None

@@ -1,9 +1,11 @@
-"""Imports the recipe's agent once and makes its adapters, in a process of its own, before anything heavy starts: what a worker would say
-in a minute is said now.
+"""Imports the recipe's agent once and makes its adapters, in a process of its own, before anything heavy starts: a
+worker would say what is wrong with them a minute later.
 
-    check_agent(recipe) ─► python -m lightningrl_training.agent_check FILE:NAME FOLDER ADAPTER… ─► its sentence, as ConfigError
+    check_agent(recipe) ─► python -m lightningrl_training.agent_check FILE:NAME FOLDER ADAPTER… ─► its sentence, as
+    ConfigError
 
-The process has a worker's environment, so that a client made at import finds its key; nothing that it imports reaches ours.
+The process has a worker's environment, so that a client made at import finds its key; nothing that it imports reaches
+ours.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ REFUSED: Final = 3
 """Exit status with which the sentence is the last line of stderr."""
 IMPORT_S: Final = 30.0
 NOWHERE: Final = "http://127.0.0.1:9"
-"""Where model calls go that are made at import: nobody listens there."""
+"""Address for model calls that are made at import: nobody listens there."""
 
 
 class Check(Protocol):
@@ -39,8 +41,8 @@ class Check(Protocol):
 
 
 def check_agent(recipe: Recipe, *, will_work: bool = False) -> AbstractContextManager[Check]:
-    """A check of the recipe's agent: entering starts it, `wait` says what it found, leaving ends it. Where all workers are elsewhere, or
-    `will_work` in a moment here and say the same, no process imports it."""
+    """A check of the recipe's agent: entering starts it, `wait` raises what is wrong, leaving ends it. Where all
+    workers are elsewhere, or `will_work` here in a moment and say the same, no process imports it."""
     try:
         if runs_in_process(recipe):
             load_agent(recipe.agent, recipe.folder)
@@ -54,19 +56,19 @@ def check_agent(recipe: Recipe, *, will_work: bool = False) -> AbstractContextMa
 
 
 class NoProcess:
-    """What is known without one."""
+    """A check that needs no process."""
 
     def __init__(self, error: ConfigError | None = None) -> None:
         self._error = error
 
     def wait(self) -> None:
-        """Raise it."""
+        """Raise the error that was found, if any."""
         if self._error is not None:
             raise self._error
 
 
 class AgentProcess:
-    """The process that imports it."""
+    """The process that imports the agent."""
 
     def __init__(self, agent: str, recipe: Recipe) -> None:
         self._agent = agent
@@ -77,7 +79,14 @@ class AgentProcess:
         from lightningrl_client.runtime.environment import worker_environment
 
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lightningrl_training.agent_check", self._agent, str(self._recipe.folder), *self._recipe.adapters],
+            [
+                sys.executable,
+                "-m",
+                "lightningrl_training.agent_check",
+                self._agent,
+                str(self._recipe.folder),
+                *self._recipe.adapters,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -88,7 +97,9 @@ class AgentProcess:
         )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -97,17 +108,18 @@ class AgentProcess:
         """Raise ConfigError with what is wrong. An import that takes longer than `IMPORT_S` is left to the workers."""
         assert self._process is not None
         try:
-            _, said = self._process.communicate(timeout=IMPORT_S)
+            _, errors = self._process.communicate(timeout=IMPORT_S)
         except subprocess.TimeoutExpired:
             return
         status = self._process.returncode
-        last = said.strip().rpartition("\n")[2][:600]
+        last = errors.strip().rpartition("\n")[2][:600]
         if status == REFUSED:
             raise ConfigError(last)
         if status:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             raise ConfigError(
-                f"agent {self._agent!r}: importing it ended its process with {how}: {last or 'it said nothing'}; fix it, then run again"
+                f"agent {self._agent!r}: importing it ended its process with {how}: {last or 'it said nothing'}; fix "
+                "it, then run again"
             )
 
 

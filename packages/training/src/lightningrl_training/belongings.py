@@ -1,6 +1,7 @@
-"""The files that a run made in its folder, and their removal. Whatever else lies there is somebody's, and stays as it is.
+"""The files that a run made in its folder, and their removal. Whatever else lies there is somebody's, and stays as it
+is.
 
-names of ours, in their places       store.sqlite-wal · logs/worker-3.log · branches/step-000040/g000017-003/store.sqlite
+names of ours, in their places       store.sqlite-wal · logs/worker-3.log · branches/step-40/g17-3/store.sqlite
 what a checkpoint's files.json lists  checkpoints/step-000010/policies/policy/state.pt
 what run.json says loggers made      tensorboard/events.out.… · wandb/run-20251125_130000-x1y2
 """
@@ -21,11 +22,11 @@ from lightningrl_viewer.reading.origin import read_object, read_run_file
 __all__ = ["FILES", "list_checkpoints", "list_made", "remove_checkpoint", "remove_made"]
 
 FILES: Final = "files.json"
-"""In a checkpoint: what it was written with."""
+"""The list of a checkpoint's files, in it."""
 LISTED: Final = "files of this checkpoint"
 _STORE: Final = r"store\.sqlite(-(wal|shm|lock|journal))?"
 _PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
-"""Where rollouts are kept: a branched rollout, an examined policy."""
+"""Files of a place for rollouts: a branched rollout, an examined policy."""
 _CHECKPOINT: Final = re.compile(r"step-\d{6,}")
 _NAMES: Final = re.compile(
     rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
@@ -35,8 +36,8 @@ _NAMES: Final = re.compile(
 
 
 def remove_made(run: Path) -> None:
-    """Remove what the run in this folder made, but for its lock and its `run.json`, by which the folder is known as ours. A kill in the
-    midst leaves the newest checkpoint whole, or none."""
+    """Remove what the run in this folder made, but for its lock and its `run.json`, by which the folder is known as
+    ours. A kill in the midst leaves the newest checkpoint whole, or none."""
     for checkpoint in list_checkpoints(run):
         remove_checkpoint(checkpoint)
     (run / "recipe.json").unlink(missing_ok=True)
@@ -52,22 +53,21 @@ def remove_made(run: Path) -> None:
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """Folders with the names of checkpoints, oldest first. A copy under another name (`step-000010-keep`) is its maker's."""
+    """Folders with the names of checkpoints, oldest first. A copy under another name (`step-000010-keep`) is its
+    maker's."""
     return sorted(folder for folder in (run / "checkpoints").glob("step-*") if _CHECKPOINT.fullmatch(folder.name))
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone, and so is what a link leads to."""
+    """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone, and so is what a link
+    leads to."""
     if folder.is_symlink():
         folder.unlink()
         return
-    state, listed = folder / "loop.json", read_object(folder / FILES).get(LISTED)
-    is_whole = {"step", "seconds", "rollouts"} <= read_object(state).keys()
-    if not isinstance(listed, list):  # of a version that kept no list, or nobody's checkpoint
-        listed = [f"policies/{name}" for name in _list_below(folder / "policies")] if is_whole else None
-    if listed is None:
+    listed = read_object(folder / FILES).get(LISTED)
+    if not isinstance(listed, list):
         return
-    state.unlink(missing_ok=True)
+    (folder / "loop.json").unlink(missing_ok=True)
     for name in sorted(map(str, listed), reverse=True):  # what lies in a folder comes before it
         path = folder / name
         if ".." not in path.parts and path.is_relative_to(folder):
@@ -95,7 +95,7 @@ def _list_files(folder: Path) -> Iterator[str]:
 
 
 def _is_evaluation(report: Path) -> bool:
-    """Whether it is a file of results, beside the folder with what the examined policies did."""
+    """True for a file of results beside the folder with the rollouts of the policies that were examined."""
     return report.with_suffix("").is_dir() and {"evaluations", "comparison"} <= read_object(report).keys()
 
 

@@ -1,4 +1,4 @@
-"""Everything that can be refused of a recipe, refused in seconds and before anything is written."""
+"""Checks all that can be refused of a recipe, in seconds and before anything is written."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from lightningrl_training.models import check_on_hub, resolve_model
 __all__ = ["build_checked"]
 
 
-def build_checked(recipe: Recipe, plugins: PluginManager, *, will_work: bool = False, wrong: Sequence[str] = ()) -> Parts:
-    """The recipe's parts. Raises ConfigError with a sentence for each thing that is wrong with it.
+def build_checked(
+    recipe: Recipe, plugins: PluginManager, *, will_work: bool = False, wrong: Sequence[str] = ()
+) -> Parts:
+    """Build the recipe's parts. Raises ConfigError with a sentence for each thing that is wrong with it.
 
-    will_work    workers start in a moment and say what is wrong with the agent: it is imported here only where something else is wrong
-    wrong        what is known of keys that the recipe is read without (`read_recipe`)
+    will_work    workers start in a moment and say what is wrong with the agent: it is imported here only where
+                 something
+                 else is wrong
+    wrong        sentences about keys that the recipe is read without (`read_recipe`)
     """
     if will_work and not wrong:
         with suppress(ConfigError, PluginError):

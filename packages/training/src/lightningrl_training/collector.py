@@ -1,6 +1,8 @@
-"""Collection as a stream: groups of rollouts are ordered, and come back rewarded, each as soon as its last rollout has ended.
+"""Collection as a stream: groups of rollouts are ordered, and come back rewarded, each as soon as its last rollout has
+ended.
 
-order({position: specs}) ─► store ─► workers ─► one long poll for all that is out ─► rewards ─► branches ─► take() ─► RewardedGroup
+order({position: specs}) ─► store ─► workers ─► one long poll for all that is out ─► rewards ─► branches ─► take() ─►
+RewardedGroup
 
 How many are out at a time is the caller's rule; nothing here knows of steps.
 """
@@ -13,12 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lightningrl.errors import LightningError, ServerError
+from lightningrl.errors import LightningError, RewardError, ServerError
 from lightningrl.records import Score
 from lightningrl.types import RolloutSpec, Trajectory
 from lightningrl_training.evaluator import Evaluator
 
-__all__ = ["Collector", "RewardedGroup", "Rollouts", "fetch_ended"]
+__all__ = ["Collector", "Phase", "RewardedGroup", "Rollouts", "fetch_ended", "measure_phases"]
 
 POLL_S = 10.0
 FETCH = 64
@@ -29,13 +31,17 @@ class Rollouts(Protocol):
     """The server as collection asks it; `lightningrl_client.control.client.ServerClient` is one."""
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int: ...
-    async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> Sequence[str]: ...
+    async def wait(
+        self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None
+    ) -> Sequence[str]: ...
     async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]: ...
     async def set_scores(self, scores: Sequence[Score]) -> None: ...
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int: ...
 
 
-async def fetch_ended(rollouts: Rollouts, ids: Sequence[str], show: Callable[[int], None] | None = None) -> list[Trajectory]:
+async def fetch_ended(
+    rollouts: Rollouts, ids: Sequence[str], show: Callable[[int], None] | None = None
+) -> list[Trajectory]:
     """Trajectories in this order, once all have ended; `show` hears how many have, each time that one has."""
     ended: Sequence[str] = ()
     while len(ended) < len(ids):
@@ -44,7 +50,8 @@ async def fetch_ended(rollouts: Rollouts, ids: Sequence[str], show: Callable[[in
         ended = await rollouts.wait(ids, POLL_S, None if show is None else len(ended) + 1)
     if show is not None:
         show(len(ids))
-    return [one for start in range(0, len(ids), FETCH) for one in await rollouts.trajectories(ids[start : start + FETCH])]
+    pages = [await rollouts.trajectories(ids[start : start + FETCH]) for start in range(0, len(ids), FETCH)]
+    return [trajectory for page in pages for trajectory in page]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +59,10 @@ class RewardedGroup:
     """Rollouts of one task that have ended and been rewarded. Times are of the monotonic clock."""
 
     position: int
-    """Of the task, in the stream of tasks."""
+    """The task's place in the stream of tasks."""
     trajectories: tuple[Trajectory, ...]
     branches: tuple[Trajectory, ...] = ()
-    """Those that credit wants of them, rewarded, too."""
+    """Branches that credit wants of them, rewarded, too."""
     is_replay: bool
     """All had ended when they were ordered: an earlier process collected them."""
     ordered_at: float
@@ -68,7 +75,7 @@ class _Order:
     ids: tuple[str, ...]
     at: float
     is_replay: bool = False
-    found: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
 
 
 class Collector:
@@ -83,8 +90,9 @@ class Collector:
         in_order: bool = True,
         plan_branches: Callable[[Sequence[Trajectory]], Sequence[RolloutSpec]] = lambda rewarded: (),
     ) -> None:
-        """`start_workers` is awaited where the store does not have what is ordered yet. `in_order`: groups are taken in the order of
-        their positions; else as they are finished. `plan_branches`: what else is to run before a rewarded group is whole."""
+        """`start_workers` is awaited where the store does not have what is ordered yet. `in_order`: groups are taken in
+        the order of their positions; else as they are finished. `plan_branches`: what else is to run before a rewarded
+        group is whole."""
         self._rollouts = rollouts
         self._evaluator = evaluator
         self._start_workers = start_workers
@@ -109,7 +117,7 @@ class Collector:
 
     def ended(self, groups: int) -> int:
         """Rollouts that have ended, of the next so many groups to be taken."""
-        counts = [len(order.found) for order in self._out.values()]
+        counts = [len(order.ended) for order in self._out.values()]
         return sum((counts if self._in_order else sorted(counts, reverse=True))[:groups])
 
     async def order(self, groups: Mapping[int, Sequence[RolloutSpec]]) -> None:
@@ -130,15 +138,18 @@ class Collector:
     async def run_again(self, groups: Sequence[RewardedGroup], timeout_s: float) -> None:
         """Order groups that were taken anew; those of their rollouts that failed are run again."""
         now = time.monotonic()
-        again = {group.position: _Order(ids=tuple(one.rollout_id for one in group.trajectories), at=now) for group in groups}
+        again = {
+            group.position: _Order(ids=tuple(rollout.rollout_id for rollout in group.trajectories), at=now)
+            for group in groups
+        }
         await self._rollouts.retry([name for order in again.values() for name in order.ids], timeout_s)
         self._out = dict(sorted({**self._out, **again}.items()))
         self._changed.set()
         await self._start_workers()
 
     async def take(self, wanted: int = 1, show: Callable[[], None] = lambda: None) -> RewardedGroup:
-        """The next of so many `wanted` groups; `show` is called whenever rollouts have ended meanwhile. Raises what a reward or the
-        server raised for good."""
+        """The next of so many `wanted` groups; `show` is called whenever rollouts have ended meanwhile. Raises what a
+        reward or the server raised for good."""
         self._wait_for(tuple(self._out)[wanted - 1] if self._in_order and wanted < len(self._out) else None)
         while True:
             if self._failure is not None:
@@ -173,13 +184,15 @@ class Collector:
         if task not in self._tasks:  # closing
             return
         self._tasks.discard(task)
-        failure = LightningError("what rewards a group was cancelled from within") if task.cancelled() else task.exception()
+        failure = (
+            LightningError("what rewards a group was cancelled from within") if task.cancelled() else task.exception()
+        )
         if failure is not None:
             self._failure = self._failure or failure
             self._arrived.set()
 
     def _wait_for(self, last: int | None) -> None:
-        """While those up to `last` are wanted, they are watched alone: one long poll ends when they have."""
+        """Watch the groups up to `last` alone while they are wanted: one long poll ends when they have."""
         if last != self._last:
             self._last = last
             self._changed.set()
@@ -187,26 +200,32 @@ class Collector:
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
-            orders = {position: order for position, order in self._out.items() if self._last is None or position <= self._last}
-            place = {name: position for position, order in orders.items() for name in order.ids if name not in order.found}
-            finished = await self._poll(tuple(place), [len(order.ids) - len(order.found) for order in orders.values()])
+            orders = {
+                position: order for position, order in self._out.items() if self._last is None or position <= self._last
+            }
+            place = {
+                name: position for position, order in orders.items() for name in order.ids if name not in order.ended
+            }
+            finished = await self._poll(tuple(place), [len(order.ids) - len(order.ended) for order in orders.values()])
             for start in range(0, len(finished), FETCH):
                 for trajectory in await self._rollouts.trajectories(finished[start : start + FETCH]):
                     name = trajectory.rollout_id
                     order = self._out[place[name]]
-                    order.found[name] = trajectory
-                    if len(order.found) == len(order.ids):
+                    order.ended[name] = trajectory
+                    if len(order.ended) == len(order.ids):
                         self._do(self._reward(place[name], order))
             if finished:
                 self._arrived.set()
 
     async def _poll(self, waiting: Sequence[str], missing: Sequence[int]) -> Sequence[str]:
-        """Those of them that have ended; none where something else is wanted meanwhile. `missing`: how many each group still wants."""
+        """Wait for rollouts to end; `()` where others are wanted meanwhile. `missing`: how many each group still
+        wants."""
         changed = asyncio.create_task(self._changed.wait())
         if not waiting:
             await changed
             return ()
-        # in order, all of them are wanted: some at a time, so that rewards begin early. Else the first that completes a group
+        # in order, all of them are wanted: some at a time, so that rewards begin early; else the first that completes
+        # a group
         some = max(len(waiting) // 2, max(missing)) if self._in_order else min(count for count in missing if count)
         poll = asyncio.create_task(self._rollouts.wait(waiting, POLL_S, min(some, FETCH)))
         try:
@@ -218,7 +237,7 @@ class Collector:
 
     async def _reward(self, position: int, order: _Order) -> None:
         ended_at = time.monotonic()
-        rewarded = await self._evaluator.reward([order.found[name] for name in order.ids], self._scores)
+        rewarded = await self._evaluator.reward([order.ended[name] for name in order.ids], self._scores)
         branches = await self._branch(self._plan_branches(rewarded))
         self._ready[position] = RewardedGroup(
             position=position,
@@ -241,8 +260,60 @@ class Collector:
         return await self._evaluator.reward(await fetch_ended(self._rollouts, ids), self._scores)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Takes the groups of a step or a validation: shows how many have ended, and stops once too many rewards failed."""
+
+    name: str
+    where: str
+    """`step 3`, in sentences."""
+    group_size: int
+    collector: Collector
+    evaluator: Evaluator
+    show: Callable[[str, int, int], None]
+    """Told name, rollouts that have ended, and all of them."""
+    remedy: str
+    """Advice for a person who mended the rewards."""
+
+    async def take(self, taken: Sequence[RewardedGroup], missing: int) -> RewardedGroup:
+        """The next of `missing` groups, beside those taken before. Raises RewardError once more rewards failed than
+        may."""
+        had, to_come = self.group_size * len(taken), self.group_size * missing
+
+        def show() -> None:
+            self.show(self.name, had + self.collector.ended(missing), had + to_come)
+
+        show()
+        try:
+            group = await self.collector.take(missing, show)
+            if any(trajectory.unrewarded is not None for trajectory in group.trajectories):
+                rewarded = [trajectory for each in (*taken, group) for trajectory in each.trajectories]
+                self.evaluator.check_failures(rewarded, to_come=to_come - self.group_size)
+        except RewardError as error:
+            raise RewardError(f"{self.where}: {error}; {self.remedy}") from None
+        return group
+
+    async def take_all(self, count: int) -> list[RewardedGroup]:
+        groups: list[RewardedGroup] = []
+        while len(groups) < count:
+            groups.append(await self.take(groups, count - len(groups)))
+        return groups
+
+
+def measure_phases(groups: Sequence[RewardedGroup], began: float, ready: float) -> tuple[float, dict[str, float]]:
+    """Seconds that the step's groups were sampled in, and its metrics of time; `ready`: when all was credited."""
+    ended, rewarded = max(group.ended_at for group in groups), max(group.rewarded_at for group in groups)
+    return ended - min(group.ordered_at for group in groups), {
+        "seconds": time.monotonic() - began,
+        "seconds_collect": max(0.0, ended - began),
+        "seconds_reward": max(0.0, rewarded - max(began, ended)),
+        "seconds_credit": ready - max(began, rewarded),
+    }
+
+
 class _Batches:
-    """Scores on their way into the store: while one request is under way, all that are made meanwhile wait for the next."""
+    """Scores on their way into the store: while one request is under way, all that are made meanwhile wait for the
+    next."""
 
     def __init__(self, send: Callable[[Sequence[Score]], Awaitable[None]]) -> None:
         self._send = send

@@ -1,8 +1,10 @@
-"""From finished trajectories to their rewards and the evidence that credit needs: everything that asks somebody.
+"""Asks for the rewards of finished trajectories, and for the evidence that credit needs of them.
 
 trajectories ─► tools' verdicts ─► intermediate rewards ─► terminal rewards ─► evidence ─► Scorer
-                                                                └───────────────────┴─► kept as they are made: a resumed run asks
-                                                                                        none again whose digest is the same
+                                                                └───────────────────┴─► kept as they are made: a resumed
+                                                                run asks
+                                                                                        none again whose digest is the
+                                                                                        same
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from lightningrl_credit.rewards.processes import FunctionProcesses, ProcessEnded
 from lightningrl_credit.rewards.reward_set import describe_failure, is_being_cancelled
 from lightningrl_credit.rewards.threads import DaemonThreads
 from lightningrl_credit.rewards.value import BadValue
-from lightningrl_training.services import PolicyQueries, RolloutServices
+from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 
 __all__ = ["Evaluator", "classify_tools"]
 
@@ -34,13 +36,13 @@ T = TypeVar("T")
 
 WITNESSES_AT_ONCE = 32
 LONGEST_SCORE_S = 900.0
-"""That a credit assigner's `score` may take, or the intermediate rewards of what is rewarded at once."""
+"""Seconds that a credit assigner's `score` may take, or the intermediate rewards of what is rewarded at once."""
 KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
-"""Durable when it returns."""
+"""Keeps scores, durably once it returns."""
 
 
 class Evaluator:
-    """Asks rewards, and for evidence whoever gives it."""
+    """Asks rewards for values, and judges, critics and policies for evidence."""
 
     def __init__(
         self,
@@ -63,10 +65,12 @@ class Evaluator:
         self._digests = dict(digests or {})
         self._judge = judge
         self.policies = policies or PolicyQueries({})
-        """What evidence asks the run's policies by; whoever builds their backends connects them."""
+        """The run's policies, as evidence asks them; they are connected once their backends are built."""
         self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
         self._threads = DaemonThreads(1)
-        self._processes = FunctionProcesses({"calls": (partial(_pay_calls, dict(intermediate)), 1)} if intermediate else {})
+        self._processes = FunctionProcesses(
+            {"calls": (partial(_pay_calls, dict(intermediate)), 1)} if intermediate else {}
+        )
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """`evaluate`, and tell whoever watches rollouts."""
@@ -76,8 +80,9 @@ class Evaluator:
         return rewarded
 
     async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
-        """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
-        kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
+        """The trajectories with their rewards; where an outcome is dropped or a reward failed, `reward=None`. Each
+        value is kept by `keep` as it is made; values that were kept before, by the same reward, are taken as they
+        are."""
         called = await self._reward_all_calls(trajectories)
         together: dict[str, list[str]] = {}
         """Rollouts that a witness sees at once."""
@@ -94,22 +99,26 @@ class Evaluator:
 
         try:
             async with asyncio.TaskGroup() as group:
-                rewards = {one.rollout_id: group.create_task(self._reward_one(one, keep, failure)) for one, failure in called}
+                rewards = {
+                    rollout.rollout_id: group.create_task(self._reward_one(rollout, keep, failure))
+                    for rollout, failure in called
+                }
                 tasks = [group.create_task(hear(names)) for names in together.values()]
         except* LightningError as errors:
             raise errors.exceptions[0] from None
-        found = {one.rollout_id: one for task in tasks for one in task.result()}
-        return [found[trajectory.rollout_id] for trajectory in trajectories]
+        done = {rollout.rollout_id: rollout for task in tasks for rollout in task.result()}
+        return [done[trajectory.rollout_id] for trajectory in trajectories]
 
     def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
-        """Raise RewardError where more rewards failed than the recipe allows, also if none of the rollouts fails that are `to_come`."""
+        """Raise RewardError where more rewards failed than the recipe allows, even if none of those `to_come` fails."""
         asked = to_come + sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in rewarded)
         failed = [trajectory for trajectory in rewarded if trajectory.unrewarded is not None]
         if len(failed) > self._outcomes.max_failed_rewards * asked:
             raise RewardError(
-                f"a reward or evidence failed on {len(failed)} of {asked} rollouts, more than outcomes.max_failed_rewards = "
-                f"{self._outcomes.max_failed_rewards:g} of them; last, on {failed[-1].rollout_id!r}: {failed[-1].unrewarded}; mend it, "
-                "or raise the limit; what was rewarded is kept and not asked again"
+                f"a reward or evidence failed on {len(failed)} of {asked} rollouts, more than "
+                f"outcomes.max_failed_rewards = {self._outcomes.max_failed_rewards:g} of them; last, on "
+                f"{failed[-1].rollout_id!r}: {failed[-1].unrewarded}; mend it, or raise the limit; what was rewarded "
+                "is kept and not asked again"
             )
 
     async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None, failure: str | None) -> Trajectory:
@@ -120,15 +129,28 @@ class Evaluator:
         async def keep_value(name: str, value: float | None) -> None:
             if keep is not None:
                 digests = self._digests_of(f"rewards.{name}")
-                await keep([Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards={name: value}, digests=digests)])
+                await keep(
+                    [
+                        Score(
+                            rollout_id=trajectory.rollout_id,
+                            attempt=trajectory.attempt,
+                            rewards={name: value},
+                            digests=digests,
+                        )
+                    ]
+                )
 
-        known = {
+        recorded = {
             name: trajectory.rewards[name]
             for name in self._rewards.weights.names
-            if name in trajectory.rewards and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
+            if name in trajectory.rewards
+            and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
         }
-        result = await self._rewards.score(trajectory, known=known, keep=keep_value)
-        keys = (*(f"rewards.{name}" for name in result.values), *(f"intermediate_rewards.{name}" for name in self._intermediate))
+        result = await self._rewards.score(trajectory, known=recorded, keep=keep_value)
+        keys = (
+            *(f"rewards.{name}" for name in result.values),
+            *(f"intermediate_rewards.{name}" for name in self._intermediate),
+        )
         digests = self._digests_of(*keys)
         if "credit" in trajectory.digests:  # of its evidence
             digests["credit"] = trajectory.digests["credit"]
@@ -140,58 +162,63 @@ class Evaluator:
         self, witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], keep: KeepScores | None
     ) -> list[Trajectory]:
         """The trajectories with the evidence that credit needs of them; unrewarded where there is none to be had."""
-        asked = [one for one in trajectories if one.reward is not None and one.mode is RolloutMode.TRAIN and one.transitions]
+        asked = [
+            rollout
+            for rollout in trajectories
+            if rollout.reward is not None and rollout.mode is RolloutMode.TRAIN and rollout.transitions
+        ]
         digests = self._digests_of("credit")
-        if all(one.evidence is not None and digests.items() <= one.digests.items() for one in asked):
+        if all(rollout.evidence is not None and digests.items() <= rollout.digests.items() for rollout in asked):
             return list(trajectories)
         services = RolloutServices(self._judge, self.policies, *asked)
-        found: Sequence[Evidence | None]
+        pieces: Sequence[Evidence | None]
         failure = None
         try:
             async with asyncio.timeout(LONGEST_SCORE_S):
-                found = await _hear(witness, asked, services)
+                pieces = await _hear(witness, asked, services)
         except PluginError:
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to an assigner that waits for others
+        # the boundary to an assigner that waits for others
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
-            found, failure = [None] * len(asked), describe_failure("credit", describe_raised(error))
+            pieces, failure = [None] * len(asked), describe_failure("credit", describe_raised(error))
         heard: dict[str, Trajectory] = {}
-        for one, evidence in zip(asked, found, strict=True):
-            heard[one.rollout_id] = replace(
-                one,
-                reward=None if evidence is None else one.reward,
+        for rollout, evidence in zip(asked, pieces, strict=True):
+            heard[rollout.rollout_id] = replace(
+                rollout,
+                reward=None if evidence is None else rollout.reward,
                 unrewarded=failure,
                 evidence=evidence,
-                digests={**one.digests, **(digests if evidence is not None else {})},
-                other_calls=one.other_calls if heard else (*one.other_calls, *services.asked),
+                digests={**rollout.digests, **(digests if evidence is not None else {})},
+                other_calls=rollout.other_calls if heard else (*rollout.other_calls, *services.asked),
             )
         if keep is not None:
             await keep(
                 [
                     Score(
-                        rollout_id=one.rollout_id,
-                        attempt=one.attempt,
+                        rollout_id=rollout.rollout_id,
+                        attempt=rollout.attempt,
                         evidence=evidence,
                         digests=digests if evidence is not None else {},
                         asked=() if number else tuple(services.asked),
                     )
-                    for number, (one, evidence) in enumerate(zip(asked, found, strict=True))
+                    for number, (rollout, evidence) in enumerate(zip(asked, pieces, strict=True))
                 ]
             )
-        return [heard.get(one.rollout_id, one) for one in trajectories]
+        return [heard.get(rollout.rollout_id, rollout) for rollout in trajectories]
 
     def _digests_of(self, *keys: str) -> dict[str, str]:
         return {key: self._digests[key] for key in keys if key in self._digests}
 
     async def _reward_all_calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, str | None]]:
-        """Each with its tools' verdicts and its turn rewards; where one of them failed with none, and why. Beside the loop, which engines
-        and workers talk through: they are functions of the user's."""
+        """Give each trajectory its tools' verdicts and its turn rewards; where a reward failed none, and the reason.
+        Runs beside the event loop, which engines and workers talk through: they are functions of the user's."""
         left = LONGEST_SCORE_S
         loop = asyncio.get_running_loop()
 
         async def ask(work: Callable[[Callable[[], None]], Awaitable[T]]) -> T:
-            """Its value, within the time that is left; waiting for its turn, which `start` ends, takes none of it."""
+            """Do the work within the time that is left; waiting for its turn, which `start` ends, takes none of it."""
             nonlocal left
             try:
                 async with asyncio.timeout(None) as limit:
@@ -214,7 +241,9 @@ class Evaluator:
             except ProcessEnded as error:
                 return _Payment(failure=describe_failure("intermediate rewards", str(error)))
 
-        classified: list[Trajectory] = await ask(lambda start: self._threads.run(classify, on_start=start, name="of-calls"))
+        classified: list[Trajectory] = await ask(
+            lambda start: self._threads.run(classify, on_start=start, name="of-calls")
+        )
         if not self._intermediate:
             return [(_with_payment(trajectory, {}), None) for trajectory in classified]
         paid: list[tuple[Trajectory, str | None]] = []
@@ -232,7 +261,7 @@ class _Payment:
 
     values: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, "Sequence[float | None]"])
     failure: str | None = None
-    """Which failed, and why."""
+    """The name of a reward that failed, and the reason."""
     defect: str | None = None
     """The sentence about what is wrong with the function itself."""
 
@@ -241,27 +270,28 @@ def _with_payment(trajectory: Trajectory, values: Mapping[str, Sequence[float | 
     if not values and not any(call.rewards for call in trajectory.transitions):
         return trajectory
     calls = [
-        replace(call, rewards={name: column[index] for name, column in values.items()}) for index, call in enumerate(trajectory.transitions)
+        replace(call, rewards={name: column[index] for name, column in values.items()})
+        for index, call in enumerate(trajectory.transitions)
     ]
     return replace(trajectory, transitions=tuple(calls))
 
 
 def _pay_calls(intermediate: Mapping[str, TurnReward], trajectory: Trajectory) -> _Payment:
-    """In a process of their own."""
+    """Compute the intermediate rewards of a rollout, in a process of their own."""
     values: dict[str, Sequence[float | None]] = {}
     for name, reward in intermediate.items():
         try:
             values[name] = list(reward(trajectory))
         except LightningError as error:
             return _Payment(defect=str(error))
-        except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
+        except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, in its own process
             why = str(error) if isinstance(error, BadValue) else describe_raised(error)
             return _Payment(failure=describe_failure(name, why))
     return _Payment(values=values)
 
 
 def classify_tools(trajectory: Trajectory, plugins: PluginManager) -> Trajectory:
-    """The trajectory with what plugins say of its tool calls."""
+    """The trajectory with the verdicts of plugins on its tool calls."""
     if not trajectory.tool_calls:
         return trajectory
     classified = []
@@ -271,17 +301,20 @@ def classify_tools(trajectory: Trajectory, plugins: PluginManager) -> Trajectory
     return replace(trajectory, tool_calls=tuple(classified))
 
 
-async def _hear(witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], services: Services) -> Sequence[Evidence]:
-    """Evidence of each. Raises PluginError where it does not fit."""
+async def _hear(
+    witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], services: Services
+) -> Sequence[Evidence]:
+    """Evidence for each trajectory. Raises PluginError where it does not fit."""
     if isinstance(witness, GroupWitness):
         group = TrajectoryGroup(id=trajectories[0].group_id, trajectories=tuple(trajectories))
-        found = await witness.score_group(group, services)
-        if len(found) != len(trajectories):
+        pieces = await witness.score_group(group, services)
+        if len(pieces) != len(trajectories):
             raise PluginError(
-                f"`score_group` returned {len(found)} pieces of evidence for {len(trajectories)} rollouts; return one for each"
+                f"`score_group` returned {len(pieces)} pieces of evidence for {len(trajectories)} rollouts; return one "
+                "for each"
             )
     else:
-        found = [await witness.score(trajectory, services) for trajectory in trajectories]
-    for evidence, trajectory in zip(found, trajectories, strict=True):
+        pieces = [await witness.score(trajectory, services) for trajectory in trajectories]
+    for evidence, trajectory in zip(pieces, trajectories, strict=True):
         check_evidence(evidence, trajectory)
-    return found
+    return pieces

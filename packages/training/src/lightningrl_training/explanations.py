@@ -1,16 +1,20 @@
-"""Why a step teaches nothing, and why rollouts fail: sentences for the person who looks on."""
+"""Sentences for a user: the reasons why a step teaches nothing, why rollouts fail, and why a run stops."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from lightningrl.sanitize import one_line
 from lightningrl.types import OtherCallKind, Outcome, PolicyStatus, Trajectory
+from lightningrl_training.checkpoints import LoopState
 
 __all__ = [
     "CACHES",
     "explain_cache",
+    "explain_early_stop",
     "explain_failed_rewards",
     "explain_failures",
     "explain_ignored",
@@ -29,13 +33,16 @@ _SLOW = 4
 
 
 def explain_silence(trajectories: Sequence[Trajectory]) -> str:
-    """Why no call of a step's trajectories, as they were credited, has an advantage other than 0."""
+    """The reason why no call of a step's trajectories, as they were credited, has an advantage other than 0."""
     calls = [call for trajectory in trajectories for call in trajectory.transitions]
     if not calls:
         return _explain_no_calls(trajectories)
     if not any(call.trainable for call in calls):
         roles = ", ".join(sorted({repr(call.agent) if call.agent else "none" for call in calls}))
-        return f"no call is of a policy and role that is trained, by trained_agents and [[policy.calls]]; roles of the calls: {roles}"
+        return (
+            "no call is of a policy and role that is trained, by trained_agents and [[policy.calls]]; roles of the "
+            f"calls: {roles}"
+        )
     rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]
     if not rewarded:
         return "no rollout has a reward"
@@ -56,14 +63,18 @@ def explain_silence(trajectories: Sequence[Trajectory]) -> str:
         example = rewarded[0].rollout_id
         return f"all {len(rewarded)} rewards are {rewards[0]:g}; `lightningrl rollouts show {example}` shows one"
     return (
-        f"in each of {len(groups)} groups all rewards are equal (over the step from {rewards[0]:g} to {rewards[-1]:g}); "
+        f"in each of {len(groups)} groups all rewards are equal (over the step from {rewards[0]:g} to "
+        f"{rewards[-1]:g}); "
         "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then"
     )
 
 
 def _have_fixed_seeds(groups: Sequence[Sequence[Trajectory]]) -> bool:
-    """Whether in each group the first calls of all rollouts were sampled with one seed, which the agent gave."""
-    seeds = [{rollout.transitions[0].sampling.seed if rollout.transitions else None for rollout in members} for members in groups]
+    """True where in each group the first calls of all rollouts were sampled with one seed, which the agent gave."""
+    seeds = [
+        {rollout.transitions[0].sampling.seed if rollout.transitions else None for rollout in members}
+        for members in groups
+    ]
     return bool(seeds) and all(len(of_group) == 1 and None not in of_group for of_group in seeds)
 
 
@@ -72,22 +83,35 @@ def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
     refusals = [(trajectory, call) for trajectory, call in others if call.kind is OtherCallKind.REFUSED]
     if refusals:
         trajectory, first = refusals[0]
-        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {one_line(first.message, _LONGEST)}"
+        return (
+            f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: "
+            f"{one_line(first.message, _LONGEST)}"
+        )
     none = f"none of {len(trajectories)} rollouts made a model call that came here"
     hosts = Counter(call.path for _, call in others if call.kind is OtherCallKind.ELSEWHERE)
     if hosts:
         named = ", ".join(f"{host!r} ({count} rollouts)" for host, count in hosts.most_common(_MOST_HOSTS))
-        return f"{none}: the agent called models at {named}; if the policy is to answer in their place, name them in runtime.base_urls"
+        return (
+            f"{none}: the agent called models at {named}; if the policy is to answer in their place, name them in "
+            "runtime.base_urls"
+        )
     return (
-        f"{none}; where the agent's client has a base URL of its own, name it in runtime.base_urls; where it answers from {CACHES}, "
-        "switch that off"
+        f"{none}; where the agent's client has a base URL of its own, name it in runtime.base_urls; where it answers "
+        f"from {CACHES}, switch that off"
     )
 
 
-def explain_cache(trajectories: Sequence[Trajectory], asked: Collection[str] = (), *, is_validation: bool = False) -> str | None:
-    """Rollouts that made no model call although others of their group did, or earlier ones of their task (`asked`: ids of tasks that calls
-    were made for), or in a validation of which no rollout made one, any other of the run; None = there are none."""
-    silent = [one for one in trajectories if one.outcome is Outcome.SUCCEEDED and not one.transitions and not one.other_calls]
+def explain_cache(
+    trajectories: Sequence[Trajectory], asked: Collection[str] = (), *, is_validation: bool = False
+) -> str | None:
+    """Rollouts that made no model call although others of their group did, or earlier ones of their task (`asked`: ids
+    of tasks that calls were made for), or in a validation of which no rollout made one, any other of the run; None =
+    there are none."""
+    silent = [
+        rollout
+        for rollout in trajectories
+        if rollout.outcome is Outcome.SUCCEEDED and not rollout.transitions and not rollout.other_calls
+    ]
     groups = {one.group_id for one in trajectories if one.transitions}
     beside = [one for one in silent if one.group_id in groups]
     before = [one for one in silent if one.task.id in asked]
@@ -100,16 +124,18 @@ def explain_cache(trajectories: Sequence[Trajectory], asked: Collection[str] = (
     else:
         return None
     effect = (
-        "validation says what the policy was, not what it is" if is_validation else "they repeat what was sampled once, and teach nothing"
+        "validation says what the policy was, not what it is"
+        if is_validation
+        else "they repeat what was sampled once, and teach nothing"
     )
     return (
-        f"{len(repeating)} of {len(trajectories)} rollouts made no model call although {although}: the agent's client answers "
-        f"from {CACHES}, so {effect}; switch it off for training"
+        f"{len(repeating)} of {len(trajectories)} rollouts made no model call although {although}: the agent's client "
+        f"answers from {CACHES}, so {effect}; switch it off for training"
     )
 
 
 def explain_failures(trajectories: Sequence[Trajectory]) -> str:
-    """Outcomes, and what the first failure said."""
+    """Count outcomes, and quote the first failure."""
     outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
     counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
     failed = next(trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.SUCCEEDED)
@@ -120,7 +146,7 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
 
 
 def explain_no_rewards(trajectories: Sequence[Trajectory], remedy: str | None = None) -> str:
-    """Why none of them has a reward, and what next; `remedy`: for failures of the rollouts themselves."""
+    """The reason why none has a reward, and what next; `remedy`: for failures of the rollouts themselves."""
     if failed := [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]:
         return f"no rollout of {len(trajectories)} has a reward; {explain_failed_rewards(failed)}; mend that"
     if any(trajectory.outcome is Outcome.SUCCEEDED for trajectory in trajectories):
@@ -130,8 +156,11 @@ def explain_no_rewards(trajectories: Sequence[Trajectory], remedy: str | None = 
 
 
 def explain_failed_rewards(failed: Sequence[Trajectory]) -> str:
-    """How many are `unrewarded`, and what the first one's reward said."""
-    return f"a reward or evidence failed on {len(failed)} rollouts; first, on {failed[0].rollout_id!r}: {failed[0].unrewarded}"
+    """Count the `unrewarded`, and quote the first failure of a reward."""
+    return (
+        f"a reward or evidence failed on {len(failed)} rollouts; first, on {failed[0].rollout_id!r}: "
+        f"{failed[0].unrewarded}"
+    )
 
 
 def explain_ignored(policies: Sequence[PolicyStatus]) -> str | None:
@@ -144,27 +173,42 @@ def explain_ignored(policies: Sequence[PolicyStatus]) -> str | None:
 
 
 def explain_left_threads(trajectories: Sequence[Trajectory]) -> str | None:
-    """What rollouts left running; None = nothing."""
-    left = [one.left_threads for one in trajectories]
-    names = sorted({name for of_rollout in left for name in of_rollout})
+    """Threads that rollouts left running; None = there are none."""
+    left = [rollout.left_threads for rollout in trajectories]
+    names = sorted({name for threads in left for name in threads})
     if not names:
         return None
     shown = ", ".join(map(repr, names[:_MOST_HOSTS])) + (" …" if len(names) > _MOST_HOSTS else "")
     return (
-        f"{sum(map(bool, left))} of {len(left)} rollouts left threads running ({shown}); model calls that they make from now on are "
-        "taken for those of the rollouts that follow: join them before the agent returns, or use ThreadPoolExecutor or asyncio.to_thread"
+        f"{sum(map(bool, left))} of {len(left)} rollouts left threads running ({shown}); model calls that they make "
+        "from now on are taken for those of the rollouts that follow: join them before the agent returns, or use "
+        "ThreadPoolExecutor or asyncio.to_thread"
     )
 
 
-def explain_timeouts(trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float) -> str | None:
-    """What the engine has to do with rollouts that ran out of time; None where none did, or where it is fast enough for
-    something else to be the cause. `call_speed`: tokens per second of one call; None = nothing was sampled."""
+def explain_timeouts(
+    trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float
+) -> str | None:
+    """The engine's part in rollouts that ran out of time; None where none did, or where it is fast enough for something
+    else to be the cause. `call_speed`: tokens per second of one call; None = nothing was sampled."""
     late = sum(trajectory.outcome is Outcome.TIMEOUT for trajectory in trajectories)
     if not late or call_speed is None or max_tokens * _SLOW < call_speed * timeout_s:
         return None
-    answer = f"an answer of {max_tokens} tokens takes {max_tokens / call_speed:.0f} s" if call_speed else "no answer comes"
+    answer = (
+        f"an answer of {max_tokens} tokens takes {max_tokens / call_speed:.0f} s" if call_speed else "no answer comes"
+    )
     return (
-        f"{late} of {len(trajectories)} rollouts ran out of time: the engine samples {call_speed:.3g} tokens/s for a call, "
-        f"so {answer} of the {timeout_s:g} s that a rollout has; "
+        f"{late} of {len(trajectories)} rollouts ran out of time: the engine samples {call_speed:.3g} tokens/s for a "
+        f"call, so {answer} of the {timeout_s:g} s that a rollout has; "
         "raise runtime.timeout_s, or give a new run a lower sampling.max_tokens"
+    )
+
+
+def explain_early_stop(state: LoopState, run: Path) -> str:
+    """The end of a run that lost its patience, and the command that goes on with it."""
+    since = state.validations_since_best
+    return (
+        f"stopped early after step {state.step}: {since} validations were no better than the best, "
+        f"{state.best_score:.3f}; to go on, raise loop.patience: lightningrl train --resume "
+        f"--run {shlex.quote(str(run))} --set loop.patience={2 * since}"
     )

@@ -1,4 +1,4 @@
-"""Where a policy's weights come from: a folder, or a name of the hub; what cannot be found is refused within seconds."""
+"""Finds a policy's weights, a folder or a name of the hub, and refuses within seconds what cannot be served."""
 
 from __future__ import annotations
 
@@ -13,66 +13,84 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig
 from lightningrl_server.rendering.families import check_renderer, refuse_images
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_server.rendering.templates import added_tokens, no_tools, read_template, template_parsers, template_variables
+from lightningrl_server.rendering.templates import (
+    added_tokens,
+    no_tools,
+    read_template,
+    template_parsers,
+    template_variables,
+)
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 
 __all__ = ["check_lengths", "check_on_hub", "check_rendering", "resolve_model"]
 
 HUB_WAIT_S = 5.0
-"""How long the hub may take to say whether it has a model."""
+"""Seconds that the hub may take to say whether it has a model."""
 
 
 def resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Path) -> str:
-    """The policy as a hub name, or the absolute path where a folder of that name lies beside the recipe or here. Raises ConfigError."""
+    """The policy as a hub name, or the absolute path where a folder of that name lies beside the recipe or here. Raises
+    ConfigError."""
     for base in (folder, Path.cwd()):
         if (base / policy.model).is_dir():
             return str(_checked_folder((base / policy.model).resolve(), policy.renderer))
     if policy.model.startswith((".", "/", "~")) or policy.model.count("/") > 1:
-        raise ConfigError(f"policy {name!r}: no folder {policy.model!r}; give a transformers folder or a hub name like 'Qwen/Qwen2.5-0.5B'")
+        raise ConfigError(
+            f"policy {name!r}: no folder {policy.model!r}; give a transformers folder or a hub name like "
+            "'Qwen/Qwen2.5-0.5B'"
+        )
     if "/" not in policy.model and _in_cache(policy.model) is None:
         raise ConfigError(
-            f"policy {name!r}: {policy.model!r} is no folder beside the recipe or here, and no hub name, which has an owner: "
-            "write for example --policy Qwen/Qwen2.5-0.5B-Instruct, or make a small one: lightningrl init my-agent"
+            f"policy {name!r}: {policy.model!r} is no folder beside the recipe or here, and no hub name, which has an "
+            "owner: write for example --policy Qwen/Qwen2.5-0.5B-Instruct, or make a small one: lightningrl init "
+            "my-agent"
         )
     return policy.model
 
 
 def check_on_hub(models: Mapping[str, str]) -> None:
-    """Raise ConfigError for a hub name, by policy, that is neither in this machine's cache nor on the hub. Asks the hub, for seconds."""
+    """Raise ConfigError for a hub name, by policy, that is neither in this machine's cache nor on the hub. Asks the
+    hub, for seconds."""
     for name, model in models.items():
         if not Path(model).is_absolute() and _in_cache(model) is None:
             _ask_hub(name, model)
 
 
 def check_lengths(recipe: Recipe, models: Mapping[str, str]) -> None:
-    """Raise ConfigError where a completion may be as long as all that the model reads, so that no prompt fits before it."""
+    """Raise ConfigError where a completion may be as long as all that the model reads, so that no prompt fits before
+    it."""
     too_long = []
     for name, model in models.items():
         limit = recipe.options_of(recipe.all_policies[name]).get("context_length") or _context_length(model)
         for table, sampling in (("sampling", recipe.sampling), ("validation.sampling", recipe.validation.sampling)):
             if isinstance(limit, int) and sampling.max_tokens is not None and sampling.max_tokens >= limit:
                 too_long.append(
-                    f"{table}.max_tokens is {sampling.max_tokens}, but policy {name!r} reads {limit} tokens, prompt and completion "
-                    f"together; leave room for the prompt, for example --set {table}.max_tokens={max(1, limit // 4)}"
+                    f"{table}.max_tokens is {sampling.max_tokens}, but policy {name!r} reads {limit} tokens, prompt "
+                    "and completion together; leave room for the prompt, for example --set "
+                    f"{table}.max_tokens={max(1, limit // 4)}"
                 )
     if too_long:
         raise ConfigError(*too_long)
 
 
 def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str) -> str | None:
-    """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does not fit, a template
-    that does not compile, switches that it never reads. Returns why it cannot be offered tools; None = it can, or a model that was not
-    fetched yet will say so later. Reads the tokenizer alone, and fetches nothing."""
+    """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does
+    not fit, a template that does not compile, switches that it never reads. Returns why it cannot be offered tools;
+    None = it can, or a model that was not fetched yet will say so later. Reads the tokenizer alone, and fetches
+    nothing."""
     check_renderer(policy.renderer, name)
     folder = Path(model)
-    if policy.renderer == "auto" and not policy.chat_template_kwargs and folder.is_absolute():  # the usual, without a tokenizer
+    # the usual, without a tokenizer
+    if policy.renderer == "auto" and not policy.chat_template_kwargs and folder.is_absolute():
         refuse_images(model, name)
         template = read_template(folder) or ""
         template_variables(template, f"policy {name!r}")
         return None if "tool_parser" in template_parsers(template, added_tokens(folder)) else no_tools(name)
     if not folder.is_absolute() and not _has_tokenizer(model):
         return None
-    renderer = PolicyRenderer(load_tokenizer(model, is_there=True), policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs)
+    renderer = PolicyRenderer(
+        load_tokenizer(model, is_there=True), policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs
+    )
     return None if renderer.supports_tools else no_tools(name)
 
 
@@ -87,16 +105,22 @@ def _ask_hub(name: str, model: str) -> None:
     try:
         HfApi().model_info(model, timeout=HUB_WAIT_S)
     except GatedRepoError:
-        raise ConfigError(f"policy {name!r}: {model!r} is given out on request; ask for it on its page, then `hf auth login`") from None
+        raise ConfigError(
+            f"policy {name!r}: {model!r} is given out on request; ask for it on its page, then `hf auth login`"
+        ) from None
     except (RepositoryNotFoundError, HFValidationError):
         raise ConfigError(
             f"policy {name!r}: no folder {model!r} beside the recipe or here, and the hub has no such model for you; "
             "check the spelling, or `hf auth login` where it is a private one"
         ) from None
     except HfHubHTTPError as error:
-        raise ConfigError(f"{absent}, and the hub answers {' '.join(str(error).split())[:160]!r}; try again, or {fetch}") from None
+        raise ConfigError(
+            f"{absent}, and the hub answers {' '.join(str(error).split())[:160]!r}; try again, or {fetch}"
+        ) from None
     except Exception as error:  # noqa: BLE001  whatever its HTTP library raises where there is no network
-        raise ConfigError(f"{absent}, and the hub does not answer ({' '.join(str(error).split())[:160]}); {fetch}") from None
+        raise ConfigError(
+            f"{absent}, and the hub does not answer ({' '.join(str(error).split())[:160]}); {fetch}"
+        ) from None
 
 
 def _has_tokenizer(model: str) -> bool:
@@ -109,10 +133,10 @@ def _in_cache(model: str, file: str = "config.json") -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(model, file)
+        cached = try_to_load_from_cache(model, file)
     except HFValidationError:
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _context_length(model: str) -> int | None:
@@ -126,14 +150,19 @@ def _context_length(model: str) -> int | None:
 
 
 def _checked_folder(folder: Path, renderer: str) -> Path:
-    """A local model folder that can be served: weights' config, a fast tokenizer, and a chat template or a named renderer."""
+    """A local model folder that can be served: weights' config, a fast tokenizer, and a chat template or a named
+    renderer."""
     for needed in ("config.json", "tokenizer.json"):
         if not (folder / needed).is_file():
-            raise ConfigError(f"model folder {str(folder)!r} has no {needed}; save model and tokenizer there with save_pretrained")
+            raise ConfigError(
+                f"model folder {str(folder)!r} has no {needed}; save model and tokenizer there with save_pretrained"
+            )
     settings = folder / "tokenizer_config.json"
     has_template = (folder / "chat_template.jinja").is_file() or (
         settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
     )
     if renderer == "auto" and not has_template:
-        raise ConfigError(f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name the policy's renderer")
+        raise ConfigError(
+            f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name the policy's renderer"
+        )
     return folder

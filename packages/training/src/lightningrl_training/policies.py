@@ -32,7 +32,7 @@ class PolicyLink(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningPolicy:
-    """One policy."""
+    """A policy with its engine and, where it is trained, its learner."""
 
     name: str
     backend: Backend
@@ -52,7 +52,7 @@ class Policies:
 
     @property
     def versions(self) -> dict[str, int]:
-        """The version that each policy serves."""
+        """Versions that the policies serve, by name."""
         return {policy.name: policy.backend.engine.info.version for policy in self._policies}
 
     @property
@@ -63,7 +63,7 @@ class Policies:
 
     @property
     def speed(self) -> Speed | None:
-        """Of the policy that samples the most slowly, of those that were measured."""
+        """Speed of the slowest sampler among the policies that were measured."""
         measured = [policy.speed for policy in self._policies if policy.speed is not None]
         return min(measured, key=lambda speed: speed.sampled, default=None)
 
@@ -101,12 +101,13 @@ class Policies:
             return report
 
     async def _swap(self, policy: RunningPolicy, version: int) -> None:
-        """Calls go on, with these weights."""
+        """Let calls go on, with these weights."""
         with self._spans.span("swap", policy=policy.name, version=version):
             await policy.link.release(version)
 
     def describe(self, reports: Mapping[str, LearnReport]) -> dict[str, float]:
-        """Metrics of a step: `learn/loss`, `policy_version`; with several policies trained `learn/NAME/loss`, `policy_version/NAME`.
+        """Metrics of a step: `learn/loss`, `policy_version`; with several policies trained `learn/NAME/loss`,
+        `policy_version/NAME`.
 
         A policy that had no rows has its version alone.
         """
@@ -119,7 +120,7 @@ class Policies:
         return metrics
 
     def save(self, folder: Path) -> None:
-        """Each trained policy below its name. A frozen one is what the recipe says."""
+        """Save each trained policy below its name. A frozen one is what the recipe says."""
         folder.mkdir(parents=True, exist_ok=True)
         for policy in self._trained:
             policy.backend.save(folder / policy.name)
@@ -128,5 +129,7 @@ class Policies:
 def load_backend(backend: Backend, folder: Path, name: str) -> None:
     """Restore what `Policies.save` wrote of a policy. Raises RunFolderError where the checkpoint has no such policy."""
     if not (folder / name).is_dir():
-        raise RunFolderError(f"checkpoint {str(folder)!r} has no policy {name!r}; go on with the recipe that it was saved with")
+        raise RunFolderError(
+            f"checkpoint {str(folder)!r} has no policy {name!r}; go on with the recipe that it was saved with"
+        )
     backend.load(folder / name)

@@ -1,11 +1,11 @@
-"""The progress of a run on screen: a live panel on a terminal, one line per step elsewhere."""
+"""The progress of a run on screen: a live panel on a terminal and in a notebook, one line per step elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.jupyter import JupyterMixin
@@ -18,15 +18,25 @@ from rich.text import Text
 from lightningrl.sanitize import as_text
 from lightningrl.types import Outcome, Trajectory
 
-__all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "make_progress", "sparkline"]
+__all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "Progress", "make_progress", "sparkline"]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEARNING = {"loss": "loss", "kl_rollout": "kl"}
-"""A learner's numbers that are shown, and how they are called."""
+"""A learner's metrics that are shown, and their names there."""
 NOTHING = 1e-6
-"""What is less is rounding."""
+"""Less than this is rounding."""
 REPLAY_S = 1.0
-"""What takes longer was sampled, not read from the store."""
+"""Rollouts that take longer were sampled, not read from the store."""
+
+
+class Progress(Protocol):
+    """Shows progress to the user."""
+
+    def phase(self, name: str, done: int, total: int) -> None: ...
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
+    def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
+    def forecast(self, parts: Sequence[str]) -> None: ...
+    def say(self, sentence: str) -> None: ...
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
@@ -68,7 +78,7 @@ class _Clock:
 
 
 class _Sample:
-    """What one rollout came to, for a person to see what the policy does now."""
+    """The latest rollout that succeeded, in a line: shows what the policy does now."""
 
     def __init__(self) -> None:
         self._latest: Trajectory | None = None
@@ -87,7 +97,7 @@ class _Sample:
 
 
 class _Replays:
-    """Tells rollouts that a resumed run finds in its store from those that were just made: all are there at once, in the first steps."""
+    """Tells rollouts that a resumed run finds in its store from new ones: in the first steps all are there at once."""
 
     def __init__(self, *, is_resumed: bool) -> None:
         self._may_replay = is_resumed
@@ -122,7 +132,7 @@ def _learning(metrics: Mapping[str, float]) -> list[str]:
 
 
 class _Progress:
-    """The common part: a page, and what was seen of the run."""
+    """The common part of all progress: a console, and what was seen of the run."""
 
     def __init__(self, console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> None:
         self._console = console
@@ -131,7 +141,7 @@ class _Progress:
         self._replays = _Replays(is_resumed=is_resumed)
 
     def rollout(self, trajectory: Trajectory) -> None:
-        """One that has ended and been rewarded."""
+        """Take a rollout that has ended and been rewarded."""
         self._sample.take(trajectory)
 
 
@@ -141,11 +151,13 @@ class LineProgress(_Progress):
     def __enter__(self) -> LineProgress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return None
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Quiet where there is something to count, since a line per step is enough; says what is waited for where there is not."""
+        """Say what is waited for where there is nothing to count; else a line per step is enough."""
         self._replays.phase(name, done, total)
         if not total:
             self._say([f"{name} …"])
@@ -179,7 +191,7 @@ class LineProgress(_Progress):
         self._say([sentence])
 
     def forecast(self, parts: Sequence[str]) -> None:
-        """What a step will take."""
+        """Show the forecast of a step."""
         self._say(["forecast:", *parts])
 
     def _say(self, fields: list[str]) -> None:
@@ -221,15 +233,19 @@ class LiveProgress(_Progress):
         self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end()
         self._show_last(kind, error, trace)
 
-    def _show_last(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _show_last(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.__exit__(kind, error, trace)
 
     def _end(self) -> None:
-        """No bar stays of what is over."""
+        """Remove the bars of what is over."""
         self._bars.remove_task(self._phase)
         if self._latest:
             self._bars.update(self._steps, note="")
@@ -237,7 +253,7 @@ class LiveProgress(_Progress):
             self._bars.remove_task(self._steps)
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Each phase has a clock of its own; rollouts that are all there are being learned from."""
+        """Show a phase, with a clock of its own; rollouts that are all there are being learned from."""
         self._replays.phase(name, done, total)
         if name == "rollouts" and done == total:
             name, done, total = "learning", 0, 0
@@ -282,7 +298,9 @@ class LiveProgress(_Progress):
             calls = f"{latest['calls_per_rollout']:.2f} calls a rollout"
             table.add_row("speed", "", f"{_speed(latest, self._replays)}, {calls}")
             silent = f"{latest['groups_without_signal']:.0f} of {latest['groups']:.0f} groups without signal"
-            table.add_row("last step", "", Text("; ".join([_outcome_text(self._outcomes), silent, *_failed_rewards(latest)])))
+            table.add_row(
+                "last step", "", Text("; ".join([_outcome_text(self._outcomes), silent, *_failed_rewards(latest)]))
+            )
         if sample := self._sample.text(self._console.width - 24):
             table.add_row("sample", "", Text(sample, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(self._bars, table)
@@ -297,7 +315,9 @@ class NotebookProgress(LiveProgress, JupyterMixin):
         self._cell: Any = display(self, display_id=True)  # type: ignore[no-untyped-call]
         return self
 
-    def _show_last(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _show_last(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._cell.update(self)
 
     def phase(self, name: str, done: int, total: int) -> None:
@@ -305,7 +325,9 @@ class NotebookProgress(LiveProgress, JupyterMixin):
         self._cell.update(self)
 
 
-def make_progress(console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> LineProgress | LiveProgress:
+def make_progress(
+    console: Console, minutes: float | None = None, *, is_resumed: bool = False
+) -> LineProgress | LiveProgress:
     """The live panel on a terminal and in a notebook, lines elsewhere."""
     kind = NotebookProgress if console.is_jupyter else LiveProgress if console.is_terminal else LineProgress
     return kind(console, minutes, is_resumed=is_resumed)

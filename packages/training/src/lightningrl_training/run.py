@@ -2,8 +2,8 @@
 
 run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
 run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
-run = Run("runs/mine")  ─►  .metrics  .to_pandas()  .steps  .rollouts()  .trace(id)  .curve()  .recredit("rloo")  .xray()  .rescore(…)
-                                                                  .branch(id)  .export("weights")
+run = Run("runs/mine")  ─►  .metrics  .to_pandas()  .steps  .rollouts()  .trace(id)  .curve()
+                            .recredit("rloo")  .xray()  .rescore(…)  .branch(id)  .export("weights")
 """
 
 from __future__ import annotations
@@ -11,33 +11,28 @@ from __future__ import annotations
 import asyncio
 import base64
 import html
-import logging
 import shlex
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightningrl.console import accept_any_text
-from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
+from lightningrl.errors import ConfigError, PluginError, RunFolderError
 from lightningrl.loading import refuse_in_import
-from lightningrl.plugins import PluginManager, hookimpl, load_plugins
+from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import read_recipe, recipe_path, with_settings
-from lightningrl.types import Trajectory
-from lightningrl_training.run_folder import LoopState, RunFolder, checkpoints, default_run, explain_name, find_checkpoint
+from lightningrl.recipe_file import with_settings
+from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.run_sync import Show, run_sync, show_nobody
-from lightningrl_viewer.reading.origin import RunOrigin, newest_run
+from lightningrl_training.start import Source, StepWatcher, begin_run, read_source
+from lightningrl_viewer.reading.origin import RunOrigin
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import Console
 
     from lightningrl.protocols import StepReport
     from lightningrl.records import RolloutFilter, RolloutRecord
     from lightningrl_credit.xray import XRay
-    from lightningrl_training.build import Parts
     from lightningrl_training.doctor import Diagnosis
     from lightningrl_training.evaluation.certificate import Certificate
     from lightningrl_training.evaluation.report import EvaluationReport
@@ -45,22 +40,17 @@ if TYPE_CHECKING:
     from lightningrl_training.lab.recredit import Recredit
     from lightningrl_training.lab.rescore import Rescore
     from lightningrl_training.loggers.curve import Curve
-    from lightningrl_training.session import Address
     from lightningrl_viewer.reading.reader import StoredRun
     from lightningrl_viewer.reading.trace import Trace
 
-__all__ = ["OpenRun", "Run", "begin_run", "doctor", "evaluate", "problems", "train", "train_async"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Run", "doctor", "evaluate", "problems", "train", "train_async"]
 
 T = TypeVar("T")
-Source = str | Path | Recipe
-"""A recipe, or the file or folder where one lies."""
 
 
 class Run:
-    """A run's folder, while the run trains and afterwards: how it was started, what it measured, its weights. Without its lock: of what
-    lies there only the picture of the curve is ever written."""
+    """A run's folder, while the run trains and afterwards: its start, its metrics, its weights. It takes no lock, and
+    writes nothing there but the picture of the curve."""
 
     def __init__(self, folder: str | Path) -> None:
         """Raises RunFolderError where no run lies there."""
@@ -74,7 +64,10 @@ class Run:
         """In a notebook: where it lies, how far it is, its curve, and the line that opens its pages."""
         try:
             picture = base64.b64encode(self.curve().read_bytes()).decode()
-            shown = f'<img alt="learning curve" style="max-width: 720px; width: 100%" src="data:image/png;base64,{picture}">'
+            shown = (
+                '<img alt="learning curve" style="max-width: 720px; width: 100%" '
+                f'src="data:image/png;base64,{picture}">'
+            )
         except (ConfigError, RunFolderError) as why:
             shown = html.escape(str(why))
         tested = [row["validation/reward"] for row in self.metrics if "validation/reward" in row]
@@ -87,12 +80,13 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """As the run was started, with the settings that it went on with since."""
+        """The recipe that the run was started with, and the settings that it went on with since."""
         return self._origin.recipe
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """One row for each step that anything was measured at, in order; step 0 is the untrained policy's validation."""
+        """One row for each step that anything was measured at, in order; step 0 is the untrained policy's
+        validation."""
         from lightningrl_viewer.reading.metrics import read_metrics
 
         path = self.folder / "metrics.jsonl"
@@ -105,21 +99,25 @@ class Run:
         return saved[-1].state.step if saved else 0
 
     def to_pandas(self) -> pandas.DataFrame:
-        """`metrics` as a table with a row for each step, NaN where a step has no value. Raises ConfigError where there is no pandas."""
+        """`metrics` as a table, a row for each step, NaN where it has no value. Raises ConfigError without pandas."""
         try:
             import pandas
         except ImportError as error:
-            raise ConfigError(f"a table of metrics needs pandas ({error}); pip install pandas, or read Run.metrics") from error
-        return pandas.DataFrame(self.metrics).astype({"step": int}).set_index("step") if self.metrics else pandas.DataFrame()
+            raise ConfigError(
+                f"a table of metrics needs pandas ({error}); pip install pandas, or read Run.metrics"
+            ) from error
+        if not self.metrics:
+            return pandas.DataFrame()
+        return pandas.DataFrame(self.metrics).astype({"step": int}).set_index("step")
 
     def curve(self) -> Curve:
-        """The learning curve as a picture, drawn anew: its path, which a notebook shows as the picture. Raises RunFolderError where
-        nothing was measured yet."""
+        """The learning curve as a picture, drawn anew: its path, which a notebook shows as the picture. Raises
+        RunFolderError where nothing was measured yet."""
         from lightningrl_training.loggers.curve import Curve, draw_curve
 
-        path, temperature = self.folder / "curve.png", self.recipe.validation_sampling.temperature
-        metrics = self.folder / "metrics.jsonl"
-        if not self.metrics or not draw_curve(metrics, path, title=self.recipe.name, validation_temperature=temperature):
+        path, source, title = self.folder / "curve.png", self.folder / "metrics.jsonl", self.recipe.name
+        temperature = self.recipe.validation_sampling.temperature
+        if not self.metrics or not draw_curve(source, path, title=title, validation_temperature=temperature):
             raise RunFolderError(f"run {str(self.folder)!r} has measured nothing yet, so there is no curve")
         return Curve(path)
 
@@ -130,13 +128,12 @@ class Run:
         return self._look(lambda run: run.list_rollouts(where or RolloutFilter()))
 
     def trace(self, rollout_id: str) -> Trace:
-        """A rollout as a person reads it: what was said in which tokens, and what each call earned. Raises LightningError naming rollouts
-        near it where there is none."""
+        """A rollout as a person reads it: what was said in which tokens, and what each call earned. Raises
+        LightningError naming rollouts near it where there is none."""
         return self._look(lambda run: run.trace(rollout_id))
 
     def show(self, rollout_id: str, *, full: bool = False) -> None:
-        """Print a rollout as `lightningrl rollouts show` does, in a notebook too. `full`: each call's whole row, markup included. Raises
-        LightningError as `trace` does."""
+        """Print a rollout as `lightningrl rollouts show` does; `full`: whole rows. Raises as `trace` does."""
         from rich.console import Console
 
         from lightningrl_viewer.reading.text import show_rollout
@@ -147,13 +144,14 @@ class Run:
     def recredit(
         self, credit: Any = None, *, settings: Mapping[str, Any] | None = None, steps: Collection[int] | None = None
     ) -> list[Recredit]:
-        """What the trained rollouts would be credited with, beside what they were; nothing is trained or written.
+        """Credit the trained rollouts anew, beside the credit that they had; nothing is trained or written.
 
         credit     another assigner than the run's: a name, `"file.py:Class"`, a class or an object
         settings   by dotted key, as to `train`: `{"credit.options.gamma": 0.9, "rewards.brief.use": brief}`
         steps      only of these
 
-        Rewards and evidence are taken from the record where what computed them is the same; others are asked anew. Raises LightningError.
+        Rewards and evidence are taken from the record where what computed them is the same; others are asked anew.
+        Raises LightningError.
         """
         from lightningrl_training.lab.recredit import recredit
 
@@ -168,11 +166,11 @@ class Run:
         methods: Mapping[str, Any] | None = None,
         most: int | None = 20,
     ) -> XRay:
-        """What every installed method of credit would make of the trained rollouts, beside what the run's own made of them.
+        """Credit of every installed method for the trained rollouts, beside the run's own.
 
         rollout    of its group alone, with this rollout
         steps      only of these
-        methods    others beside those installed, by name: `{"mine": "file.py:Mine", "steep": {"use": "turns", "options": {"gamma": 0.5}}}`
+        methods    others by name: `{"mine": "file.py:Mine", "steep": {"use": "turns", "options": {"gamma": 0.5}}}`
         most       so many rollouts are in `XRay.rollouts`, those that methods disagree on most; None = all
 
         From the record: nobody is asked, nothing is trained or written. Raises LightningError.
@@ -193,13 +191,14 @@ class Run:
         settings: Mapping[str, Any] | None = None,
         steps: Collection[int] | None = None,
     ) -> Rescore:
-        """What another reward would have changed: rewards, which groups teach, credit; nothing is trained or written.
+        """Show the effect of another reward on rewards, groups that teach, and credit; nothing is trained or written.
 
         reward     a name, `"file.py:new"` or a function, in place of the recipe's reward `name` (None = its only one)
         settings   by dotted key, as to `train`: `{"rewards.brief.weight": 0.2}`
         steps      only of these
 
-        Other rewards and evidence are taken from the record where what computed them is the same. Raises LightningError.
+        Other rewards and evidence are taken from the record where what computed them is the same. Raises
+        LightningError.
         """
         from lightningrl_training.lab.rescore import rescore
 
@@ -214,21 +213,24 @@ class Run:
         settings: Mapping[str, Any] | None = None,
         show: Show = show_nobody,
     ) -> BranchedRollout:
-        """What a rollout's states are worth: the agent runs anew, its first calls are answered as they were, and from there the newest
-        weights are sampled, `samples` times. `at`: after so many calls; None = everywhere. The run's own store stays as it is. Raises
-        LightningError."""
+        """Measure the worth of a rollout's states: the agent runs anew, its first calls are answered as they were, and
+        from there the newest weights are sampled, `samples` times. `at`: after so many calls; None = everywhere. The
+        run's own store stays as it is. Raises LightningError."""
         from lightningrl_training.lab.branching import branch_rollout
 
         refuse_in_import("Run.branch")
         return run_sync(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings, show=show))
 
-    def evaluate(self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any) -> EvaluationReport:
+    def evaluate(
+        self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any
+    ) -> EvaluationReport:
         """`lightningrl.evaluate` of this run's weights; `step` as in `export`."""
         other = str(against.folder) if isinstance(against, Run) else against
         return evaluate(f"{self.folder}{'' if step is None else f'@{step}'}", against=other, **options)
 
     def certify(self) -> Certificate:
-        """Whether each trained token was sampled, once, and is as probable to the trainer as to the engine. Raises LightningError."""
+        """Certify that each trained token was sampled, once, and is as probable to the trainer as to the engine. Raises
+        LightningError."""
         from lightningrl_training.evaluation.certificate import certify
 
         return run_sync(certify(self.folder))
@@ -242,46 +244,22 @@ class Run:
 
         return run_sync(ask())
 
-    def export(self, target: str | Path, *, policy: str | None = None, step: str | int | None = None, dtype: str | None = None) -> int:
-        """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of. Whoever
-        serves the folder stops where the run's answers ended: its generation configuration names all tokens at which they did.
+    def export(
+        self, target: str | Path, *, policy: str | None = None, step: str | int | None = None, dtype: str | None = None
+    ) -> int:
+        """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they
+        are of. Whoever serves the folder stops where the run's answers ended: its generation configuration names all
+        tokens at which they did.
 
-        step     whose weights: `"best"` by validation, `"newest"`, or a step; None = the best where there was validation
+        step     whose weights: `"best"` by validation, `"newest"`, or a step; None = the best, if any was validated
         dtype    `"float32"`, `"bfloat16"` or `"float16"`; None = the dtype of the folder that the run started from
 
-        Raises ConfigError where the run trains no such policy, RunFolderError where it has no such checkpoint or `target` is not empty.
+        Raises ConfigError where the run trains no such policy, RunFolderError where it has no such checkpoint or
+        `target` is not empty.
         """
-        from lightningrl_training.build import build_backends
-        from lightningrl_training.export import name_stops, stop_tokens
-        from lightningrl_training.policies import load_backend
+        from lightningrl_training.export import export_policy
 
-        target, name = Path(target), policy or self.recipe.policy.name
-        trained = [known for known, config in self.recipe.all_policies.items() if config.trainable]
-        if name not in trained:
-            raise ConfigError(f"no policy {name!r} is trained in run {str(self.folder)!r}; choose one of: {', '.join(trained)}")
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
-        rights = target.stat().st_mode if target.exists() else None
-        find_checkpoint(self.folder, step)
-        stops = stop_tokens(self._origin.models[name], self.recipe.all_policies[name].renderer, name=name)
-        backend = build_backends(self.recipe, load_plugins(), self._origin.models, will_run=False)[name]()
-        try:
-            while True:
-                saved = find_checkpoint(self.folder, step)
-                try:
-                    load_backend(backend, saved.folder, name)
-                    break
-                except (OSError, LightningError):
-                    if saved.folder.exists():  # else the run has made newer ones meanwhile, and this one went
-                        raise
-            backend.export(target, dtype=dtype)
-            name_stops(target, stops)
-            open_to_readers(target)
-            if rights is not None:
-                target.chmod(rights)
-        finally:
-            backend.close()
-        return saved.state.step
+        return export_policy(self.folder, self._origin, Path(target), policy=policy, step=step, dtype=dtype)
 
 
 def train(
@@ -327,7 +305,7 @@ async def train_async(
     accept_any_text()
     with begin_run(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings or {}) as opened:
         if on_step is not None:
-            opened.plugins.register(_StepWatcher(on_step), distribution="on_step")
+            opened.plugins.register(StepWatcher(on_step), distribution="on_step")
         await opened.train(Console(), lambda address: None)
     return Run(opened.folder.path)
 
@@ -351,12 +329,12 @@ def evaluate(
     settings: Mapping[str, Any] | None = None,
     show: Show = show_nobody,
 ) -> EvaluationReport:
-    """How good a policy is on held-out tasks, and which of two is better.
+    """Measure a policy on held-out tasks, or compare two.
 
-    policy        `"runs/mine"`, `"runs/mine@best"`, `"runs/mine@40"`; a transformers folder; `"MODEL@https://…/v1"` of a provider
+    policy        `"runs/mine"`, `"runs/mine@best"`, `"runs/mine@40"`; a transformers folder; `"MODEL@https://…/v1"`
     recipe        agent, tasks and rewards; None = the run's
     against       another policy on the same tasks, or a file of an earlier evaluation
-    tasks         a file of tasks (docs/tasks.md), `"hf:NAME:SPLIT"` or `"file.py:name"`; None = the recipe's validation tasks
+    tasks         a file of tasks (docs/tasks.md), `"hf:NAME:SPLIT"`, `"file.py:name"`; None = the validation tasks
     limit         so many of them, at random
     samples       of each task; several give pass@k
     temperature   None = as validation samples; several samples as training does
@@ -373,7 +351,9 @@ def evaluate(
     from lightningrl_training.evaluation.report import evaluate_policies
 
     refuse_in_import("lightningrl.evaluate")
-    how = Examination(tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every)
+    how = Examination(
+        tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every
+    )
     return run_sync(
         evaluate_policies(
             policy,
@@ -391,14 +371,14 @@ def evaluate(
 
 
 def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """All that is wrong with a recipe, a sentence each; none = this machine can train it. Nothing is written; the agent is imported in
-    a process of its own."""
+    """All that is wrong with a recipe, a sentence each; none = this machine can train it. Nothing is written; the agent
+    is imported in a process of its own."""
     from lightningrl_training.checks import build_checked
 
     refuse_in_import("lightningrl.problems")
     try:
-        found, wrong = _read(recipe, settings or {})
-        build_checked(found, load_plugins(), wrong=wrong)
+        readable, wrong = read_source(recipe, settings or {})
+        build_checked(readable, load_plugins(), wrong=wrong)
     except (ConfigError, PluginError) as error:
         yield from error.args
 
@@ -411,115 +391,10 @@ async def doctor(
     rehearse: float = 40.0,
     starting: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
-    """Run the recipe's agent a few times and take some learning steps on a copy of the weights: what is wrong, and what the whole run
-    will take. What is wrong with the recipe is a finding, too; nothing is left behind. `rehearse`: seconds for the steps after the first,
-    which show how rollouts change while the policy learns; 0 = none."""
+    """Run the recipe's agent a few times and take some learning steps on a copy of the weights: what is wrong, and what
+    the whole run will take. What is wrong with the recipe is a finding, too; nothing is left behind. `rehearse`:
+    seconds for the steps after the first, which show how rollouts change while the policy learns; 0 = none."""
     from lightningrl_training.doctor import examine
 
-    whole, wrong = _read(recipe, settings or {})
+    whole, wrong = read_source(recipe, settings or {})
     return await examine(whole, wrong=wrong, runs=Path(runs), rehearse=rehearse, starting=starting)
-
-
-def _read(source: Source, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    recipe, wrong = read_recipe(source if isinstance(source, Recipe) else Path(source), settings)
-    of_name = explain_name(recipe.name)
-    return recipe, wrong if of_name is None else [*wrong, of_name]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenRun:
-    """A run that was checked, and whose folder is locked."""
-
-    recipe: Recipe
-    parts: Parts
-    plugins: PluginManager
-    folder: RunFolder
-    is_resumed: bool
-
-    async def train(self, console: Console, announce: Callable[[Address], None]) -> LoopState:
-        """`announce` is called when workers can join and pages can be looked at."""
-        from lightningrl_training.progress import make_progress
-        from lightningrl_training.session import train_run
-
-        with make_progress(console, self.recipe.loop.minutes, is_resumed=self.is_resumed) as progress:
-            self.plugins.register(_RolloutWatcher(progress.rollout), distribution="lightningrl train")
-            return await train_run(self.recipe, self.parts, self.plugins, self.folder, progress, announce)
-
-
-@contextmanager
-def begin_run(
-    recipe: Source | None,
-    *,
-    run: str | Path | None,
-    resume: bool,
-    overwrite: bool,
-    settings: Mapping[str, Any],
-    runs: Path = Path("runs"),
-) -> Iterator[OpenRun]:
-    """Check everything that can be refused in seconds, then open the folder. A new one goes again when the body fails before anything was
-    begun in it."""
-    from lightningrl_training.checks import build_checked
-    from lightningrl_training.tasks import explain_few_tasks
-
-    refuse_in_import("lightningrl.train")
-    if resume and overwrite:
-        raise ConfigError("--resume goes on with a run and --overwrite writes over it; give one of the two")
-    plugins = load_plugins()
-    source = Path(recipe) if isinstance(recipe, str) else recipe
-    if resume:
-        folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
-        try:
-            parts = build_checked(whole, plugins, will_work=True)
-            folder.match_tasks(parts.tasks)
-            folder.keep_settings(whole, settings)
-            yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=True)
-        finally:
-            folder.close()
-        return
-    if source is None:
-        raise ConfigError("no recipe given; name a recipe's file or folder")
-    whole, wrong = _read(source, settings)
-    parts = build_checked(whole, plugins, will_work=True, wrong=wrong)
-    if few := explain_few_tasks(whole, parts.tasks.train):
-        logger.warning("%s", few)
-    for why in parts.without_tools:
-        logger.warning("%s", why)
-    path = Path(run) if run is not None else default_run(runs, whole.name)
-    origin = str(recipe_path(source).resolve()) if isinstance(source, Path) else None
-    folder = RunFolder.create(path, whole, origin, settings, models=parts.models, overwrite=overwrite)
-    try:
-        folder.match_tasks(parts.tasks)
-        yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=False)
-    except LightningError as error:
-        is_begun = folder.latest() is not None or folder.has_rollouts()
-        if not isinstance(error, Stopped) and not is_begun and str(folder.logs) not in str(error):
-            folder.discard()  # and the sentence names no log in it
-        raise
-    finally:
-        folder.close()
-
-
-class _RolloutWatcher:
-    """Shows rollouts to whoever looks on."""
-
-    def __init__(self, show: Callable[[Trajectory], None]) -> None:
-        self._show = show
-
-    @hookimpl
-    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
-        self._show(trajectory)
-
-
-class _StepWatcher:
-    def __init__(self, on_step: Callable[[StepReport], object]) -> None:
-        self._on_step = on_step
-
-    @hookimpl
-    def lightningrl_step_finished(self, report: StepReport) -> None:
-        self._on_step(report)
-
-
-def open_to_readers(folder: Path) -> None:
-    """The same rights for every file: some libraries write weights for their owner alone."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)

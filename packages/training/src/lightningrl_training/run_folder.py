@@ -1,10 +1,9 @@
 """The run folder: one directory that holds everything a run is and was.
 
 runs/<name>-<time>/
-  recipe.json      the frozen recipe            run.json    where recipe and models lay, and the settings given: the mark of a run
-  tasks.npz        which tasks it started with
-  store.sqlite     rollouts, calls, rewards (or in PostgreSQL: `lightningrl_server.store.places`)     metrics.jsonl, curve.png
-  checkpoints/step-000010/{policies/NAME/, files.json, loop.json} logs/       server and workers
+  recipe.json   the frozen recipe           run.json       places of recipe and models, settings: the mark of a run
+  tasks.npz     digests of its tasks        store.sqlite   rollouts, calls, rewards (or in PostgreSQL)
+  logs/         server and workers          metrics.jsonl, curve.png, checkpoints/
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,68 +27,28 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.sanitize import printable
 from lightningrl_server.store.places import find_store, has_store
-from lightningrl_training.belongings import FILES, list_checkpoints, list_made, remove_checkpoint, remove_made
+from lightningrl_training.belongings import FILES, list_made, remove_checkpoint, remove_made
+from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpoint, checkpoints
 from lightningrl_training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
 from lightningrl_training.tasks import TaskSets
 from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, read_run_file
 
 __all__ = [
-    "Checkpoint",
-    "LoopState",
     "RunFolder",
-    "best_checkpoint",
-    "checkpoints",
     "default_run",
     "explain_name",
-    "find_checkpoint",
 ]
 
 FREE_ON_RESUME = re.compile(
-    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience)|runtime|store_url|loggers|validation\.every|outcomes\.max_failed_rewards"
-    r"|rewards\.[^.]+\.(timeout_s|retries|concurrency)|learner\.lora$|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
+    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience)|runtime|store_url|loggers"
+    r"|validation\.every|outcomes\.max_failed_rewards|rewards\.[^.]+\.(timeout_s|retries|concurrency)|learner\.lora$"
+    r"|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
 )
 """Settings that may change when a run goes on; all others make it another run."""
-
-
 _LONGEST_NAME = 200
-"""Of a run, in bytes: its folders have the time behind it."""
+"""Bytes of a run's name: its folders have the time behind it."""
 _LOCK_S = 0.5
-"""Pages that ask whether the run is live hold its lock for a moment."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopState:
-    """Where the loop stands after a step; kept in each checkpoint."""
-
-    step: int
-    """Training steps done."""
-    seconds: float
-    """Time spent in the loop so far, over all its processes."""
-    rollouts: int
-    """Rollouts whose gradient the weights contain."""
-    steps_with_signal: int | None = 0
-    """Steps in which some group taught anything; None = not counted by the version that made the checkpoint."""
-    position: int | None = 0
-    """Of the stream of tasks: all before it are done with. None = so many steps of tasks (checkpoints of earlier versions)."""
-    done_beyond: tuple[int, ...] = ()
-    """Positions after it that are done with, too: asynchronous collection takes groups as they finish."""
-    credit: Any = None
-    """What the credit assigner remembers."""
-    score: float | None = None
-    """Validation's, of these weights; None = they were not validated, or nothing came of it."""
-    best_score: float | None = None
-    """Validation's, the best so far."""
-    validations_since_best: int = 0
-    """With a score that was no better."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
-    """A complete checkpoint."""
-
-    folder: Path
-    """Of the policies, each below its name."""
-    state: LoopState
+"""Seconds to wait for the lock: pages that ask whether the run is live hold it for a moment."""
 
 
 class RunFolder:
@@ -111,8 +70,8 @@ class RunFolder:
         models: Mapping[str, str],
         overwrite: bool = False,
     ) -> RunFolder:
-        """A new run, readable by its owner alone, in a folder that is absent, empty, or holds a run: one that never began makes room, and
-        one that did is written over where that is asked. What no run made stays as it is. Raises RunFolderError."""
+        """Make a run, readable by its owner alone, in a folder that is absent, empty, or holds a run that never began,
+        or any run with `overwrite`. What no run made stays as it is. Raises RunFolderError."""
         _check_free(path, overwrite=overwrite)
         folder, is_new = None, not path.exists()
         try:
@@ -120,7 +79,12 @@ class RunFolder:
             folder = cls(path, _take_lock(path), is_new=is_new)
             if is_own(path):
                 folder._empty()
-            places = {"source": source, "folder": str(recipe.folder.resolve()), "run": str(path.resolve()), "models": dict(models)}
+            places = {
+                "source": source,
+                "folder": str(recipe.folder.resolve()),
+                "run": str(path.resolve()),
+                "models": dict(models),
+            }
             origin = {**places, "settings": dict(settings)}
             folder._tell(origin)  # the first of all files: from now on the folder is known as ours
             if recipe.store_url is not None:
@@ -145,15 +109,21 @@ class RunFolder:
         return folder
 
     @classmethod
-    def resume(cls, path: Path, settings: Mapping[str, Any], source: Path | Recipe | None = None) -> tuple[RunFolder, Recipe]:
-        """An earlier run with its recipe, read again from its source or from the one given. Raises RunFolderError when it has changed."""
+    def resume(
+        cls, path: Path, settings: Mapping[str, Any], source: Path | Recipe | None = None
+    ) -> tuple[RunFolder, Recipe]:
+        """An earlier run with its recipe, read again from its source or from the one given. Raises RunFolderError when
+        it has changed."""
         origin = RunOrigin.read(path)
         if not is_own(path):
-            raise RunFolderError(f"no run in {str(path)!r} that has a run.json of ours; `lightningrl train RECIPE` starts one")
+            raise RunFolderError(
+                f"no run in {str(path)!r} that has a run.json of ours; `lightningrl train RECIPE` starts one"
+            )
         source = source or origin.source
         if source is None:
             raise RunFolderError(
-                f"run {str(path)!r} was started by Python code; go on with `lightningrl.train(recipe, run={str(path)!r}, resume=True)`"
+                f"run {str(path)!r} was started by Python code; go on with `lightningrl.train(recipe, "
+                f"run={str(path)!r}, resume=True)`"
             )
         if isinstance(source, Path) and not source.exists():
             raise RunFolderError(
@@ -175,30 +145,33 @@ class RunFolder:
         """Keep what the run goes on with beside what it was started with, so that it goes on so the next time, too."""
         if settings:
             saved = read_run_file(self.path)
-            kept = {**saved, "settings": {**saved.get("settings", {}), **settings}}
+            origin = {**saved, "settings": {**saved.get("settings", {}), **settings}}
             _write_durably(self.path / "recipe.json", recipe.frozen_text())
-            self._tell(kept)
+            self._tell(origin)
 
     def match_tasks(self, tasks: TaskSets) -> None:
-        """Keep which tasks the run trains on, and is validated with. Raises RunFolderError where it started with others: a place in the
-        stream of tasks would be another task's, trained on twice or never."""
+        """Keep which tasks the run trains on, and is validated with. Raises RunFolderError where it started with
+        others: a place in the stream of tasks would be another task's, trained on twice or never."""
         path, now = self.path / "tasks.npz", digest_tasks(tasks)
         if path.is_file() and (difference := explain_other_tasks(decode_digests(path), now)) is not None:
             raise RunFolderError(
-                f"run {str(self.path)!r} started with other tasks: {difference}; give it those, start a new run, or go on with these "
-                f"all the same: remove {str(path)!r}"
+                f"run {str(self.path)!r} started with other tasks: {difference}; give it those, start a new run, or go "
+                f"on with these all the same: remove {str(path)!r}"
             )
         if not path.is_file():
             _write_durably(path, encode_digests(now))
 
     @contextlib.contextmanager
     def making(self, *names: str) -> Iterator[None]:
-        """Keep in mind what the body makes in these folders, whose files we do not name: it is the run's, and goes with it."""
+        """Keep in mind what the body makes in these folders, whose files we do not name: it is the run's, and goes with
+        it."""
         before = {path for name in names for path in (self.path / name).glob("*")}
         try:
             yield
         finally:
-            made = sorted(str(path.relative_to(self.path)) for name in names for path in {*(self.path / name).glob("*")} - before)
+            made = sorted(
+                str(path.relative_to(self.path)) for name in names for path in {*(self.path / name).glob("*")} - before
+            )
             if made:
                 saved = read_run_file(self.path)
                 self._tell({**saved, "made": [*saved.get("made", ()), *made]})
@@ -234,14 +207,16 @@ class RunFolder:
         return scratch
 
     def commit_checkpoint(self, scratch: Path, state: LoopState, keep: int) -> None:
-        """Make a scratch folder the newest checkpoint, in one rename; older ones beyond `keep` go, but for the best. Which that is, the
-        checkpoints say: there is no second write that a kill could come before."""
+        """Make a scratch folder the newest checkpoint, in one rename; older ones beyond `keep` go, but for the best.
+        Which that is, the checkpoints say: there is no second write that a kill could come before."""
         _write_durably(scratch / FILES, list_made(scratch))
         _write_durably(scratch / "loop.json", json.dumps(asdict(state)) + "\n")
         final = scratch.with_name(scratch.name.removeprefix("."))
         remove_checkpoint(final)
         if final.exists():
-            raise RunFolderError(f"{str(final)!r} is none of the run's checkpoints; move it away, then run again with --resume")
+            raise RunFolderError(
+                f"{str(final)!r} is none of the run's checkpoints; move it away, then run again with --resume"
+            )
         scratch.rename(final)
         _sync_directory(final.parent)
         saved, best = self.checkpoints(), best_checkpoint(self.path)
@@ -250,15 +225,17 @@ class RunFolder:
                 remove_checkpoint(old.folder.parent)
 
     def write_view_key(self, key: str) -> None:
-        """For Prometheus (`credentials_file`), and for whoever lost the link: it opens the run's pages and metrics, of this start."""
+        """For Prometheus (`credentials_file`), and for whoever lost the link: it opens the run's pages and metrics, of
+        this start."""
         _write_durably(self.path / "view.key", key)
 
     def has_rollouts(self) -> bool:
-        """Whether anything was asked of the agent: what it answered is kept, also before the first checkpoint."""
+        """True where anything was asked of the agent: its answers are kept, also before the first checkpoint."""
         return _has_rollouts(self.path)
 
     def discard(self) -> None:
-        """Remove a run that never began, with the folder that was made for it. Where anything else lies in it, it stays known as ours."""
+        """Remove a run that never began, with the folder that was made for it. Where anything else lies in it, it stays
+        known as ours."""
         self._empty()
         if {file.name for file in self.path.iterdir()} <= {".lock", "run.json"}:
             for name in (".lock", "run.json"):
@@ -268,11 +245,12 @@ class RunFolder:
 
     def close(self) -> None:
         if not self._lock.closed:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closed alone, it would be held by processes that were forked meanwhile
+            # closed alone, it would be held by processes that were forked meanwhile
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 
     def _find_database(self, database: str | None) -> None:
-        """It may have another name or another host now; the schema is the run's."""
+        """Follow the run's schema to a moved or renamed database."""
         if database is not None:
             from lightningrl_server.store.schemas import move_schema
 
@@ -282,7 +260,8 @@ class RunFolder:
                 self._tell({**saved, "store": moved})
 
     def _empty(self) -> None:
-        """Remove what the run made, but for the mark that the folder is ours. Nothing goes where the database is not there."""
+        """Remove what the run made, but for the mark that the folder is ours. Nothing goes where the database is not
+        there."""
         if not self.store_url.startswith("sqlite"):
             from lightningrl_server.store.schemas import drop_schema
 
@@ -295,7 +274,12 @@ class RunFolder:
 
 def explain_name(name: str) -> str | None:
     """Why a recipe's name cannot be that of a folder; None = it can."""
-    if not name.strip() or name.startswith((".", "-")) or any(mark in name for mark in "/\\\n\t") or printable(name) != name:
+    if (
+        not name.strip()
+        or name.startswith((".", "-"))
+        or any(mark in name for mark in "/\\\n\t")
+        or printable(name) != name
+    ):
         return f"name: {name[:100]!r} is no name for a run's folder; begin with a letter or a digit, and use no slashes"
     if len(name.encode()) > _LONGEST_NAME:
         return f"name: {name[:40]!r} and what follows is too long for a run's folder; use at most {_LONGEST_NAME} bytes"
@@ -307,45 +291,9 @@ def default_run(root: Path, name: str) -> Path:
     return root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def checkpoints(path: Path) -> list[Checkpoint]:
-    """The complete checkpoints of a run folder, oldest first. While the run trains, old ones go."""
-    found = []
-    for folder in list_checkpoints(path):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            known = {"steps_with_signal": None, "position": None, **json.loads((folder / "loop.json").read_text(encoding="utf-8"))}
-            state = LoopState(**{**known, "done_beyond": tuple(known.get("done_beyond", ()))})
-            found.append(Checkpoint(folder=folder / "policies", state=state))
-    return found
-
-
-def best_checkpoint(path: Path) -> Checkpoint | None:
-    """The one of the best validation, of equals the first; None = none was validated."""
-    scored = [saved for saved in checkpoints(path) if saved.state.score is not None]
-    return max(scored, key=lambda saved: saved.state.score or 0.0, default=None)
-
-
-def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
-    """`"newest"`, `"best"` by validation, or that of a step; None = the best where there was validation. Raises RunFolderError."""
-    saved = checkpoints(path)
-    if not saved:
-        raise RunFolderError(f"run {str(path)!r} has no checkpoint yet; train it first")
-    best = best_checkpoint(path)
-    if which == "newest" or (which is None and best is None):
-        return saved[-1]
-    if which in (None, "best"):
-        if best is None:
-            raise RunFolderError(f"run {str(path)!r} has no checkpoint that was validated, so none is the best; take 'newest', or a step")
-        return best
-    found = next((one for one in saved if str(one.state.step) == str(which)), None)
-    if found is None:
-        steps = ", ".join(str(one.state.step) for one in saved)
-        raise RunFolderError(f"run {str(path)!r} has no checkpoint of step {which!r}; take 'newest', 'best', or one of: {steps}")
-    return found
-
-
 def _check_free(path: Path, *, overwrite: bool) -> None:
-    """Raise RunFolderError where a folder has anything but a run of ours, or one that began and is not to be written over. A link
-    to an empty place for checkpoints, on storage that nodes share, may be there already."""
+    """Raise RunFolderError where a folder has anything but a run of ours, or one that began and is not to be written
+    over. A link to an empty place for checkpoints, on storage that nodes share, may be there already."""
     try:
         names = sorted(file.name for file in path.iterdir())
         link = path / "checkpoints"
@@ -354,10 +302,13 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunFolderError(f"run folder {str(path)!r} cannot be read: {error.strerror}; give another --run") from error
+        raise RunFolderError(
+            f"run folder {str(path)!r} cannot be read: {error.strerror}; give another --run"
+        ) from error
     if names and not is_own(path):
         raise RunFolderError(
-            f"folder {str(path)!r} holds {names[0]!r} and no run; a run is made in a new or an empty folder: give another --run"
+            f"folder {str(path)!r} holds {names[0]!r} and no run; a run is made in a new or an empty folder: give "
+            "another --run"
         )
     if names and not overwrite and (checkpoints(path) or _has_rollouts(path)):
         raise RunFolderError(
@@ -367,7 +318,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
 
 
 def _has_rollouts(path: Path) -> bool:
-    """Whether the store of a run has any. One that cannot be read may have."""
+    """True where the store of a run has rollouts. A store that cannot be read may have."""
     from lightningrl_server.store.database import has_rollouts
 
     try:
@@ -378,10 +329,13 @@ def _has_rollouts(path: Path) -> bool:
 
 def _take_lock(path: Path) -> IO[str]:
     try:
-        lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a+", encoding="utf-8")
+        lock = os.fdopen(
+            os.open(path / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a+", encoding="utf-8"
+        )
     except OSError as error:
         sentence = (
-            f"run folder {str(path)!r} cannot be locked: its '.lock' cannot be opened ({error.strerror}); remove it, or give another --run"
+            f"run folder {str(path)!r} cannot be locked: its '.lock' cannot be opened ({error.strerror}); remove it, "
+            "or give another --run"
         )
         raise RunFolderError(sentence) from error
     give_up = time.monotonic() + _LOCK_S
@@ -392,7 +346,9 @@ def _take_lock(path: Path) -> IO[str]:
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
         lock.close()
-        raise RunFolderError(f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run")
+        raise RunFolderError(
+            f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run"
+        )
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -421,7 +377,8 @@ def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
         setting = shlex.quote(f"{key}={json.dumps(before.get(key), ensure_ascii=False)}")
         how = "leave it out" if before.get(key) is None else f"restore it (`--set {setting}`)"
         raise RunFolderError(
-            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; {how}, or start a new run"
+            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; {how}, or start a "
+            "new run"
         )
 
 

@@ -1,4 +1,5 @@
-"""Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already; and whether it is cancelled.
+"""Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already; and
+whether it is cancelled.
 
 run_sync(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
        ▲                   └─ call_in_caller(build) ─┐
@@ -72,7 +73,8 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
 
 
 def call_in_caller(function: Callable[[], T]) -> T:
-    """Call it in the thread that waits for this work in `run_sync`; here, where none does. What it raises is raised here."""
+    """Call it in the thread that waits for this work in `run_sync`; here, where none does. What it raises is raised
+    here."""
     asked = _CALLER.get()
     if asked is None:
         return function()
@@ -90,8 +92,12 @@ def call_in_caller(function: Callable[[], T]) -> T:
 
 @contextmanager
 def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C acts instead of raising, so that it never tears what waits here apart; where somebody else handles it, it stays theirs."""
-    is_ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    """Ctrl-C acts instead of raising, so that it never tears what waits here apart; where somebody else handles it, it
+    stays theirs."""
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
     if is_ours:
         signal.signal(signal.SIGINT, lambda *_: act())
     try:

@@ -1,4 +1,4 @@
-"""A forecast of a step, before the first: from the speed that backends measured, and from what a validation's rollouts sampled.
+"""Forecasts a step, before the first: from the speed that backends measured, and from a validation's rollouts.
 
 step = rollouts · (sampled ÷ tokens sampled a second + read ÷ tokens read a second + rows ÷ tokens learned a second)
 
@@ -20,7 +20,8 @@ __all__ = ["forecast_step", "give_time"]
 ANSWERS: Final = 8
 """Whole answers that fit into a rollout's time, where nobody gave it one."""
 LONGER: Final = 3
-"""Times that a sampled answer is as long as the likeliest one, at most; a 135 M model's sums of two numbers were up to so many."""
+"""Most times that a sampled answer is as long as the likeliest; a 135 M model's sums of two numbers were up to so
+many."""
 UNITS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -34,15 +35,18 @@ def give_time(recipe: Recipe, speed: Speed | None) -> Recipe:
 
 
 def forecast_step(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> list[str]:
-    """In parts. `seen`: rollouts of the policy as it is; without any, each is taken to sample one answer as long as it may be."""
-    each = _of_each(recipe, seen)
+    """Forecast a step, in parts of a sentence. `seen`: rollouts of the policy as it is; without any, each is taken to
+    sample one answer as long as it may be."""
+    each = _expect(recipe, seen)
     rollouts, steps = recipe.loop.tasks_per_step * recipe.loop.group_size, recipe.loop.steps
 
     cpu = (speed.sampled_cpu, speed.read_cpu, speed.learned_cpu)
 
     def take(steps: int) -> str:
         wall = _ends(each, steps * rollouts, speed.sampled, speed.read, speed.learned)
-        return wall if None in cpu else f"{wall}, {_ends(each, steps * rollouts, *cpu)} of CPU"  # type: ignore[arg-type]
+        if None in cpu:
+            return wall
+        return f"{wall}, {_ends(each, steps * rollouts, *cpu)} of CPU"  # type: ignore[arg-type]
 
     return [
         f"{_count(speed.parameters)} parameters",
@@ -63,21 +67,21 @@ class _Rollout:
     """Tokens that it samples, from … to."""
     read: float
     like: str
-    """In words."""
+    """The rollout in words."""
 
 
-def _of_each(recipe: Recipe, seen: Sequence[Trajectory]) -> _Rollout:
-    calls = [call for one in seen for call in one.transitions]
+def _expect(recipe: Recipe, seen: Sequence[Trajectory]) -> _Rollout:
+    calls = [call for rollout in seen for call in rollout.transitions]
     most = recipe.sampling.max_tokens
     if not calls:
         return _Rollout(sampled=(most, most), read=0.0, like=f"samples one answer of sampling.max_tokens = {most}")
     count = len(calls) / len(seen)
     sampled = sum(len(call.completion_ids) for call in calls) / len(seen)
     prompt = sum(len(call.prompt_ids) for call in calls) / len(seen)
-    read = sum(_read(one.transitions, recipe.loop.group_size) for one in seen) / len(seen)
+    read = sum(_read(rollout.transitions, recipe.loop.group_size) for rollout in seen) / len(seen)
     like = (
-        f"is like these {len(seen)}: {count:.1f} calls, {sampled:.0f} tokens sampled, {prompt:.0f} in prompts, of which "
-        f"{read:.0f} are computed (what is shared is once)"
+        f"is like these {len(seen)}: {count:.1f} calls, {sampled:.0f} tokens sampled, {prompt:.0f} in prompts, of "
+        f"which {read:.0f} are computed (what is shared is once)"
     )
     # the likeliest answer is a short one
     is_greedier = recipe.validation_sampling.temperature < recipe.sampling.temperature
@@ -88,17 +92,23 @@ def _of_each(recipe: Recipe, seen: Sequence[Trajectory]) -> _Rollout:
 
 
 def _read(calls: Sequence[Transition], group_size: int) -> float:
-    """Prompt tokens of a rollout that the engine computes: what a call continues it has, and what a group begins with is read once."""
+    """Prompt tokens of a rollout that the engine computes: what a call continues it has, and what a group begins with
+    is read once."""
     lengths = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in calls}
     return sum(
-        max(0, len(call.prompt_ids) - lengths[call.parent_id]) if call.parent_id in lengths else len(call.prompt_ids) / group_size
+        max(0, len(call.prompt_ids) - lengths[call.parent_id])
+        if call.parent_id in lengths
+        else len(call.prompt_ids) / group_size
         for call in calls
     )
 
 
 def _ends(each: _Rollout, rollouts: int, sampled: float, read: float, learned: float) -> str:
-    """The time of so many rollouts at these tokens a second, from … to."""
-    low, high = (_time(rollouts * (tokens / sampled + each.read / read + (tokens + each.read) / learned)) for tokens in each.sampled)
+    """Time of so many rollouts at these tokens a second, from … to."""
+    low, high = (
+        _time(rollouts * (tokens / sampled + each.read / read + (tokens + each.read) / learned))
+        for tokens in each.sampled
+    )
     return low if low == high else f"{low} to {high}"
 
 

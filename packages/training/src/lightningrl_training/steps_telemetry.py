@@ -56,8 +56,9 @@ def note(span: Span, attributes: Mapping[str, str | float]) -> None:
 
 @contextmanager
 def open_spans(config: TelemetryConfig | None, environment: Mapping[str, str], *, run: str) -> Iterator[StepSpans]:
-    """To the provider that this process has; else to the recipe's `telemetry.forward`; else to where OpenTelemetry's own variables say;
-    else nowhere. `run` names it in the resource. Raises ConfigError for a header whose variable is not set."""
+    """To the provider that this process has; else to the recipe's `telemetry.forward`; else to where OpenTelemetry's
+    own variables say; else nowhere. `run` names it in the resource. Raises ConfigError for a header whose variable is
+    not set."""
     from opentelemetry.sdk.trace import TracerProvider
 
     from lightningrl_client.telemetry.spans import WorkerTracerProvider
@@ -84,7 +85,9 @@ def open_spans(config: TelemetryConfig | None, environment: Mapping[str, str], *
     exporter_log = logging.getLogger(OTLPSpanExporter.__module__)
     exporter_log.addFilter(hide_keys)
     exporter = OTLPSpanExporter() if place is None else OTLPSpanExporter(endpoint=place[0], headers=place[1])
-    resource = Resource.create({"service.name": environment.get("OTEL_SERVICE_NAME", "lightningrl"), "lightningrl.run": run})
+    resource = Resource.create(
+        {"service.name": environment.get("OTEL_SERVICE_NAME", "lightningrl"), "lightningrl.run": run}
+    )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter)
     provider.add_span_processor(processor)

@@ -1,4 +1,4 @@
-"""The tasks that a run started with, as eight bytes each: by them a run that goes on knows that it is given the same ones.
+"""Digests of the tasks that a run started with, eight bytes each: a run that goes on must be given the same ones.
 
 tasks ─► digests of id, input and answer, in their order ─► <run>/tasks.npz        3 MB for 300,000 tasks
 """
@@ -22,7 +22,7 @@ from lightningrl_training.tasks import TaskSets
 __all__ = ["TaskDigests", "decode_digests", "digest_tasks", "encode_digests", "explain_other_tasks"]
 
 TaskDigests = Mapping[str, NDArray[np.uint64]]
-"""By set, in the order of its tasks."""
+"""Digests in the order of the tasks, by set."""
 
 
 def digest_tasks(tasks: TaskSets) -> TaskDigests:
@@ -30,8 +30,13 @@ def digest_tasks(tasks: TaskSets) -> TaskDigests:
 
 
 def explain_other_tasks(before: TaskDigests, now: TaskDigests) -> str | None:
-    """How the tasks of a run that goes on differ from those it started with; None = they are the same."""
-    return "; ".join(_explain(name, before[name], now[name]) for name in now if not np.array_equal(before[name], now[name])) or None
+    """The difference of a run's tasks from those it started with; None = they are the same."""
+    return (
+        "; ".join(
+            _explain(name, before[name], now[name]) for name in now if not np.array_equal(before[name], now[name])
+        )
+        or None
+    )
 
 
 def encode_digests(digests: TaskDigests) -> bytes:

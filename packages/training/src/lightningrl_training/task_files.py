@@ -1,4 +1,4 @@
-"""Tasks from files and data sets, row by row: what a recipe names by `tasks.train = "data.jsonl"` and `eval --tasks` on the command line.
+"""Reads tasks from files and data sets, row by row: `tasks.train = "data.jsonl"`, and `eval --tasks`.
 
 "data.jsonl"              a JSON object in each line          "data.csv"       a first line of names, then rows of text
 "data.json"               a list of objects                   "data.parquet"   a table
@@ -28,18 +28,20 @@ from lightningrl.loading import is_reference, resolve
 __all__ = ["FORMATS", "Columns", "Row", "task_source"]
 
 FORMATS: Final = (
-    "tasks are a .jsonl file, one a line, a .json file with a list of them, a .csv or .parquet file with one in each row, "
-    "a data set, hf:NAME:SPLIT, or a loader, file.py:name"
+    "tasks are a .jsonl file, one a line, a .json file with a list of them, a .csv or .parquet file with one in each "
+    "row, a data set, hf:NAME:SPLIT, or a loader, file.py:name"
 )
 INPUTS: Final = ("input", "question", "prompt")
 """Columns that are the input where the recipe names none; the first that there is."""
 HF: Final = "hf:"
-HF_FORM: Final = re.compile(r"hf:(?P<name>[^:]+)(:(?P<configuration>[^:\[\]]+))?:(?P<split>[^:\[\]]+(\[[^\]]*\])?(\+.+)?)")
+HF_FORM: Final = re.compile(
+    r"hf:(?P<name>[^:]+)(:(?P<configuration>[^:\[\]]+))?:(?P<split>[^:\[\]]+(\[[^\]]*\])?(\+.+)?)"
+)
 SHOWN: Final = 12
 """Columns in a sentence."""
 LONGEST_ERROR: Final = 300
 HUB_WAIT_S: Final = 5.0
-"""How long the hub may take to say whether it has a data set."""
+"""Seconds that the hub may take to say whether it has a data set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +95,8 @@ class Columns:
 
 
 def task_source(reference: Any, folder: Path) -> Callable[..., Iterable[Any]]:
-    """A source of the tasks that a reference names, relative to `folder`: a function of the user's, or one that reads a file's rows. Raises
-    ConfigError."""
+    """The source of tasks that a reference names, relative to `folder`: a function of the user's, or one that reads a
+    file's rows. Raises ConfigError."""
     if not isinstance(reference, str):
         return resolve(reference, folder)
     if reference.startswith(HF):
@@ -139,7 +141,9 @@ def _parse(text: str, path: Path, first_line: int = 1) -> Any:
         where = f"line {first_line} of {str(path)!r}" if path.suffix.lower() == ".jsonl" else repr(str(path))
         raise ConfigError(f"{where} names {error.args[0]!r} twice in one object; rename one") from None
     except ValueError as error:  # a whole number of thousands of digits
-        raise ConfigError(f"line {first_line} of {str(path)!r} has a number that Python does not read ({error}); give text") from error
+        raise ConfigError(
+            f"line {first_line} of {str(path)!r} has a number that Python does not read ({error}); give text"
+        ) from error
     except RecursionError:
         raise ConfigError(f"line {first_line} of {str(path)!r} is nested too deeply; give something flatter") from None
 
@@ -149,7 +153,7 @@ class _DoubledKeyError(ValueError):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a JSON object; where a name comes again the first value would be lost."""
+    """Build a JSON object; raises where a name comes again, for the first value would be lost."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
@@ -179,7 +183,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
     try:
         names = [name.strip() for name in next(lines, [])]
         if len(names) == 1 and (other := re.search("[;\t|]", names[0])):
-            raise ConfigError(f"line 1 of {str(path)!r} parts its names by {other[0]!r}; save the file with commas between the cells")
+            raise ConfigError(
+                f"line 1 of {str(path)!r} parts its names by {other[0]!r}; save the file with commas between the cells"
+            )
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"line 1 of {str(path)!r} names {doubled[0]!r} twice; rename one")
         for cells in lines:
@@ -187,7 +193,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 continue
             if len(cells) != len(names):
                 raise ConfigError(
-                    f"line {lines.line_num} of {str(path)!r} has {len(cells)} cells, but the first line names {len(names)}; "
+                    f"line {lines.line_num} of {str(path)!r} has {len(cells)} cells, but the first line names "
+                    f"{len(names)}; "
                     'a comma within a cell stands in quotes: "1,5"'
                 )
             yield Row(place=f"line {lines.line_num}", value=dict(zip(names, cells, strict=True)))
@@ -219,7 +226,9 @@ _READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
 def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
     parts = HF_FORM.fullmatch(reference)
     if parts is None:
-        raise ConfigError(f"{reference!r} names no data set and split; write hf:NAME:SPLIT, for example hf:openai/gsm8k:main:train")
+        raise ConfigError(
+            f"{reference!r} names no data set and split; write hf:NAME:SPLIT, for example hf:openai/gsm8k:main:train"
+        )
     try:
         import datasets
     except ImportError as error:
@@ -235,7 +244,10 @@ def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
             _check_reach(name)
             rows = datasets.load_dataset(name, configuration, split=split)
     except Exception as error:  # whatever its HTTP library and its readers raise
-        fetch = f"fetch it where there is a network (`hf download --repo-type dataset {name} --local-dir data`), and write hf:data:{split}"
+        fetch = (
+            f"fetch it where there is a network (`hf download --repo-type dataset {name} --local-dir data`), and write "
+            f"hf:data:{split}"
+        )
         remedy = "check configuration and split" if local.is_dir() else f"check its name; or {fetch}"
         raise ConfigError(f"{reference!r} cannot be read: {_short(error)}; {remedy}") from error
     for number, value in enumerate(rows, start=1):
@@ -243,7 +255,8 @@ def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
 
 
 def _of_cell(value: Any) -> Any:
-    """A table's value as a file of text has it: dates and decimals as text, NaN, which pandas writes for what is missing, as None."""
+    """A table's value as a file of text has it: dates and decimals as text, NaN, which pandas writes for what is
+    missing, as None."""
     if isinstance(value, Mapping):
         return {key: _of_cell(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -256,7 +269,7 @@ def _of_cell(value: Any) -> Any:
 
 
 def _saved(saved: Any, split: str) -> Any:
-    """Of what `save_to_disk` wrote, the split. Raises ValueError."""
+    """Pick a split of what `save_to_disk` wrote. Raises ValueError."""
     splits = saved if isinstance(saved, Mapping) else {str(saved.split or "train"): saved}
     if split not in splits:
         raise ValueError(f"there is no split {split!r}; there are: {', '.join(map(repr, splits))}")
@@ -264,8 +277,8 @@ def _saved(saved: Any, split: str) -> Any:
 
 
 def _check_reach(name: str) -> None:
-    """Raise where the hub does not answer within seconds and this machine's cache has nothing of that name: `datasets` would try for half
-    a minute."""
+    """Raise where the hub does not answer within seconds and this machine's cache has nothing of that name: `datasets`
+    would try for half a minute."""
     from datasets import config
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

@@ -1,4 +1,4 @@
-"""Tasks of a run: loaded once, a stream in an order that the seed alone decides, so that a resumed run goes on where it was."""
+"""Tasks of a run, loaded once, and the rollouts planned of them, in an order that the seed alone decides."""
 
 from __future__ import annotations
 
@@ -19,10 +19,19 @@ from lightningrl.sanitize import DEEPEST, NotPlain, kind_of, to_plain
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
 from lightningrl_training.task_files import Columns, Row
 
-__all__ = ["TaskSets", "columns_of", "explain_few_tasks", "plan_branches", "plan_evaluation", "plan_group", "plan_validation", "read_tasks"]
+__all__ = [
+    "TaskSets",
+    "columns_of",
+    "explain_few_tasks",
+    "plan_branches",
+    "plan_evaluation",
+    "plan_group",
+    "plan_validation",
+    "read_tasks",
+]
 
 DEEPEST_VALUE = DEEPEST - 10
-"""Lists and dicts within each other, in a task's value: what carries it to a worker is some levels, too."""
+"""Levels of lists and dicts in a task's value: the request that carries it to a worker has some levels, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,39 +43,49 @@ class TaskSets:
 
     @classmethod
     def load(cls, recipe: Recipe, resolve: Callable[[Any], Callable[..., Any]]) -> TaskSets:
-        """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task found in both sets."""
+        """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task found in both
+        sets."""
         tasks, columns = recipe.tasks, columns_of(recipe)
         train, validation = gather(
             lambda: read_tasks("train", tasks.train, tasks.options, resolve, columns),
-            lambda: read_tasks("validation", tasks.validation, tasks.options, resolve, columns) if tasks.validation else (),
+            lambda: (
+                read_tasks("validation", tasks.validation, tasks.options, resolve, columns) if tasks.validation else ()
+            ),
         )
         shared = {task.id for task in train} & {task.id for task in validation}
         if shared:
-            raise ConfigError(f"task {min(shared)!r} is in the training and the validation set; a held-out task must not be trained on")
+            raise ConfigError(
+                f"task {min(shared)!r} is in the training and the validation set; a held-out task must not be trained "
+                "on"
+            )
         if recipe.validation.tasks is not None:
             validation = validation[: recipe.validation.tasks]
         return cls(train=train, validation=validation)
 
 
 def explain_few_tasks(recipe: Recipe, train: Sequence[Task]) -> str | None:
-    """Why a step asks the same thing again; None = it need not."""
+    """The reason why a step asks the same thing again; None = it need not."""
     asked, there = recipe.loop.tasks_per_step, len(train)
     if asked <= there:
         return None
     exist = "is 1 training task" if there == 1 else f"are {there} training tasks"
     return (
-        f"loop.tasks_per_step is {asked}, but there {exist}: each step asks for some more than once; give more tasks, or "
-        f"set loop.tasks_per_step={there} (loop.group_size says how often a task is tried)"
+        f"loop.tasks_per_step is {asked}, but there {exist}: each step asks for some more than once; give more tasks, "
+        f"or set loop.tasks_per_step={there} (loop.group_size says how often a task is tried)"
     )
 
 
 def plan_group(tasks: Sequence[Task], recipe: Recipe, position: int) -> list[RolloutSpec]:
-    """The rollouts of the task at `position` of the endless stream of training tasks: all of them, shuffled afresh in each epoch.
-    Their `step` is that which takes them if all are taken in order; which step trained them, the ledger says."""
+    """The rollouts of the task at `position` of the endless stream of training tasks: all of them, shuffled afresh in
+    each epoch. Their `step` is that which takes them if all are taken in order; which step trained them, the ledger
+    says."""
     epoch, offset = divmod(position, len(tasks))
     task = tasks[_order(recipe.loop.seed, epoch, len(tasks))[offset]]
     group, step = f"g{position:06d}", position // recipe.loop.tasks_per_step
-    return [_spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe) for member in range(recipe.loop.group_size)]
+    return [
+        _spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe)
+        for member in range(recipe.loop.group_size)
+    ]
 
 
 def plan_branches(recipe: Recipe, source: Trajectory, point: BranchPoint, samples: int) -> list[RolloutSpec]:
@@ -82,17 +101,22 @@ def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 
 
 def plan_validation(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutSpec]:
-    """One rollout per validation task, sampled as `[validation.sampling]` says."""
+    """Plan a rollout of each validation task, sampled as `[validation.sampling]` says."""
     return [
         _spec(f"v{step:06d}-{index:04d}", task, f"v{step:06d}-{index:04d}", RolloutMode.VALIDATION, step, recipe)
         for index, task in enumerate(tasks)
     ]
 
 
-def plan_evaluation(tasks: Mapping[int, Task], recipe: Recipe, *, samples: int, sampling: SamplingSettings, step: int) -> list[RolloutSpec]:
-    """So many rollouts of each task, by its number: `e00017-003`."""
+def plan_evaluation(
+    tasks: Mapping[int, Task], recipe: Recipe, *, samples: int, sampling: SamplingSettings, step: int
+) -> list[RolloutSpec]:
+    """Plan `samples` rollouts of each task, by its number: `e00017-003`."""
     return [
-        replace(_spec(f"e{number:05d}-{sample:03d}", task, f"e{number:05d}", RolloutMode.VALIDATION, step, recipe), sampling=sampling)
+        replace(
+            _spec(f"e{number:05d}-{sample:03d}", task, f"e{number:05d}", RolloutMode.VALIDATION, step, recipe),
+            sampling=sampling,
+        )
         for number, task in tasks.items()
         for sample in range(samples)
     ]
@@ -129,15 +153,22 @@ def read_tasks(
     check_options(source, options, what=what)
     try:
         loaded = source(**options)
-        is_table = hasattr(loaded, "columns") and not isinstance(loaded, Sequence)  # a data frame, which iterates over its columns
-        items = list(loaded) if isinstance(loaded, Iterable) and not isinstance(loaded, str | bytes | Mapping) and not is_table else None
+        # a data frame, which iterates over its columns
+        is_table = hasattr(loaded, "columns") and not isinstance(loaded, Sequence)
+        items = (
+            list(loaded)
+            if isinstance(loaded, Iterable) and not isinstance(loaded, str | bytes | Mapping) and not is_table
+            else None
+        )
     except ConfigError as error:
         raise ConfigError(f"tasks.{which}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{what} raised {describe_raised(error)}") from error
     if items is None:
         rows = ", of a data frame: frame.to_dict('records')" if is_table else ""
-        raise ConfigError(f"{what} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields{rows}")
+        raise ConfigError(
+            f"{what} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields{rows}"
+        )
     tasks = tuple(_tasks(what, which, items, columns))
     if not tasks:
         raise ConfigError(f"{what} returned no tasks; check its path and filters")
@@ -150,7 +181,7 @@ def read_tasks(
 
 
 def _tasks(what: str, which: str, items: Sequence[Any], columns: Columns) -> Iterator[Task]:
-    """A Task for each thing that a source gave. The first row says which column is the input of all."""
+    """Yield a Task for each item of a source. The first row decides which column is the input of all."""
     input_name: str | None = None
     for index, item in enumerate(items):
         place, value = (item.place, item.value) if isinstance(item, Row) else (f"task {index}", item)
@@ -164,8 +195,9 @@ def _tasks(what: str, which: str, items: Sequence[Any], columns: Columns) -> Ite
 
 
 def _task(item: Any, *, default_id: str) -> Task:
-    """A Task of one, of a dict with its fields, or of a text, its input. A number as id becomes text; without an id it has the default.
-    Values are those that JSON has (`lightningrl.sanitize`). Raises ValueError, which goes on from where the task stands."""
+    """Make a Task of a Task, of a dict with its fields, or of a text, its input. A number as id becomes text; without
+    an id it has the default. Values are those that JSON has (`lightningrl.sanitize`). Raises ValueError, whose text
+    goes on from the place of the task."""
     if isinstance(item, str):
         item = {"input": item}
     if isinstance(item, Mapping):
@@ -173,7 +205,8 @@ def _task(item: Any, *, default_id: str) -> Task:
             item = Task(**{"id": default_id, **item})
         except TypeError as error:
             raise ValueError(
-                f"is not a Task: {error}; give input, and optionally id, answer, metadata; or name the columns: tasks.input, tasks.answer"
+                f"is not a Task: {error}; give input, and optionally id, answer, metadata; or name the columns: "
+                "tasks.input, tasks.answer"
             ) from error
     if not isinstance(item, Task):
         raise ValueError(f"is {kind_of(item)}; give a Task, a dict with its fields, or a text")
@@ -183,14 +216,16 @@ def _task(item: Any, *, default_id: str) -> Task:
     if not isinstance(item.metadata, Mapping):
         raise ValueError(f"has a {type(item.metadata).__name__} as metadata; give a dict")
     try:
-        values = {name: to_plain(getattr(item, name), name, levels=DEEPEST_VALUE) for name in ("input", "answer", "metadata")}
+        values = {
+            name: to_plain(getattr(item, name), name, levels=DEEPEST_VALUE) for name in ("input", "answer", "metadata")
+        }
     except NotPlain as problem:
         raise ValueError(f"(id {task_id!r}): {problem}") from problem
     return replace(item, id=task_id, **values)
 
 
 def _id(given: Any) -> str:
-    """Text of an id, also of a whole number, as pandas has them (3.0); empty where it is none."""
+    """The text of an id, also of a whole number as pandas has them (3.0); empty where it is no id."""
     if isinstance(given, str):
         return str.__str__(given)
     if isinstance(given, numbers.Integral) and not isinstance(given, bool):

@@ -59,5 +59,5 @@ def _rows(branched: BranchedRollout) -> Iterator[dict[str, Any]]:
             "diverged": state.outcomes.get(Outcome.DIVERGED, 0),
             "outcomes": {outcome.value: count for outcome, count in state.outcomes.items()},
             "why": state.divergences,
-            "next": " ".join("".join(branched.said[state.calls : state.calls + 1]).split()),
+            "next": " ".join("".join(branched.answers[state.calls : state.calls + 1]).split()),
         }

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from lightningrl.errors import ConfigError
+from lightningrl_training.checkpoints import best_checkpoint
 from lightningrl_training.run import Run
-from lightningrl_training.run_folder import best_checkpoint
 from lightningrl_viewer.reading.origin import newest_run
 
 __all__ = ["export_command", "parse_step"]

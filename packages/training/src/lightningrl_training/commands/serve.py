@@ -18,13 +18,13 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 from lightningrl_training.build import Parts
+from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.scratch import scratch_folder
 from lightningrl_training.models import check_on_hub
-from lightningrl_training.run_folder import checkpoints
 from lightningrl_viewer.reading.origin import RunOrigin
 
 if TYPE_CHECKING:
-    from lightningrl_training.session import RunningServices
+    from lightningrl_training.serving import RunningServices
 
 __all__ = ["serve_command"]
 
@@ -53,7 +53,7 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
 
 
 async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console) -> None:
-    from lightningrl_training.session import serve_policy, server_settings
+    from lightningrl_training.serving import serve_policy, server_settings
 
     cancel_on_signals()
     parts = Parts.build(recipe, load_plugins())

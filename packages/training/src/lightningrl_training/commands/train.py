@@ -16,9 +16,9 @@ from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.recipe import Recipe
 from lightningrl_training.build import Parts
-from lightningrl_training.run import OpenRun, begin_run
-from lightningrl_training.run_folder import best_checkpoint
-from lightningrl_training.session import Address
+from lightningrl_training.checkpoints import best_checkpoint
+from lightningrl_training.serving import Address
+from lightningrl_training.start import OpenRun, begin_run
 
 __all__ = ["train_command"]
 

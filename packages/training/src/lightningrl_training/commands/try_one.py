@@ -46,7 +46,7 @@ def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping
 
 async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, console: Console) -> None:
     """One rollout, rewarded, in the scratch folder's store."""
-    from lightningrl_training.session import serve_recipe
+    from lightningrl_training.serving import serve_recipe
 
     cancel_on_signals()
     with console.status("starting") as status:

@@ -35,7 +35,7 @@ from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.tasks import plan_branches, plan_group, plan_validation
 
 if TYPE_CHECKING:
-    from lightningrl_training.session import RunningServices
+    from lightningrl_training.serving import RunningServices
 
 __all__ = ["observe", "reward"]
 
@@ -55,7 +55,7 @@ async def observe(
 ) -> Observation:
     """Try the recipe in the folder `scratch`; `runs`: where its runs will be written; `rehearse`: seconds for steps beyond the first.
     Raises LightningError where it cannot be started."""
-    from lightningrl_training.session import serve_recipe
+    from lightningrl_training.serving import serve_recipe
 
     clock = _Clock()
     async with serve_recipe(recipe, parts, scratch, starting=starting) as (recipe, served):

@@ -16,7 +16,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import with_settings
 from lightningrl.recipe_tables import NamedUpstreamConfig
-from lightningrl_training.run_folder import Checkpoint, find_checkpoint
+from lightningrl_training.checkpoints import Checkpoint, find_checkpoint
 from lightningrl_viewer.reading.origin import RunOrigin
 
 __all__ = ["Candidate", "find_candidate", "run_of"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightningrl.errors import RunFolderError
+from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.evaluation.check import Check
 from lightningrl_training.evaluation.gap import Gap, judge_gaps
 from lightningrl_training.evaluation.recomputation import find_places, judge_steps, recompute
 from lightningrl_training.evaluation.trained_tokens import find_trained
-from lightningrl_training.run_folder import checkpoints
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import open_run
 

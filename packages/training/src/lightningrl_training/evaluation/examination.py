@@ -33,7 +33,7 @@ from lightningrl_training.evaluation.result import EvaluatedTask, Evaluation, sa
 from lightningrl_training.evaluation.statistics import Verdict
 from lightningrl_training.explanations import explain_no_rewards
 from lightningrl_training.run_sync import Show, show_nobody
-from lightningrl_training.session import RunningServices, serve_recipe
+from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import columns_of, plan_evaluation, read_tasks
 

@@ -20,11 +20,11 @@ from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.types import Trajectory, Transition
 from lightningrl_training.build import build_backends
+from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.evaluation.check import Check
 from lightningrl_training.evaluation.gap import Gap, TokenGaps
 from lightningrl_training.evaluation.rounding import ROUNDING, number_format
 from lightningrl_training.policies import load_backend
-from lightningrl_training.run_folder import checkpoints
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun
 

@@ -1,9 +1,10 @@
-"""A recorded rollout branched by hand: what each of its states is worth to the policy as it is now.
+"""Branches a recorded rollout by hand: the worth of each of its states to the policy as it is now.
 
-<run>/branches/step-000040/<rollout>/store.sqlite    the recorded rollout, copied, and its branches; the run's own store stays as it is
+<run>/branches/step-000040/<rollout>/store.sqlite    the recorded rollout, copied, and its branches
 
-The agent runs anew, its first calls are answered as they were, and from there the newest weights are sampled. A branch that is there
-already is not run again: more samples only add to them, and what was killed goes on.
+The agent runs anew, its first calls are answered as they were, and from there the newest weights are sampled. The run's
+own store stays as it is. A branch that is there already is not run again: more samples only add to them, and what was
+killed goes on.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 from lightningrl_credit.branches import states
 from lightningrl_credit.scoring import score_of
 from lightningrl_server.store import SqlStore
+from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.run_folder import checkpoints
 from lightningrl_training.run_sync import Show, show_nobody
 from lightningrl_training.tasks import plan_branches
 from lightningrl_viewer.reading.origin import RunOrigin
@@ -35,7 +36,7 @@ from lightningrl_viewer.reading.segments import SegmentKind
 
 if TYPE_CHECKING:
     from lightningrl_training.build import Parts
-    from lightningrl_training.session import RunningServices
+    from lightningrl_training.serving import RunningServices
 
 __all__ = ["BranchedRollout", "BranchedState", "branch_rollout"]
 
@@ -47,12 +48,12 @@ class BranchedState:
     """A state, and the branches that left there."""
 
     calls: int
-    """Made before it."""
+    """Calls made before the state."""
     branches: tuple[Trajectory, ...]
 
     @property
     def returns(self) -> list[float]:
-        """Of those that were rewarded."""
+        """Rewards of the branches that were rewarded."""
         return [branch.reward for branch in self.branches if branch.reward is not None]
 
     @property
@@ -77,7 +78,7 @@ class BranchedState:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BranchedRollout:
-    """A rollout and what its states are worth."""
+    """A rollout and the worth of its states."""
 
     recorded: Trajectory
     states: tuple[BranchedState, ...]
@@ -86,8 +87,8 @@ class BranchedRollout:
     """Training steps that the sampled weights have."""
     folder: Path
     """A run folder with the branches, for `lightningrl rollouts --run`."""
-    said: tuple[str, ...]
-    """By its calls."""
+    answers: tuple[str, ...]
+    """The answers of its calls, less markup."""
 
 
 async def branch_rollout(
@@ -99,13 +100,13 @@ async def branch_rollout(
     settings: Mapping[str, Any] | None = None,
     show: Show = show_nobody,
 ) -> BranchedRollout:
-    """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's answers are rewarded as in
-    training. Raises LightningError."""
-    from lightningrl_training.session import make_place, serve_recipe
+    """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's
+    answers are rewarded as in training. Raises LightningError."""
+    from lightningrl_training.serving import make_place, serve_recipe
 
     if samples < 1:
         raise ConfigError(f"samples is {samples}; branch once or more at each state")
-    spec, recorded, calls, said = await _read(folder, rollout_id)
+    spec, recorded, calls, answers = await _read(folder, rollout_id)
     points = _points(recorded, at)
     origin = RunOrigin.read(folder)
     recipe = with_settings(origin.recipe, settings or {})
@@ -118,19 +119,24 @@ async def branch_rollout(
     weights = saved.folder if saved else None
     async with serve_recipe(recipe, parts, own, weights, starting=lambda what: show(what, 0, 0)) as (recipe, served):
         specs = {
-            point: plan_branches(recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples)
+            point: plan_branches(
+                recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples
+            )
             for point in points
         }
         await served.client.create_rollouts([spec for group in specs.values() for spec in group])
         await served.start_workers()
         branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], show)
-    found = {branch.rollout_id: branch for branch in branches}
+    branches_by_id = {branch.rollout_id: branch for branch in branches}
     return BranchedRollout(
         recorded=recorded,
-        states=tuple(BranchedState(calls=point, branches=tuple(found[spec.id] for spec in group)) for point, group in specs.items()),
+        states=tuple(
+            BranchedState(calls=point, branches=tuple(branches_by_id[spec.id] for spec in group))
+            for point, group in specs.items()
+        ),
         step=step,
         folder=own,
-        said=said,
+        answers=answers,
     )
 
 
@@ -139,13 +145,17 @@ async def _read(folder: Path, rollout_id: str) -> tuple[RolloutSpec, Trajectory,
         spec = (await run.look.rollout(rollout_id)).spec
         if spec.branch is not None:
             source = spec.branch.rollout_id
-            raise ConfigError(f"rollout {rollout_id!r} is a branch of {source!r}, and a branch is not branched again; branch {source!r}")
+            raise ConfigError(
+                f"rollout {rollout_id!r} is a branch of {source!r}, and a branch is not branched again; branch "
+                f"{source!r}"
+            )
         (recorded,) = await run.look.trajectories([rollout_id])
         trace = await run.trace(rollout_id)
-        said = tuple(
-            "".join(part.text for part in call.segments if part.is_sampled and part.kind is not SegmentKind.MARKUP) for call in trace.calls
+        answers = tuple(
+            "".join(part.text for part in call.segments if part.is_sampled and part.kind is not SegmentKind.MARKUP)
+            for call in trace.calls
         )
-        return spec, recorded, await run.look.calls(rollout_id, recorded.attempt), said
+        return spec, recorded, await run.look.calls(rollout_id, recorded.attempt), answers
 
 
 def _points(recorded: Trajectory, at: Sequence[int] | None) -> list[int]:
@@ -154,12 +164,15 @@ def _points(recorded: Trajectory, at: Sequence[int] | None) -> list[int]:
         return [0, *states(recorded.transitions)]
     for calls in at:
         if not 0 <= calls <= made:
-            raise ConfigError(f"rollout {recorded.rollout_id!r} has {made} calls, so it cannot branch after {calls}; choose 0 to {made}")
+            raise ConfigError(
+                f"rollout {recorded.rollout_id!r} has {made} calls, so it cannot branch after {calls}; choose 0 to "
+                f"{made}"
+            )
     return sorted(set(at))
 
 
 async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequence[CallRecord]) -> Trajectory:
-    """The recorded rollout, alone in a store of its own, where it is not there yet."""
+    """Copy the recorded rollout into a store of its own, where it is not there yet."""
     store = await SqlStore.open(url)
     try:
         await store.create_rollouts([spec])
@@ -179,7 +192,7 @@ async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequen
 
 
 async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], show: Show) -> list[Trajectory]:
-    found = await fetch_ended(served.client, ids, lambda ended: show("branches", ended, len(ids)))
-    rewarded = await parts.evaluator.evaluate(found, served.client.set_scores)
+    ended = await fetch_ended(served.client, ids, lambda ended: show("branches", ended, len(ids)))
+    rewarded = await parts.evaluator.evaluate(ended, served.client.set_scores)
     await served.client.set_scores([score_of(branch) for branch in rewarded])
     return rewarded

@@ -1,4 +1,4 @@
-"""The rollouts that were trained, from a run's store and folder: with their branches, as the step took them.
+"""Reads the rollouts that were trained, with their branches, from a run's store and folder.
 
 store.sqlite                                     rollouts, and the branches that credit asked for
 branches/step-000040/ROLLOUT/store.sqlite        those of `lightningrl branch`
@@ -24,8 +24,8 @@ def check_steps(folder: Path, records: Sequence[StepRecord], steps: Collection[i
     """Raises ConfigError naming those of `steps` that the run has no rollouts of: not trained, or forgotten."""
     there = [record.step for record in records if record.rollout_ids]
     if missing := sorted(set(steps) - set(there)):
-        known = f"it has those of {_spans(there)}" if there else "it has none"
-        raise ConfigError(f"run {str(folder)!r} has no trained rollouts of {_spans(missing)}; {known}")
+        offered = f"it has those of {_spans(there)}" if there else "it has none"
+        raise ConfigError(f"run {str(folder)!r} has no trained rollouts of {_spans(missing)}; {offered}")
 
 
 def _spans(steps: Sequence[int]) -> str:
@@ -37,34 +37,39 @@ def _spans(steps: Sequence[int]) -> str:
         else:
             ends.append((step, step))
     shown = [str(first) if first == last else f"{first} to {last}" for first, last in ends]
-    return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown[:_MOST_SPANS])}{' …' if len(shown) > _MOST_SPANS else ''}"
+    return (
+        f"step{'s' if len(steps) > 1 else ''} "
+        f"{', '.join(shown[:_MOST_SPANS])}{' …' if len(shown) > _MOST_SPANS else ''}"
+    )
 
 
 async def read_rollouts(run: StoredRun, rollout_ids: Sequence[str]) -> tuple[list[Trajectory], list[Trajectory]]:
     """Rollouts of one step, and the branches that left them, in the order in which they were ordered."""
-    found = await run.look.trajectories(rollout_ids)
-    rollouts = [one for one in found if one.branch is None]
-    place = {one.rollout_id: number for number, one in enumerate(rollouts)}
-    known = {one.rollout_id for one in found}
+    read = await run.look.trajectories(rollout_ids)
+    rollouts = [rollout for rollout in read if rollout.branch is None]
+    place = {rollout.rollout_id: number for number, rollout in enumerate(rollouts)}
+    names = {rollout.rollout_id for rollout in read}
     left: list[str] = []
-    for step in sorted({one.step for one in rollouts}):
+    for step in sorted({rollout.step for rollout in rollouts}):
         for record in await run.list_rollouts(RolloutFilter(mode=RolloutMode.BRANCH, step=step + 1, limit=ALL)):
             branch, name = record.spec.branch, record.spec.id
-            if branch is not None and branch.rollout_id in place and record.outcome is not None and name not in known:
+            if branch is not None and branch.rollout_id in place and record.outcome is not None and name not in names:
                 left.append(name)
-    branches = [one for one in (*found, *await run.look.trajectories(left)) if one.branch is not None and one.branch.rollout_id in place]
-    branches.sort(key=lambda one: (place[one.branch.rollout_id], one.branch.calls, one.rollout_id) if one.branch else (0, 0, ""))
-    return rollouts, branches
+    branches: dict[tuple[int, int, str], Trajectory] = {}
+    for rollout in (*read, *await run.look.trajectories(left)):
+        if (branch := rollout.branch) is not None and branch.rollout_id in place:
+            branches[place[branch.rollout_id], branch.calls, rollout.rollout_id] = rollout
+    return rollouts, [branches[key] for key in sorted(branches)]
 
 
 def find_measured(folder: Path, rollout_ids: Collection[str] | None = None) -> dict[str, Path]:
-    """By rollout, the folder where `lightningrl branch` left its branches last."""
-    found = sorted(folder.glob("branches/step-*/*/store.sqlite"))
-    return {path.parent.name: path.parent for path in found if rollout_ids is None or path.parent.name in rollout_ids}
+    """Folders where `lightningrl branch` left branches last, by rollout."""
+    stores = sorted(folder.glob("branches/step-*/*/store.sqlite"))
+    return {path.parent.name: path.parent for path in stores if rollout_ids is None or path.parent.name in rollout_ids}
 
 
 async def read_measured(folder: Path) -> list[Trajectory]:
-    """The branches that lie there and have a reward."""
+    """The branches in a folder that have a reward."""
     async with open_run(folder) as run:
         records = await run.list_rollouts(RolloutFilter(mode=RolloutMode.BRANCH, limit=ALL))
         return list(await run.look.trajectories([record.spec.id for record in records if record.reward is not None]))

@@ -1,6 +1,7 @@
 """Recorded rollouts credited anew, by another assigner, judge or rewards; nothing is trained, nothing is written.
 
-each step of the ledger ─► its trajectories ─► Evaluator: rewards, evidence ─► Scorer: credit ─► beside what the store has
+each step of the ledger ─► its trajectories ─► Evaluator: rewards, evidence ─► Scorer: credit ─► beside what the store
+has
                                               └─ values of the same digest are taken as they are: nobody is asked twice
 """
 
@@ -25,30 +26,30 @@ __all__ = ["Recredit", "recredit"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recredit:
-    """What a rollout was credited with, and what it would be."""
+    """A rollout with the credit that it had, and the credit that it would have."""
 
     step: int
-    """That trained it."""
+    """The step that trained it."""
     before: Trajectory
-    """With the rewards that it had."""
+    """The rollout with the rewards that it had."""
     after: Trajectory
-    """With those that it would have."""
+    """The rollout with the rewards that it would have."""
     advantages_before: tuple[Array | None, ...]
     """`[call][token]`; None = nobody scored the call."""
     advantages: tuple[Array | None, ...]
 
     @property
     def change(self) -> float:
-        """The largest, of a token's advantage; a call that nobody scored counts as 0."""
+        """The largest change of a token's advantage; a call that nobody scored counts as 0."""
         pairs = zip(self.advantages_before, self.advantages, strict=True)
         return max((_largest(before, after) for before, after in pairs), default=0.0)
 
 
 async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None = None) -> list[Recredit]:
-    """Of the steps that were trained; None = all of them. An assigner that remembers begins anew with the first. Raises LightningError,
-    also for a step that the run does not have."""
+    """Credit the rollouts of trained steps anew; `steps` None = all. An assigner that remembers begins with the first.
+    Raises LightningError, also for a step that the run does not have."""
     evaluator, scorer = build_credit(recipe, load_plugins(), RunOrigin.read(folder).models)
-    found: list[Recredit] = []
+    recredited: list[Recredit] = []
     async with open_run(folder) as run:
         records = await run.look.steps()
         check_steps(folder, records, steps or ())
@@ -56,22 +57,23 @@ async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None =
             if steps is not None and step.step not in steps:
                 continue
             rollouts, branches = await read_rollouts(run, step.rollout_ids)
-            recorded = {one.rollout_id: one for one in rollouts}
-            kept = {score.rollout_id: score for score in await run.look.scores(tuple(recorded))}
+            recorded = {rollout.rollout_id: rollout for rollout in rollouts}
+            scores = {score.rollout_id: score for score in await run.look.scores(tuple(recorded))}
             credited = scorer.credit(await evaluator.evaluate(rollouts), await evaluator.evaluate(branches))
-            for one, credit in zip(credited, scorer.finish(credited)[0], strict=True):
-                for after, advantages in zip(one.group.trajectories, credit, strict=False):  # those of branches follow
-                    known = kept[after.rollout_id].advantages if after.rollout_id in kept else {}
-                    found.append(
+            for group, credit in zip(credited, scorer.finish(credited)[0], strict=True):
+                # those of branches follow
+                for after, advantages in zip(group.group.trajectories, credit, strict=False):
+                    earlier = scores[after.rollout_id].advantages if after.rollout_id in scores else {}
+                    recredited.append(
                         Recredit(
                             step=step.step,
                             before=recorded[after.rollout_id],
                             after=after,
-                            advantages_before=tuple(known.get(call.id) for call in after.transitions),
+                            advantages_before=tuple(earlier.get(call.id) for call in after.transitions),
                             advantages=advantages,
                         )
                     )
-    return found
+    return recredited
 
 
 def _largest(before: Array | None, after: Array | None) -> float:

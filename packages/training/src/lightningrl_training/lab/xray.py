@@ -1,8 +1,9 @@
-"""The credit X-ray of a run: its recorded rollouts, credited by every installed method that their evidence allows. Nobody is asked, nothing
-is trained, nothing is written; rewards and judge are not even loaded.
+"""The credit X-ray of a run: its recorded rollouts, credited by every installed method that their evidence allows.
+
+Nobody is asked, nothing is trained, nothing is written; rewards and judge are not even loaded.
 
 each step of the ledger ─► trajectories, branches ─┬► the run's own method ─┐
-                                                   └► every other method    ┴► CreditTable ─► XRay   (lightningrl_credit.xray)
+                                                   └► every other method    ┴► CreditTable ─► XRay
 """
 
 from __future__ import annotations
@@ -34,35 +35,35 @@ from lightningrl_viewer.reading.reader import StoredRun, open_run
 __all__ = ["RunXRay", "TriedMethod", "open_xray"]
 
 EVIDENCE = frozenset({"judge", "logprobs", "values"})
-"""Needs that `score` meets by asking."""
+"""Needs that an assigner's `score` meets by asking."""
 MOST = 20
-"""Rollouts that are shown of a run."""
+"""Most rollouts that are shown of a run."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TriedMethod:
-    """One that is tried on the run."""
+    """A method of credit that is tried on the run."""
 
     name: str
     summary: str
     scorer: Scorer | None = None
     requires: frozenset[str] = frozenset()
     needs: Mapping[str, Need] = field(default_factory=lambda: NEEDS)
-    """Those that there are."""
+    """Needs that are installed."""
     why: str = ""
-    """It cannot be computed."""
+    """The reason why it cannot be computed."""
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> list[Advantages] | None:
-        """Of a step's rollouts, as it would have been trained. None = these groups do not allow it."""
+        """Credit a step's rollouts, as it would have been trained. None = these groups do not allow it."""
         unmet = find_unrecorded(self.requires, groups, self.needs)
         if self.scorer is None or unmet is not None:
             self.why = self.why or unmet or ""
             return None
         try:
-            found, _ = self.scorer.finish([self.scorer.credit_group(group) for group in groups])
-            return [credit[: len(group.trajectories)] for credit, group in zip(found, groups, strict=True)]
+            assigned, _ = self.scorer.finish([self.scorer.credit_group(group) for group in groups])
+            return [credit[: len(group.trajectories)] for credit, group in zip(assigned, groups, strict=True)]
         except Exception as error:  # noqa: BLE001  the boundary to a plugin
-            is_unheard = all(one.evidence is None for group in groups for one in group.trajectories)
+            is_unheard = all(rollout.evidence is None for group in groups for rollout in group.trajectories)
             asked = next(iter(sorted(self.requires & EVIDENCE)), None) if is_unheard else None
             if asked is not None:
                 self.why = f"needs {asked!r}; {NEEDS[asked].remedy}"
@@ -72,19 +73,24 @@ class TriedMethod:
 
 
 class RunXRay:
-    """X-rays of one run. What was found of a step is kept, as a step does not change."""
+    """X-rays of one run. A step's table is computed once, as a step does not change."""
 
     def __init__(
-        self, run: StoredRun, folder: Path, recipe: Recipe, plugins: PluginManager, methods: Mapping[str, Any] | None = None
+        self,
+        run: StoredRun,
+        folder: Path,
+        recipe: Recipe,
+        plugins: PluginManager,
+        methods: Mapping[str, Any] | None = None,
     ) -> None:
-        """`methods`: others to show beside those installed, by name: a name, `"file.py:Class"`, `{"use": …, "options": …}`, a class or an
-        object."""
+        """`methods`: others to show beside those installed, by name: a name, `"file.py:Class"`, `{"use": …, "options":
+        …}`, a class or an object."""
         self._run = run
         self._folder = folder
         self._recipe = recipe
         self._plugins = plugins
         self._added = dict(methods or {})
-        self._kept: dict[Any, CreditTable] = {}
+        self._tables: dict[Any, CreditTable] = {}
         self._why: dict[str, str] = {}
 
     async def trained(self) -> tuple[int, int]:
@@ -95,13 +101,14 @@ class RunXRay:
         return steps[0], steps[-1]
 
     async def of_run(self, steps: Collection[int] | None = None, *, most: int | None = MOST) -> XRay:
-        """Of all steps, or of these. Raises LightningError where none was trained, or there is nothing of one of these."""
+        """X-ray all steps, or these. Raises LightningError where none was trained, or a step has no rollouts any
+        more."""
         records = await self._run.look.steps()
         check_steps(self._folder, records, steps or ())
         methods = self._methods()
         remembers = any(method.scorer is not None and method.scorer.remembers for method in methods)
         if remembers:
-            self._kept.clear()
+            self._tables.clear()
         tables: list[CreditTable] = []
         for record in records:
             if steps is not None and record.step > max(steps, default=0):
@@ -113,42 +120,52 @@ class RunXRay:
         return self._read(tables, methods, most=most)
 
     async def of_group(self, group_id: str) -> XRay:
-        """All rollouts of one task that were trained together. Raises ConfigError where there are none."""
+        """X-ray the rollouts of one task that were trained together. Raises ConfigError where there are none."""
         records = await self._run.list_rollouts(RolloutFilter(group_id=group_id, mode=RolloutMode.TRAIN, limit=1000))
         members = [record.spec.id for record in reversed(records) if record.trained_step is not None]
         step = next((record.trained_step for record in records if record.trained_step is not None), None)
         if step is None:
             raise ConfigError(
-                f"no group {group_id!r} was trained in run {str(self._folder)!r}; `lightningrl rollouts list` has those there are"
+                f"no group {group_id!r} was trained in run {str(self._folder)!r}; `lightningrl rollouts list` has "
+                "those there are"
             )
         methods = self._methods()
-        alone = all(method.scorer is None or not (method.scorer.needs_whole_steps or method.scorer.remembers) for method in methods)
+        alone = all(
+            method.scorer is None or not (method.scorer.needs_whole_steps or method.scorer.remembers)
+            for method in methods
+        )
         if not alone:
             whole = await self.of_run([step], most=None)
-            return replace(whole, rollouts=tuple(one for one in whole.rollouts if one.group_id == group_id))
+            return replace(whole, rollouts=tuple(rollout for rollout in whole.rollouts if rollout.group_id == group_id))
         return self._read([await self._table(step, members, methods)], methods)
 
     async def of_rollout(self, rollout_id: str) -> XRay:
-        """Of its group, with this rollout alone. Raises LightningError where it was not trained."""
+        """X-ray a rollout's group, with this rollout alone. Raises LightningError where it was not trained."""
         record = await self._run.look.rollout(rollout_id)
         if record.trained_step is None or record.spec.branch is not None:
-            kind = "a branch" if record.spec.branch is not None else f"of mode {record.spec.mode.value!r} and not trained"
-            raise ConfigError(f"rollout {rollout_id!r} is {kind}, so it has no credit of its own; choose one that a step trained")
-        found = await self.of_group(record.spec.group_id)
-        return replace(found, rollouts=tuple(one for one in found.rollouts if one.rollout_id == rollout_id))
+            kind = (
+                "a branch" if record.spec.branch is not None else f"of mode {record.spec.mode.value!r} and not trained"
+            )
+            raise ConfigError(
+                f"rollout {rollout_id!r} is {kind}, so it has no credit of its own; choose one that a step trained"
+            )
+        xray = await self.of_group(record.spec.group_id)
+        return replace(xray, rollouts=tuple(rollout for rollout in xray.rollouts if rollout.rollout_id == rollout_id))
 
     # ------------------------------------------------------------------ a step
 
     async def _table(self, step: int, rollout_ids: Sequence[str], methods: Sequence[TriedMethod]) -> CreditTable:
         measured = find_measured(self._folder, rollout_ids)
         key = step, tuple(rollout_ids), tuple((path / "store.sqlite").stat().st_mtime_ns for path in measured.values())
-        if key not in self._kept:
+        if key not in self._tables:
             rollouts, branches = await read_rollouts(self._run, rollout_ids)
-            scores = await self._run.look.scores([one.rollout_id for one in rollouts])
+            scores = await self._run.look.scores([rollout.rollout_id for rollout in rollouts])
             by_hand = [branch for path in measured.values() for branch in await read_measured(path)]
-            self._kept[key] = await asyncio.to_thread(self._compute, step, rollouts, branches, by_hand, scores, methods)
+            self._tables[key] = await asyncio.to_thread(
+                self._compute, step, rollouts, branches, by_hand, scores, methods
+            )
             self._why |= {method.name: method.why for method in methods if method.why}
-        return self._kept[key]
+        return self._tables[key]
 
     def _compute(
         self,
@@ -160,11 +177,14 @@ class RunXRay:
         methods: Sequence[TriedMethod],
     ) -> CreditTable:
         scorer = self._scorer
-        groups = scorer.group([classify_tools(one, self._plugins) for one in rollouts], branches)
+        groups = scorer.group([classify_tools(rollout, self._plugins) for rollout in rollouts], branches)
         used = {
-            one.rollout_id: [score.advantages.get(call.id) for call in one.transitions] for one, score in zip(rollouts, scores, strict=True)
+            rollout.rollout_id: [score.advantages.get(call.id) for call in rollout.transitions]
+            for rollout, score in zip(rollouts, scores, strict=True)
         }
-        measured = [replace(group, branches=(*group.branches, *_left(group, by_hand))) for group in groups] if by_hand else ()
+        measured = (
+            [replace(group, branches=(*group.branches, *_left(group, by_hand))) for group in groups] if by_hand else ()
+        )
         return make_table(step, groups, [method.credit(groups) for method in methods], used, measured)
 
     def _read(self, tables: Sequence[CreditTable], methods: Sequence[TriedMethod], *, most: int | None = None) -> XRay:
@@ -182,7 +202,7 @@ class RunXRay:
 
     @property
     def _scorer(self) -> Scorer:
-        """Of rollouts that were rewarded before: rewards are not loaded."""
+        """A scorer of rollouts that were rewarded before: rewards are not loaded."""
         return build_scorer(self._recipe, build_assigner(self._plugins, "grpo", {}, self._recipe.folder))
 
     def _methods(self) -> list[TriedMethod]:
@@ -190,7 +210,11 @@ class RunXRay:
         scorer, installed, credit = self._scorer, self._plugins.credit_assigners, self._recipe.credit
         own = {"use": credit.use, "options": credit.options}
         is_plain = credit.use in installed and not credit.options
-        methods = [self._method(scorer, credit.use if is_plain else "run", f"credit.use = {credit.use!r}, as the run was trained", own)]
+        methods = [
+            self._method(
+                scorer, credit.use if is_plain else "run", f"credit.use = {credit.use!r}, as the run was trained", own
+            )
+        ]
         for name, plugin in installed.items():
             if is_plain and name == credit.use:
                 continue
@@ -198,7 +222,8 @@ class RunXRay:
             options = {"of": own} if missing == ["of"] else {}
             summary = f"{plugin.summary}; here of the run's own" if options else plugin.summary
             if missing and not options:
-                why = f"needs the setting {missing[0]!r}; give it with its options: --method {name}='{{use = \"{name}\", options = …}}'"
+                example = f"--method {name}='{{use = \"{name}\", options = …}}'"
+                why = f"needs the setting {missing[0]!r}; give it with its options: {example}"
                 methods.append(TriedMethod(name=name, summary=summary, why=why))
             else:
                 methods.append(self._method(scorer, name, summary, {"use": name, "options": options}))
@@ -207,18 +232,22 @@ class RunXRay:
                 raise ConfigError(f"there is a method {name!r} already; give yours another name")
             methods = [method for method in methods if method.name != name]
             whole = part if isinstance(part, Mapping) else {"use": part}
-            found = self._method(scorer, name, f"credit.use = {whole.get('use')!r}", whole)
-            if found.scorer is None:
-                raise ConfigError(f"method {name!r}: {found.why}")
-            methods.append(found)
+            added = self._method(scorer, name, f"credit.use = {whole.get('use')!r}", whole)
+            if added.scorer is None:
+                raise ConfigError(f"method {name!r}: {added.why}")
+            methods.append(added)
         return methods
 
     def _method(self, scorer: Scorer, name: str, summary: str, part: Mapping[str, Any]) -> TriedMethod:
         try:
-            assigner: CreditAssigner = build_assigner(self._plugins, part["use"], part.get("options", {}), self._recipe.folder)
+            assigner: CreditAssigner = build_assigner(
+                self._plugins, part["use"], part.get("options", {}), self._recipe.folder
+            )
             by_role = {"agents"} if self._recipe.credit.compare == "role" else set[str]()
             requires, needs = assigner.requires | by_role, installed_needs(self._plugins)
-            return TriedMethod(name=name, summary=summary, scorer=scorer.with_credit(assigner), requires=requires, needs=needs)
+            return TriedMethod(
+                name=name, summary=summary, scorer=scorer.with_credit(assigner), requires=requires, needs=needs
+            )
         except (ConfigError, PluginError) as error:
             return TriedMethod(name=name, summary=summary, why=str(error))
 
@@ -232,5 +261,5 @@ async def open_xray(folder: Path, methods: Mapping[str, Any] | None = None) -> A
 
 
 def _left(group: TrajectoryGroup, branches: Sequence[Trajectory]) -> list[Trajectory]:
-    names = {one.rollout_id for one in group.trajectories}
+    names = {rollout.rollout_id for rollout in group.trajectories}
     return [branch for branch in branches if branch.branch is not None and branch.branch.rollout_id in names]

@@ -1,8 +1,8 @@
 """`python -m lightningrl_training.lab.xray_process FOLDER`: X-rays for a viewer, in a process of their own.
 
-A server that answers an agent's calls computes no credit and runs none of the user's code. One question on each line of stdin
-(`lightningrl_viewer.credit.Question`), one `Answer` on each line of stdout, which the user's code does not reach; it ends with its stdin, or
-after a while without a question.
+A server that answers an agent's calls computes no credit and runs none of the user's code. One question on each line of
+stdin (`lightningrl_viewer.credit.Question`), one `Answer` on each line of stdout, which the user's code does not reach;
+it ends with its stdin, or after a while without a question.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IDLE_S: Final = 300.0
 
 
 def main(folder: Path, questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Until `questions` end."""
+    """Answer questions until they end."""
     asyncio.run(_serve(folder, questions, answers))
 
 

@@ -1,10 +1,10 @@
-"""What evidence is made with, beside the judge: logprobs of given tokens, values of a critic, a policy's tokenizer.
+"""The services that evidence is made with, beside the judge: logprobs of given tokens, values of a critic, tokenizers.
 
-score(trajectory, ask) ─► ask.logprobs(tokens, context) ┐   what a rollout asks at once is computed   ┌► TokenScorer.logprobs
-                       ─► ask.values(contexts)          ┴─► together, and beside no other rollout's ──┴► Valuer.values    (in a thread)
+score(trajectory, ask) ─► ask.logprobs(tokens, context) ┐   requests of a rollout at once are   ┌► TokenScorer.logprobs
+                       ─► ask.values(contexts)          ┴─► computed together, beside no other's ┴► Valuer.values
 
-How a sum is rounded depends on what is computed beside it. So a rollout's numbers are the same bits whoever else asks at that moment,
-also when a resumed run asks for many rollouts at once.
+The rounding of a sum depends on the sums that are computed beside it. So a rollout's numbers are the same bits whoever
+else asks at that moment, also when a resumed run asks for many rollouts at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lightningrl_viewer.reading.trace import read_messages
 __all__ = ["PolicyQueries", "RolloutServices"]
 
 BATCH_TOKENS = 65_536
-"""Of requests handed to a backend together; it has its own, smaller, bound of one forward pass."""
+"""Tokens of requests handed to a backend together; it has its own, smaller, bound of one forward pass."""
 
 
 _Batch = list[tuple[Continuation, "asyncio.Future[Any]"]]
@@ -38,7 +38,7 @@ class PolicyQueries:
     """The policies of a run, as evidence asks them. Used on one event loop at a time."""
 
     def __init__(self, models: Mapping[str, str], *, max_tokens: int = 4_000_000) -> None:
-        """`models`: by policy its hub name or folder. `max_tokens`: what may be read for one rollout."""
+        """`models`: hub name or folder, by policy. `max_tokens`: most that may be read for one rollout."""
         self.max_tokens = max_tokens
         self._models = dict(models)
         self._backends: dict[str, Backend] = {}
@@ -48,7 +48,7 @@ class PolicyQueries:
         self._queues: dict[tuple[str, str], _Queue] = {}
 
     def connect(self, policy: str, backend: Backend) -> Callable[[], None]:
-        """Ask this backend for the policy from now on; what is returned ends it."""
+        """Ask this backend for the policy from now on; returns a function that ends it."""
         self._backends[policy] = backend
 
         def disconnect() -> None:
@@ -59,7 +59,7 @@ class PolicyQueries:
         return disconnect
 
     async def logprobs(self, asker: object, policy: str, continuation: Continuation, *, reference: bool) -> Array:
-        """`asker`: who asks for one rollout, or for those of a group."""
+        """`asker`: the services of a rollout, or of a group."""
         backend = self._backend(policy)
         if not isinstance(backend, TokenScorer):
             raise PluginError(f"the trainer backend of policy {policy!r} has no `logprobs`; use backend = 'torch'")
@@ -68,15 +68,17 @@ class PolicyQueries:
             return backend.logprobs(batch, reference=reference)
 
         kind = "reference logprobs" if reference else "logprobs"
-        found = await self._queue(policy, kind, compute).ask(asker, continuation)
-        return _checked(found, (len(continuation.tokens),), f"logprobs of policy {policy!r}")
+        values = await self._queue(policy, kind, compute).ask(asker, continuation)
+        return _checked(values, (len(continuation.tokens),), f"logprobs of policy {policy!r}")
 
     async def values(self, asker: object, policy: str, continuation: Continuation) -> Array:
         backend = self._backend(policy)
         if not isinstance(backend, Valuer):
-            raise PluginError(f"the trainer backend of policy {policy!r} has no `values`; use backend = 'torch' with [learner.critic]")
-        found = await self._queue(policy, "values", backend.values).ask(asker, continuation)
-        return _checked(found, (len(continuation.tokens) + 1,), f"values of policy {policy!r}")
+            raise PluginError(
+                f"the trainer backend of policy {policy!r} has no `values`; use backend = 'torch' with [learner.critic]"
+            )
+        values = await self._queue(policy, "values", backend.values).ask(asker, continuation)
+        return _checked(values, (len(continuation.tokens) + 1,), f"values of policy {policy!r}")
 
     async def encode(self, policy: str, text: str) -> list[int]:
         return await asyncio.to_thread(lambda: self._tokenizer(policy).encode(text))
@@ -101,7 +103,10 @@ class PolicyQueries:
     def _backend(self, policy: str) -> Backend:
         if policy not in self._backends:
             serving = ", ".join(map(repr, sorted(self._backends))) or "none"
-            raise PluginError(f"no backend serves policy {policy!r} in this process (served: {serving}); such evidence is found in a run")
+            raise PluginError(
+                f"no backend serves policy {policy!r} in this process (served: {serving}); such evidence is found in a "
+                "run"
+            )
         return self._backends[policy]
 
     def _queue(self, policy: str, kind: str, compute: Callable[[Sequence[Any]], Sequence[Any]]) -> _Queue:
@@ -114,12 +119,13 @@ class _Queue:
     def __init__(self, compute: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         self._compute = compute
         self._gathered: dict[object, _Batch] = {}
-        """By who asks: all that they ask before the event loop has come round."""
+        """Requests by asker: all that it makes before the event loop has come round."""
         self._waiting: deque[_Batch] = deque()
         self._working: asyncio.Task[None] | None = None
 
     async def ask(self, asker: object, request: Continuation) -> Any:
-        """What `compute` says to the request. Raises what it raised, where it did so twice."""
+        """Compute in the next batch; a failed batch is retried one by one, and the error of a second failure is
+        raised."""
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         if asker not in self._gathered:
@@ -129,22 +135,23 @@ class _Queue:
         return await answer
 
     def _close(self, asker: object) -> None:
-        """What is asked from now on is another batch."""
+        """Close the asker's batch: later requests go into another."""
         self._waiting.extend(_split(self._gathered.pop(asker)))
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
         while self._waiting:
-            batch = [(request, answer) for request, answer in self._waiting.popleft() if not answer.done()]  # done: given up meanwhile
+            # else given up
+            batch = [(request, answer) for request, answer in self._waiting.popleft() if not answer.done()]
             if not await self._try(batch, is_last=False):  # one bad request fails its batch: by itself it fails alone
-                for one in batch:
-                    await self._try([one], is_last=True)
+                for pair in batch:
+                    await self._try([pair], is_last=True)
 
     async def _try(self, batch: _Batch, *, is_last: bool) -> bool:
         try:
-            found = await asyncio.to_thread(self._compute, [request for request, _ in batch]) if batch else ()
-            pairs = list(zip(batch, found, strict=True))
+            values = await asyncio.to_thread(self._compute, [request for request, _ in batch]) if batch else ()
+            pairs = list(zip(batch, values, strict=True))
         except Exception as error:  # noqa: BLE001  the boundary to a backend: the rollout is left out and counted
             for _, answer in batch if is_last else ():
                 if not answer.done():
@@ -157,7 +164,7 @@ class _Queue:
 
 
 def _split(asked: _Batch) -> Iterator[_Batch]:
-    """Into batches of at most so many tokens."""
+    """Split requests into batches of at most `BATCH_TOKENS`."""
     batch: _Batch = []
     total = 0
     for request, answer in asked:
@@ -171,7 +178,7 @@ def _split(asked: _Batch) -> Iterator[_Batch]:
 
 
 class RolloutServices(Questions):
-    """`ask` for one rollout, or for those of a group: called, it asks the judge."""
+    """`ask` for a rollout, or for those of a group: called, it asks the judge."""
 
     def __init__(self, judge: Judge | None, policies: PolicyQueries, *trajectories: Trajectory) -> None:
         super().__init__(judge, rollouts=len(trajectories))
@@ -180,21 +187,28 @@ class RolloutServices(Questions):
         self._read = 0
 
     async def logprobs(
-        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None, reference: bool = False
+        self,
+        tokens: Sequence[int] | IntArray,
+        context: Sequence[int] | IntArray,
+        *,
+        policy: str | None = None,
+        reference: bool = False,
     ) -> Array:
         """log π(token | context, tokens before) at temperature 1, one per token, float32."""
         continuation = Continuation(context=_ids(context), tokens=_ids(tokens))
         if not len(continuation.tokens):
             return np.zeros(0, np.float32)
         if not len(continuation.context):
-            raise BackendError("nothing predicts the first token after an empty context; give a context of at least one token")
+            raise BackendError(
+                "nothing predicts the first token after an empty context; give a context of at least one token"
+            )
         self._spend(len(continuation.context) + len(continuation.tokens))
         return await self._policies.logprobs(self, self._policy(policy), continuation, reference=reference)
 
     async def values(self, contexts: Sequence[Sequence[int] | IntArray], *, policy: str | None = None) -> Array:
         """The critic's value after each context, float32."""
-        found = await asyncio.gather(*(self.token_values((), context, policy=policy) for context in contexts))
-        return np.concatenate([np.zeros(0, np.float32), *found])
+        values = await asyncio.gather(*(self.token_values((), context, policy=policy) for context in contexts))
+        return np.concatenate([np.zeros(0, np.float32), *values])
 
     async def token_values(
         self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None
@@ -211,11 +225,11 @@ class RolloutServices(Questions):
         return await self._policies.encode(self._policy(policy), text)
 
     async def read(self, trajectory: Trajectory, /) -> list[list[tuple[str, str]]]:
-        """For each call what it adds to those before it, as (who, text)."""
+        """The messages that each call adds to those before it, as (who, text)."""
         return await self._policies.read(trajectory)
 
     def _policy(self, name: str | None) -> str:
-        """The rollout's own is that of its first call that may be trained."""
+        """The policy of that name, or the rollout's own: that of its first call that may be trained."""
         calls = self._trajectories[0].transitions
         return name or next((call.policy for call in calls if call.trainable), calls[0].policy)
 
@@ -223,7 +237,9 @@ class RolloutServices(Questions):
         self._read += tokens
         most = self._policies.max_tokens
         if self._read > most * len(self._trajectories):
-            raise BackendError(f"a rollout's evidence may read {most} tokens of policies and critics; raise credit.max_tokens")
+            raise BackendError(
+                f"a rollout's evidence may read {most} tokens of policies and critics; raise credit.max_tokens"
+            )
 
 
 def _ids(tokens: Sequence[int] | IntArray) -> IntArray:
@@ -231,9 +247,9 @@ def _ids(tokens: Sequence[int] | IntArray) -> IntArray:
 
 
 def _checked(values: Any, shape: tuple[int, ...], what: str) -> Array:
-    found = np.asarray(values, dtype=np.float32)
-    if found.shape != shape:
-        raise PluginError(f"{what}: the trainer backend returned shape {found.shape}, not {shape}")
-    if not np.isfinite(found).all():
+    array = np.asarray(values, dtype=np.float32)
+    if array.shape != shape:
+        raise PluginError(f"{what}: the trainer backend returned shape {array.shape}, not {shape}")
+    if not np.isfinite(array).all():
         raise BackendError(f"{what} are not finite; look at the learning rate of the steps before")
-    return found
+    return array

@@ -1,0 +1,114 @@
+"""Checks of a recipe's parts against each other: potentials, judge, critic, samples, backend."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightningrl.errors import ConfigError
+from lightningrl.loading import is_reference
+from lightningrl.protocols import Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
+from lightningrl.recipe import Recipe
+from lightningrl_credit.rewards.potential import Joins
+
+__all__ = [
+    "check_capabilities",
+    "check_critic",
+    "check_judge",
+    "check_potentials",
+    "check_reward",
+    "check_samples",
+]
+
+
+def check_reward(name: str, use: Any, reward: Any) -> None:
+    try:
+        signature = inspect.signature(reward)
+        signature.bind("task", "output", "trajectory")
+    except ValueError:  # a builtin says nothing of what it takes
+        return
+    except TypeError:
+        if not callable(reward):
+            return  # said by NamedReward
+        raise ConfigError(
+            f"reward {name!r} ({use!r}) takes ({', '.join(signature.parameters)}); a reward is called with (task, "
+            "output, trajectory)"
+        ) from None
+
+
+def check_potentials(recipe: Recipe, names: Sequence[str], discount: tuple[float, Joins] | None) -> None:
+    """Raise ConfigError for those that would pay, because they cannot be discounted as returns are."""
+    if not names:
+        return
+    potential = (
+        f"intermediate reward {names[0]!r} is a potential, which is discounted call by call as returns are, and "
+        f"credit.use {recipe.credit.use!r}"
+    )
+    if discount is None:
+        raise ConfigError(
+            f"{potential} has no `gamma` per call; take credit per turn, such as 'discounted', or a plain reward"
+        )
+    gamma, joins = discount
+    is_trained = all(
+        policy.trainable and policy.trained_agents is None and all(rule.train for rule in policy.calls)
+        for policy in recipe.all_policies.values()
+    )
+    if gamma != 1.0 and joins == "mean" and not is_trained:  # its returns pass over calls that are not trained
+        raise ConfigError(
+            f"{potential} discounts nothing at calls that are not trained; set its gamma to 1, train every role, or "
+            "take a plain reward"
+        )
+
+
+def check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
+    if recipe.judge is not None and not isinstance(assigner, Witness | GroupWitness):
+        raise ConfigError(
+            f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table"
+        )
+
+
+def check_critic(
+    recipe: Recipe, assigner: CreditAssigner, capabilities: Capabilities | None, *, is_paid_by_role: bool
+) -> None:
+    """Raise ConfigError for a critic that nobody teaches, and for one that would have to expect several returns at a
+    time."""
+    if isinstance(assigner, CriticTeacher):
+        if is_paid_by_role:
+            raise ConfigError(
+                f"credit.use {recipe.credit.use!r} teaches a critic the rollout's return, and rewards with `agents` "
+                "pay each role another; remove `agents` from them, or take another credit assigner"
+            )
+        return
+    has_critic = any(recipe.options_of(policy).get("critic") is not None for policy in recipe.all_policies.values())
+    if has_critic and capabilities is not None and "values" in capabilities.services:
+        raise ConfigError(
+            f"[learner.critic] is set, and credit.use {recipe.credit.use!r} teaches it nothing; set credit.use = "
+            "'turn_gae' or 'gae', or remove the table"
+        )
+
+
+def check_samples(recipe: Recipe) -> None:
+    if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
+        raise ConfigError(
+            "samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by"
+        )
+
+
+def check_capabilities(backend: str, can: Capabilities, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what a recipe asks of a trainer backend that does not declare it."""
+    loss, device = options.get("loss"), options.get("device", "auto")
+    refused = {
+        "loss": isinstance(loss, str) and (not can.own_losses if is_reference(loss) else loss not in can.losses),
+        "device": device != "auto" and device not in can.devices,
+        "lora": options.get("lora") not in (None, False) and not can.lora,
+        "kl_coef": bool(options.get("kl_coef")) and not can.reference_kl,
+        "critic": options.get("critic") is not None and not can.critic,
+    }
+    if any(refused.values()):
+        asked = {name: options[name] for name in refused if refused[name]}
+        lacking = (
+            f"learner.{name} is {value!r}, which trainer backend {backend!r} does not have"
+            for name, value in asked.items()
+        )
+        raise ConfigError(*(f"{sentence}; it has: {can}" for sentence in lacking))

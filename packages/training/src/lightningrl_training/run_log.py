@@ -1,0 +1,108 @@
+"""The log of a run while it trains: every measurement into its loggers, the curve drawn anew, ignored fields named
+once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+
+from lightningrl.errors import LightningError
+from lightningrl.recipe import Recipe
+from lightningrl_client.control.client import ServerClient
+from lightningrl_training.explanations import explain_ignored
+from lightningrl_training.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
+from lightningrl_training.run_folder import RunFolder
+
+__all__ = ["RunLog"]
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Takes what is measured of a run. Close it, also when the run failed."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe, *, resume_after: int) -> None:
+        """`resume_after`: the step of the checkpoint that the run goes on from; -1 for a new run."""
+        self._loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=resume_after)]
+        config = json.loads(recipe.frozen_text())
+        with folder.making("tensorboard", "wandb"):
+            self._loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=config)
+        self._curve = _Curve(folder, recipe)
+        self.ignored = _IgnoredFields()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for each in self._loggers:
+            each.log(step, metrics)
+        self.ignored.look_soon()
+        if any(name.startswith("validation/") for name in metrics):
+            self._curve.draw_soon()
+
+    def close_loggers(self) -> None:
+        for each in self._loggers:
+            each.close()
+
+    async def draw_last(self) -> None:
+        """Draw the curve a last time."""
+        await self._curve.draw_last()
+
+
+class _IgnoredFields:
+    """Names once, when something was measured first, the fields of the agent's calls that nobody reads."""
+
+    def __init__(self) -> None:
+        self.client: ServerClient | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def look_soon(self) -> None:
+        if self._looking is None and self.client is not None:
+            self._looking = asyncio.create_task(self._look(self.client))
+
+    async def finish(self) -> None:
+        """Return once they are named."""
+        if self._looking is not None:
+            await self._looking
+
+    async def _look(self, client: ServerClient) -> None:
+        try:
+            sentence = explain_ignored((await client.status()).policies)
+        except LightningError as error:  # the run goes on without it
+            sentence = f"nobody can say which fields of the agent's calls are read: {error}"
+        if sentence:
+            logger.warning("%s", sentence)
+
+
+class _Curve:
+    """The learning curve, drawn anew in a thread whenever there is a new point."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe) -> None:
+        self._folder = folder
+        self._recipe = recipe
+        self._drawing: asyncio.Task[None] | None = None
+        self._warned = ""
+
+    def draw_soon(self) -> None:
+        """Draw the curve in a thread; where it is being drawn already, the next drawing has the point."""
+        if self._drawing is None or self._drawing.done():
+            self._drawing = asyncio.create_task(asyncio.to_thread(self._draw))
+
+    async def draw_last(self) -> None:
+        if self._drawing is not None:
+            await asyncio.wait({self._drawing})
+        await asyncio.to_thread(self._draw)
+
+    def _draw(self) -> None:
+        try:
+            if self._folder.metrics.is_file():
+                temperature = self._recipe.validation_sampling.temperature
+                draw_curve(
+                    self._folder.metrics,
+                    self._folder.curve,
+                    title=self._recipe.name,
+                    validation_temperature=temperature,
+                )
+        except LightningError as error:
+            if str(error) != self._warned:
+                logger.warning("%s", error)
+            self._warned = str(error)
