@@ -587,7 +587,7 @@ async def test_a_step_without_a_reward_names_the_remedy_and_its_rollouts_are_rew
 async def test_rewards_are_timed_apart_from_collecting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     for module in ("loop", "collector"):
-        monkeypatch.setattr(f"lightningrl.training.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(f"lightningrl_training.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def slow(store: SqlStore, lease: Lease) -> None:
         now[0] += 2.0
