@@ -36,16 +36,15 @@ from lightningrl_training.checks import build_checked
 from lightningrl_training.commands.declarations import doctor as doctor_command
 from lightningrl_training.commands.doctor import console_for_tables, show
 from lightningrl_training.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
+from lightningrl_training.doctor.agent_checks import tools_work
 from lightningrl_training.doctor.bill import Bill, make_bill
 from lightningrl_training.doctor.examination import observe, reward
-from lightningrl_training.doctor.findings import passed, warned
+from lightningrl_training.doctor.findings import Row, passed, warned
 from lightningrl_training.doctor.forecast import BEYOND, HALF_WAY_NATS, ToCome, completion_tokens, forecast, prompt_tokens, way_gone
-from lightningrl_training.doctor.lesson import teach
 from lightningrl_training.doctor.machine import Machine, MemoryGrowth
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
-from lightningrl_training.doctor.of_agent import tools_work
-from lightningrl_training.doctor.of_recipe import tasks_differ
-from lightningrl_training.doctor.report import Row
+from lightningrl_training.doctor.recipe_checks import tasks_differ
+from lightningrl_training.doctor.trial_step import teach
 from lightningrl_training.tasks import TaskSets
 
 ROOT = Path(__file__).resolve().parents[1]

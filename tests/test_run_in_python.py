@@ -231,7 +231,7 @@ def test_a_run_that_keeps_rollouts_of_some_steps_forgets_the_others_and_goes_on(
     assert [row["step"] for row in run.metrics] == [1, 2]
     certificate = run.certify()
     assert certificate.is_passed
-    assert any("nothing is said of steps 1 to 1, whose rollouts were forgotten" in check.said for check in certificate.checks)
+    assert any("nothing is said of steps 1 to 1, whose rollouts were forgotten" in check.evidence for check in certificate.checks)
     said_now = {"loop.steps": 3, "learner.lora": False}  # what a large policy learned with before its size decided
     run = lightningrl.train(run=run.folder, resume=True, settings=said_now)
     assert {one.trained_step for one in run.rollouts()} == {3}

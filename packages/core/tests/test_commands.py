@@ -112,7 +112,7 @@ def test_a_command_of_a_name_that_is_taken_is_named_and_the_first_stays(tmp_path
     site = tmp_path / "site"
     install(site, "z_later", {"z_later": HELLO.replace('"hello"', '"view"')})
     helped = run(site, "--help")
-    assert "warning: two commands are named 'view': from lightningrl 0.1.0 and z_later 0.1; uninstall one" in helped.stderr
+    assert "warning: two commands are named 'view': from lightningrl-viewer 0.1.0 and z_later 0.1; uninstall one" in helped.stderr
     assert "Look at a run in a browser" in helped.stdout
 
 

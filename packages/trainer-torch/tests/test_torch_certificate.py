@@ -90,7 +90,7 @@ def clean(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> lightningrl
 
 
 def failures(found: Certificate) -> dict[str, str]:
-    return {check.name: check.said for check in found.checks if check.is_passed is False}
+    return {check.name: check.evidence for check in found.checks if check.is_passed is False}
 
 
 def test_a_run_without_a_fault_passes_with_every_token_looked_at(clean: lightningrl.Run) -> None:

@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
-from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl_training.loggers import JsonlLogger, MetricLogger, build_loggers
+from lightningrl import MetricLogger
+from lightningrl.errors import ConfigError, PluginError, RunFolderError
+from lightningrl.plugins import load_plugins
+from lightningrl_training.loggers import JsonlLogger
 from lightningrl_viewer.reading.metrics import read_metrics
+
+
+def build(name: str, folder: Path) -> MetricLogger:
+    logger = load_plugins().find("lightningrl_loggers", name)
+    built: MetricLogger = logger.build(folder=folder, run="run-1", config={"loop": {"steps": 3}})
+    return built
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -96,7 +104,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (logger,) = build_loggers(["tensorboard"], folder=tmp_path, run="r", config={})
+    logger = build("tensorboard", tmp_path)
     assert isinstance(logger, MetricLogger)
     for step in (1, 2):
         logger.log(step, {"reward": step / 4, "validation/reward": 0.5})
@@ -129,7 +137,7 @@ def test_wandb_and_trackio_get_steps_and_settings(tmp_path: Path, monkeypatch: p
     module = types.ModuleType(name)
     module.init = lambda **options: runs.append(FakeRun(**options)) or runs[-1]  # type: ignore[attr-defined, func-returns-value]
     monkeypatch.setitem(sys.modules, name, module)
-    (logger,) = build_loggers([name], folder=tmp_path, run="run-1", config={"loop": {"steps": 3}})
+    logger = build(name, tmp_path)
     logger.log(3, {"reward": 0.5})
     logger.close()
     logger.close()
@@ -144,9 +152,9 @@ def test_logger_that_is_not_installed_names_its_package(tmp_path: Path, monkeypa
     for module in [name, *(found for found in sys.modules if found.startswith(f"{name}."))]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=f"logger '{name}' cannot be imported.*`pip install {name}`"):
-        build_loggers([name], folder=tmp_path, run="r", config={})
+        build(name, tmp_path)
 
 
 def test_unknown_logger_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no logger named 'tensorbord'; did you mean 'tensorboard'"):
-        build_loggers(["tensorbord"], folder=tmp_path, run="r", config={})
+    with pytest.raises(PluginError, match=r"no logger named 'tensorbord'; installed: .*; did you mean 'tensorboard'"):
+        build("tensorbord", tmp_path)

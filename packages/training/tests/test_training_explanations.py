@@ -40,8 +40,8 @@ from lightningrl_testing.store_conformance import make_call
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.commands.train import _describe
+from lightningrl_training.doctor.agent_checks import calls_made
 from lightningrl_training.doctor.findings import Verdict
-from lightningrl_training.doctor.of_agent import calls_made
 from lightningrl_training.explanations import explain_cache, explain_silence, explain_timeouts
 from lightningrl_training.loop import Trainer
 from lightningrl_training.policies import Policies, RunningPolicy

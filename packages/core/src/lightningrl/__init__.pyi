@@ -24,6 +24,7 @@ from lightningrl.protocols import (
     Engine as Engine,
     IntermediateReward as IntermediateReward,
     LearnReport as LearnReport,
+    MetricLogger as MetricLogger,
     Reward as Reward,
     StepReport as StepReport,
 )

@@ -1,6 +1,6 @@
 """The command line: hosts the commands that installed packages bring by the hook `lightningrl_commands`.
 
-lightningrl NAME …  ─►  CommandGroup: name and summary of every command  ─►  the record's factory  ─►  its own options, its work
+lightningrl NAME …  ─►  CommandGroup: name and summary of each command  ─►  the record's factory  ─►  options, work
 """
 
 from __future__ import annotations

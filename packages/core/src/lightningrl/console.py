@@ -1,4 +1,5 @@
-"""What commands share: options with one meaning everywhere, signals that stop them, JSON, and text that any terminal can show."""
+"""Parts that commands share: options with one meaning everywhere, signals that stop them, JSON, and text that any
+terminal can show."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ WorkersOption = Annotated[
 
 
 def read_settings(texts: Sequence[str] | None, shortcuts: Mapping[str, Any] | None = None, *, workers: str | None = None) -> dict[str, Any]:
-    """Values by dotted key, of `--set KEY=VALUE`, of options that stand for one key (None = not given), of `--workers`. Raises
-    ConfigError."""
+    """Settings by dotted key, of `--set KEY=VALUE`, of options that stand for one key (None = not given), and of
+    `--workers`. Raises ConfigError."""
     from lightningrl.recipe_file import parse_setting
 
     settings = dict(parse_setting(text) for text in texts or ())
@@ -61,7 +62,7 @@ def read_settings(texts: Sequence[str] | None, shortcuts: Mapping[str, Any] | No
 
 
 def parse_workers(text: str | None) -> dict[str, Any]:
-    """`"4"`, `"ray"`, `"ray:16"` → settings of the recipe. Raises ConfigError."""
+    """Turn `"4"`, `"ray"` or `"ray:16"` into settings of the recipe. Raises ConfigError."""
     if text is None:
         return {}
     match = re.fullmatch(r"(?P<count>\d+)|(?P<where>[A-Za-z][\w-]*)(?::(?P<many>\d+))?", text.strip())
@@ -91,15 +92,15 @@ def cancel_on_signals(announce: Callable[[], object] = lambda: None) -> None:
 
 
 def accept_any_text() -> None:
-    """Make standard output and error write `?` for a character that their encoding lacks, instead of raising. A stream with another
-    rule, as standard error's `\\\\u2192`, keeps it."""
+    r"""Make standard output and error write `?` for a character that their encoding lacks, instead of raising. A stream
+    with another rule, as standard error's `\\u2192`, keeps it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
 
 
 def escape(text: str) -> str:
-    """Text as it is, not as rich markup."""
+    """Escape rich markup, so that text is shown as it is."""
     from rich.markup import escape as escape_markup
 
     return escape_markup(text)

@@ -13,17 +13,27 @@ from lightningrl.plugins import COMMANDS, YIELDING, Plugin, hookimpl, load_plugi
 __all__ = ["lightningrl_commands"]
 
 KINDS: Final = {
-    "adapter": ("An adapter for an agent framework, here a toy one: roles, spans and tools.", "Name of the framework, e.g. haystack."),
+    "adapter": (
+        "An adapter for an agent framework, here a toy one: roles, spans and tools.",
+        "Name of the framework, e.g. haystack.",
+    ),
     "backend": (
         "A trainer backend, here a policy of one table in numpy: engine, learner, checkpoints, export.",
         "Its name in recipes, e.g. mlx.",
     ),
-    "credit": ("A credit assigner: how a rollout's return is spread over its calls.", "Its name in recipes, e.g. last_call."),
+    "credit": (
+        "A credit assigner: how a rollout's return is spread over its calls.",
+        "Its name in recipes, e.g. last_call.",
+    ),
     "reward": ("A terminal reward: a number for what a rollout came to.", "Its name in recipes, e.g. brevity."),
 }
 """Kinds of plugins with a template: what it makes, and what its name is."""
 
-new = typer.Typer(name="new", no_args_is_help=True, help="Start a plugin of your own, from a template that passes its conformance suite.")
+new = typer.Typer(
+    name="new",
+    no_args_is_help=True,
+    help="Start a plugin of your own, from a template that passes its conformance suite.",
+)
 
 
 def add_kind(kind: str, summary: str, name_help: str) -> None:
@@ -33,7 +43,8 @@ def add_kind(kind: str, summary: str, name_help: str) -> None:
     def make(
         name: Annotated[str, typer.Argument(help=name_help)],
         folder: Annotated[
-            Path | None, typer.Option(help="Where to put the package; by default a folder named like it.", show_default=False)
+            Path | None,
+            typer.Option(help="Where to put the package; by default a folder named like it.", show_default=False),
         ] = None,
     ) -> None:
         from rich.console import Console

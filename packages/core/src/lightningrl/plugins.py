@@ -1,7 +1,7 @@
-"""Who is installed: hook specifications, `Plugin` records, and a manager that is built once and passed on.
+"""Plugins: hook specifications, `Plugin` records, and a manager that is built once and passed on.
 
-entry points (group "lightningrl")  ─►  PluginManager.load()  ─►  manager.adapters["langchain"].factory()
-a user's own object or "file.py:name"  ─────────────────────────►  (needs no package: see lightningrl.loading)
+entry points (group "lightningrl")  ─►  load_plugins()  ─►  manager.adapters["langchain"].factory()
+a user's own object or "file.py:name"  ───────────────►  (needs no package: see lightningrl.loading)
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class Plugin:
     factory: Callable[..., Any]
     """Called with the recipe's options as keyword arguments."""
     capabilities: Capabilities | None = None
-    """What a trainer backend declares."""
+    """Capabilities that a trainer backend declares."""
     check: Callable[[Recipe], None] | None = None
-    """Raises ConfigError for a recipe that this trainer backend cannot honour, before anything heavy starts."""
+    """Check that raises ConfigError for a recipe which this trainer backend or logger cannot honour, before anything
+    heavy starts."""
     distribution: str = field(default="", compare=False)
-    """Filled in by the manager: distribution and version that brought it."""
+    """Distribution and version that brought it; filled in by the manager."""
 
     def build(self, **options: Any) -> Any:
         """Call the factory. Raises PluginError where it raises, but for errors that are meant for a person."""
@@ -57,7 +58,8 @@ class Plugin:
             raise
         except (Exception, SystemExit) as error:
             raise PluginError(
-                f"plugin {self.name!r} from {self.distribution or 'the recipe'}: its factory raised {describe_raised(error)}; "
+                f"plugin {self.name!r} from {self.distribution or 'the recipe'}: its factory raised "
+                f"{describe_raised(error)}; "
                 "mend its options or the plugin, or take another (`lightningrl plugins` lists what is installed)"
             ) from error
 
@@ -102,8 +104,8 @@ class HookSpecs:
 
     @hookspec
     def lightningrl_pages(self) -> Iterable[Plugin]:
-        """Yield pages of a running run, which its server mounts at `/NAME`; each factory takes `run`, a `ServedRun`, and returns an ASGI
-        application."""
+        """Yield pages of a running run, which its server mounts at `/NAME`; each factory takes `run`, a `ServedRun`,
+        and returns an ASGI application."""
         return ()
 
     @hookspec
@@ -112,8 +114,15 @@ class HookSpecs:
         return ()
 
     @hookspec
+    def lightningrl_loggers(self) -> Iterable[Plugin]:
+        """Yield loggers of metrics; each factory takes `folder` (the run's), `run` (its name) and `config` (its
+        recipe), and returns a `lightningrl.MetricLogger`."""
+        return ()
+
+    @hookspec
     def lightningrl_commands(self) -> Iterable[Plugin]:
-        """Yield commands of `lightningrl`; each factory returns a function that `typer` reads, or a `typer.Typer` of several."""
+        """Yield commands of `lightningrl`; each factory returns a function that `typer` reads, or a `typer.Typer` of
+        several."""
         return ()
 
     @hookspec(firstresult=True)
@@ -144,6 +153,7 @@ YIELDING = {
     "lightningrl_worker_launchers": "worker launcher",
     "lightningrl_dialects": "dialect",
     "lightningrl_pages": "pages",
+    "lightningrl_loggers": "logger",
     COMMANDS: "command",
 }
 EXTRAS = {
@@ -172,7 +182,7 @@ class PluginManager:
         self._records: dict[str, Mapping[str, Plugin]] = {}
         self._failures = 0
         self._warned: set[tuple[str, str]] = set()
-        """Plugin and hook."""
+        """Plugin and hook of each warning given."""
 
     @property
     def hook(self) -> Any:
@@ -180,7 +190,8 @@ class PluginManager:
         return self._pluggy.hook
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call a watching hook. A plugin that raises in it is counted (`take_failures`) and named once; the others are called."""
+        """Call a watching hook. A plugin that raises in it is counted (`take_failures`) and named once; the others are
+        called."""
         watching = getattr(self._pluggy.hook, hook).get_hookimpls()
         for implementation in watching:
             others = [other.plugin for other in watching if other is not implementation]
@@ -201,18 +212,18 @@ class PluginManager:
                     )
 
     def take_failures(self) -> int:
-        """How often watching hooks raised since this was last asked."""
+        """Count how often watching hooks raised since this was last asked."""
         taken, self._failures = self._failures, 0
         return taken
 
     def register(self, module: object, *, distribution: str = "the recipe") -> None:
         """Add a module or object with hook implementations. Raises PluginError on a misspelt hook."""
-        known = {name for name in vars(HookSpecs) if name.startswith(PREFIX)}
+        hooks = {name for name in vars(HookSpecs) if name.startswith(PREFIX)}
         for name in dir(module):
-            if not name.startswith(PREFIX) or name in known or not callable(getattr(module, name)):
+            if not name.startswith(PREFIX) or name in hooks or not callable(getattr(module, name)):
                 continue
-            guess = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {guess[0]!r}?" if guess else f"hooks are: {', '.join(sorted(known))}"
+            guess = difflib.get_close_matches(name, hooks, n=1)
+            hint = f"did you mean {guess[0]!r}?" if guess else f"hooks are: {', '.join(sorted(hooks))}"
             raise PluginError(f"plugin from {distribution}: no hook named {name!r}; {hint}")
         try:
             self._pluggy.register(module, name=f"{distribution}:{getattr(module, '__name__', id(module))}")
@@ -265,7 +276,7 @@ class PluginManager:
         return self.records(COMMANDS)
 
     def find(self, hook: str, name: str) -> Plugin:
-        """The plugin called `name`. Raises PluginError naming what is installed."""
+        """Find the plugin called `name`. Raises PluginError naming what is installed."""
         records = self.records(hook)
         if name in records:
             return records[name]
@@ -283,7 +294,8 @@ class PluginManager:
                 for record in _read_records(hook, implementation.function, distribution):
                     if record.name in collected:
                         raise PluginError(
-                            f"two {YIELDING[hook]}s are named {record.name!r}: from {collected[record.name].distribution} and "
+                            f"two {YIELDING[hook]}s are named {record.name!r}: from "
+                            f"{collected[record.name].distribution} and "
                             f"{distribution}; uninstall one"
                         )
                     collected[record.name] = record
@@ -311,14 +323,15 @@ def _read_records(hook: str, function: Callable[[], Iterable[object]], distribut
 
 
 def _describe_plugin(implementation: pluggy.HookImpl) -> str:
-    """`'Watcher' of the recipe`."""
+    """Describe a plugin as in `'Watcher' of the recipe`."""
     plugin = implementation.plugin
     name = getattr(plugin, "__name__", type(plugin).__name__)
     return f"{name!r} of {implementation.plugin_name.partition(':')[0]}"
 
 
 def load_plugins(report: Callable[[PluginError], object] = _raise) -> PluginManager:
-    """A manager with everything installed. `report` is told of a broken entry point, by its distribution; by default it raises."""
+    """Make a manager of everything installed. `report` is told of a broken entry point, by its distribution; by default
+    it raises."""
     manager = PluginManager(report)
     for entry_point in sorted(importlib.metadata.entry_points(group=PROJECT), key=lambda point: point.name):
         source = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else entry_point.value

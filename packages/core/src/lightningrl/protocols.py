@@ -38,6 +38,7 @@ __all__ = [
     "IntermediateReward",
     "LearnReport",
     "Measured",
+    "MetricLogger",
     "Reward",
     "Services",
     "Speed",
@@ -317,6 +318,17 @@ class Measured(Protocol):
 
     def measure(self) -> Speed | None:
         """Blocking, once, before anything is asked of it; nothing is learned. None = fast enough that nobody waits for it."""
+        ...
+
+
+@runtime_checkable
+class MetricLogger(Protocol):
+    """Keeps numbers by step. A step may be logged in several parts (training, then validation)."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None:
+        """Write what is pending. Closing twice does nothing."""
         ...
 
 

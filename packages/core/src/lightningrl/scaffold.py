@@ -16,10 +16,11 @@ CLASS_ENDINGS: Final = {"adapter": "Adapter", "backend": "Backend", "credit": "C
 
 
 def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
-    """Write a plugin package called `lightningrl-NAME` and return its folder (default: `lightningrl-NAME` below the current one).
+    """Write a plugin package called `lightningrl-NAME` and return its folder (default: `lightningrl-NAME` below the
+    current one).
 
-    `kind`: `adapter`, `backend`, `credit` or `reward`. It installs, runs, and passes its conformance suite as it is. Raises
-    ConfigError: bad name, folder in use.
+    `kind`: `adapter`, `backend`, `credit` or `reward`. It installs, runs, and passes its conformance suite as it is.
+    Raises ConfigError: bad name, folder in use.
     """
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
@@ -36,7 +37,8 @@ def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
 
 
 def new_agent(folder: Path | str) -> Path:
-    """Write an agent with its tasks, reward, recipe, and the script that makes its starting policy. Raises ConfigError: folder in use."""
+    """Write an agent with its tasks, reward, recipe, and the script that makes its starting policy. Raises ConfigError:
+    folder in use."""
     return _copy(TEMPLATES / "agent", Path(folder), {})
 
 

@@ -12,7 +12,6 @@ from lightningrl.recipe import Recipe
 from lightningrl_client.runtime.launcher import check_launcher
 from lightningrl_training.agent_check import check_agent
 from lightningrl_training.build import Parts
-from lightningrl_training.loggers.build import check_loggers
 from lightningrl_training.models import check_on_hub, resolve_model
 
 __all__ = ["build_checked"]
@@ -39,13 +38,20 @@ def _build_checked(recipe: Recipe, plugins: PluginManager, wrong: Sequence[str],
         parts, *_ = gather(
             lambda: Parts.build(recipe, plugins),
             *(partial(_check_on_hub, recipe, name) for name in recipe.all_policies),
-            lambda: check_loggers(recipe.loggers),
+            *(partial(_check_logger, name, recipe, plugins) for name in recipe.loggers),
             lambda: check_launcher(recipe.runtime, plugins),
             lambda: _check_store(recipe.store_url),
             checked.wait,
             known=wrong,
         )
     return parts  # type: ignore[no-any-return]
+
+
+def _check_logger(name: str, recipe: Recipe, plugins: PluginManager) -> None:
+    """Raise PluginError or ConfigError for a logger that does not exist or whose package is not installed."""
+    logger = plugins.find("lightningrl_loggers", name)
+    if logger.check is not None:
+        logger.check(recipe)
 
 
 def _check_on_hub(recipe: Recipe, policy: str) -> None:

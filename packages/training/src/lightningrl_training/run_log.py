@@ -9,10 +9,12 @@ import logging
 from collections.abc import Mapping
 
 from lightningrl.errors import LightningError
+from lightningrl.plugins import PluginManager
+from lightningrl.protocols import MetricLogger
 from lightningrl.recipe import Recipe
 from lightningrl_client.control.client import ServerClient
 from lightningrl_training.explanations import explain_ignored
-from lightningrl_training.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
+from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.run_folder import RunFolder
 
 __all__ = ["RunLog"]
@@ -23,12 +25,14 @@ logger = logging.getLogger(__name__)
 class RunLog:
     """Takes what is measured of a run. Close it, also when the run failed."""
 
-    def __init__(self, folder: RunFolder, recipe: Recipe, *, resume_after: int) -> None:
+    def __init__(self, folder: RunFolder, recipe: Recipe, plugins: PluginManager, *, resume_after: int) -> None:
         """`resume_after`: the step of the checkpoint that the run goes on from; -1 for a new run."""
         self._loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=resume_after)]
         config = json.loads(recipe.frozen_text())
-        with folder.making("tensorboard", "wandb"):
-            self._loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=config)
+        with folder.making(*recipe.loggers):
+            for name in dict.fromkeys(recipe.loggers):
+                plugin = plugins.find("lightningrl_loggers", name)
+                self._loggers.append(plugin.build(folder=folder.path, run=folder.path.name, config=config))
         self._curve = _Curve(folder, recipe)
         self.ignored = _IgnoredFields()
 

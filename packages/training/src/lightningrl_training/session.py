@@ -45,7 +45,7 @@ async def train_run(
     saved, runtime = folder.latest(), recipe.runtime
     state = saved.state if saved else LoopState(step=0, seconds=0.0, rollouts=0)
     rows = read_metrics(folder.metrics) if saved and folder.metrics.is_file() else []
-    log = RunLog(folder, recipe, resume_after=state.step if saved else -1)
+    log = RunLog(folder, recipe, plugins, resume_after=state.step if saved else -1)
     stack = ExitStack()
     try:
         settings = server_settings(recipe, parts, folder.store_url, host=runtime.server_host, port=runtime.server_port)

@@ -1,1 +1,2 @@
-"""Training's commands: `lightningrl init | try | doctor | train | serve | export | recipe | eval | certify | branch | xray | rescore`."""
+"""Training's commands: `lightningrl init | try | doctor | train | serve | export | recipe | eval | certify | branch |
+xray | rescore`."""

@@ -1,4 +1,4 @@
-"""`lightningrl branch`: what the states of a recorded rollout are worth, measured by going on from them."""
+"""`lightningrl branch`: values of the states of a recorded rollout, measured by going on from them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,28 @@ def branch_command(
     console = Console()
     numbers = (Column(name, justify="right") for name in ("after", "value", "±", "branches", "diverged"))
     reward = number(branched.recorded.reward)
-    console.print(f"{printable(rollout_id)}, reward {reward}; branched with the weights after step {branched.step}", highlight=False)
+    console.print(
+        f"{printable(rollout_id)}, reward {reward}; branched with the weights after step {branched.step}",
+        highlight=False,
+    )
     table = Table(*numbers, Column("the next call says"), box=None, padding=(0, 1, 0, 0))
     for row in _rows(branched):
-        shown = str(row["calls"]), number(row["value"]), number(row["error"]), str(len(row["returns"])), str(row["diverged"])
+        shown = (
+            str(row["calls"]),
+            number(row["value"]),
+            number(row["error"]),
+            str(len(row["returns"])),
+            str(row["diverged"]),
+        )
         table.add_row(*shown, one_line(row["next"], LONGEST))
     console.print(table, highlight=False)
     for why in dict.fromkeys(why for state in branched.states for why in state.divergences):
         console.print(f"diverged: {printable(why)}", highlight=False, soft_wrap=True)
-    console.print(f"look at them: lightningrl rollouts list --run {shlex.quote(str(branched.folder))}", highlight=False, soft_wrap=True)
+    console.print(
+        f"look at them: lightningrl rollouts list --run {shlex.quote(str(branched.folder))}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _rows(branched: BranchedRollout) -> Iterator[dict[str, Any]]:

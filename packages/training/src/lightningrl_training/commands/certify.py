@@ -1,4 +1,4 @@
-"""`lightningrl certify`: whether a run trained what was sampled, with the probabilities that it was sampled with."""
+"""`lightningrl certify`: did a run train what was sampled, with the probabilities that it was sampled with?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def certify_command(run: Path, *, as_json: bool) -> None:
 
 def _print(console: Console, certificate: Certificate) -> None:
     for check in certificate.checks:
-        console.print(f"{MARKS[check.is_passed]}  {_shown(check.name)}: {_shown(check.said)}", highlight=False, soft_wrap=True)
+        console.print(f"{MARKS[check.is_passed]}  {_shown(check.name)}: {_shown(check.evidence)}", highlight=False, soft_wrap=True)
     for policy, parts in certificate.gaps.items():
         if parts:
             numbers = (Column(name, justify="right") for name in ("tokens", "mean", "99 of 100 below", "largest", "beyond the clip"))

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from lightningrl.commands import describe_command
-from lightningrl.console import RECIPE_HELP, NewestRunOption, RecipeArgument, RunsOption, SetOption, WorkersOption, read_settings
+from lightningrl.console import (
+    RECIPE_HELP,
+    NewestRunOption,
+    RecipeArgument,
+    RunsOption,
+    SetOption,
+    WorkersOption,
+    read_settings,
+)
 
 __all__ = ["COMMANDS"]
 
@@ -18,7 +26,8 @@ OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP,
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent"),
 ) -> None:
-    """Write a small agent of your own, its reward, a recipe and a tiny policy made on this machine: it learns in about a minute."""
+    """Write a small agent of your own, its reward, a recipe and a tiny policy made on this machine: it learns in about
+    a minute."""
     from lightningrl_training.commands.init import init_command
 
     init_command(folder)
@@ -30,7 +39,8 @@ def try_recipe(
     full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
     settings: SetOption = None,
 ) -> None:
-    """Run the agent once, on one task, and show every call and the reward. Nothing is trained, nothing is left behind."""
+    """Run the agent once, on one task, and show every call and the reward. Nothing is trained, nothing is left
+    behind."""
     from lightningrl_training.commands.try_one import try_command
 
     try_command(recipe, task=task, full=full, settings=read_settings(settings))
@@ -43,17 +53,19 @@ def doctor(
     rehearse: Annotated[
         float,
         typer.Option(
-            min=0.0, metavar="SECONDS", help="For steps after the first, which show how rollouts change as the policy learns; 0 = none."
+            min=0.0,
+            metavar="SECONDS",
+            help="For steps after the first, which show how rollouts change as the policy learns; 0 = none.",
         ),
     ] = 40.0,
     runs: RunsOption = Path("runs"),
     settings: SetOption = None,
 ) -> None:
-    """Look before you train: run the agent a few times, take some learning steps on a copy of the weights, say what is wrong and what the
-    whole run will cost.
+    """Look before you train: run the agent a few times, take some learning steps on a copy of the weights, say what is
+    wrong and what the whole run will cost.
 
-    Each check says pass, warn or fail, by what it was seen and what to do. The bill is of tokens, minutes, memory and disk. Nothing is left
-    behind. Exit status 1 where a check failed.
+    Each check says pass, warn or fail, by what it was seen and what to do. The bill is of tokens, minutes, memory and
+    disk. Nothing is left behind. Exit status 1 where a check failed.
 
     Examples:
       [bold]lightningrl doctor examples/text_to_sql[/]
@@ -65,29 +77,43 @@ def doctor(
         raise typer.Exit(status)
 
 
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")]
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False),
+]
+PolicyOption = Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)]
+BackendOption = Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)]
+StepsOption = Annotated[int | None, typer.Option(help="Training steps (loop.steps).", show_default=False)]
+MinutesOption = Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)]
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host).",
+        show_default=False,
+    ),
+]
+
+
 def train(
     recipe: OptionalRecipeArgument = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")] = False,
-    run: Annotated[
-        Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False)
-    ] = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    run: RunOption = None,
     runs: RunsOption = Path("runs"),
-    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)] = None,
-    backend: Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps (loop.steps).", show_default=False)] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)] = None,
+    policy: PolicyOption = None,
+    backend: BackendOption = None,
+    steps: StepsOption = None,
+    minutes: MinutesOption = None,
+    seed: SeedOption = None,
     workers: WorkersOption = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host).", show_default=False
-        ),
-    ] = None,
+    host: HostOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Train the policy of RECIPE: run the agent in parallel, record every call, reward, assign credit, learn, serve the new weights.
+    """Train the policy of RECIPE: run the agent in parallel, record every call, reward, assign credit, learn, serve the
+    new weights.
 
     Examples:
       [bold]lightningrl train examples/text_to_sql[/]
@@ -107,7 +133,12 @@ def train(
         "runtime.server_host": host,
     }
     train_command(
-        recipe, resume=resume, overwrite=overwrite, run=run, runs=runs, settings=read_settings(settings, shortcuts, workers=workers)
+        recipe,
+        resume=resume,
+        overwrite=overwrite,
+        run=run,
+        runs=runs,
+        settings=read_settings(settings, shortcuts, workers=workers),
     )
 
 
@@ -117,11 +148,13 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.", min=0, max=65535)] = 8600,
     store_url: Annotated[
-        str | None, typer.Option(help="A PostgreSQL database for what is served, in a schema of its own that goes in the end.")
+        str | None,
+        typer.Option(help="A PostgreSQL database for what is served, in a schema of its own that goes in the end."),
     ] = None,
     settings: SetOption = None,
 ) -> None:
-    """Serve the policy behind an OpenAI-compatible endpoint without training it, and print a base URL and key to try it with.
+    """Serve the policy behind an OpenAI-compatible endpoint without training it, and print a base URL and key to try it
+    with.
 
     Workers on this or other machines join with `lightningrl work`.
     """
@@ -138,7 +171,9 @@ def export(
     step: Annotated[
         str | None,
         typer.Option(
-            help="Whose weights; by default the best by validation, where there was any.", metavar="best|newest|STEP", show_default=False
+            help="Whose weights; by default the best by validation, where there was any.",
+            metavar="best|newest|STEP",
+            show_default=False,
         ),
     ] = None,
     dtype: Annotated[
@@ -146,7 +181,8 @@ def export(
         typer.Option(help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16", show_default=False),
     ] = None,
 ) -> None:
-    """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the run's answers ended."""
+    """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the
+    run's answers ended."""
     from lightningrl_training.commands.export import export_command
 
     export_command(folder, run=run, runs=runs, policy=policy, step=step, dtype=dtype)

@@ -31,7 +31,13 @@ def doctor_command(source: Path, *, as_json: bool, is_brief: bool, runs: Path, r
     from lightningrl_training.doctor import Verdict
 
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
-        trying = doctor(source, settings=settings, runs=runs, rehearse=rehearse, starting=lambda what: status.update(f"trying {what}"))
+        trying = doctor(
+            source,
+            settings=settings,
+            runs=runs,
+            rehearse=rehearse,
+            starting=lambda what: status.update(f"trying {what}"),
+        )
         diagnosis = run_sync(trying)
     if as_json:
         write_json(diagnosis.as_json())
@@ -49,7 +55,11 @@ def console_for_tables() -> Console:
 def show(diagnosis: Diagnosis, console: Console, *, is_brief: bool = False) -> None:
     """The findings and the bill, as tables; in brief, of the findings those that warn or fail."""
     table = Table(
-        Column("check", no_wrap=True), Column("", no_wrap=True), Column("what was seen", overflow="fold"), box=None, padding=(0, 2, 0, 0)
+        Column("check", no_wrap=True),
+        Column("", no_wrap=True),
+        Column("what was seen", overflow="fold"),
+        box=None,
+        padding=(0, 2, 0, 0),
     )
     for row in diagnosis.rows:
         if is_brief and row.finding.verdict == "pass":

@@ -49,18 +49,28 @@ def _print(console: Console, report: EvaluationReport) -> None:
         _print_comparison(console, report.comparison, report.evaluations[0].asked)
     console.print(f"kept in {report.path}", highlight=False, soft_wrap=True)
     for evaluation in report.evaluations:
-        console.print(f"rollouts: lightningrl rollouts list --run {shlex.quote(str(evaluation.rollouts))}", highlight=False, soft_wrap=True)
+        console.print(
+            f"rollouts: lightningrl rollouts list --run {shlex.quote(str(evaluation.rollouts))}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:
     return [
         ("tasks × samples", lambda result: f"{len(result.tasks)} × {result.samples}"),
-        ("sampled at", lambda result: "as the agent asks" if result.sampling is None else f"temperature {result.sampling.temperature:g}"),
+        (
+            "sampled at",
+            lambda result: "as the agent asks" if result.sampling is None else f"temperature {result.sampling.temperature:g}",
+        ),
         *((f"pass@{k}", lambda result, k=k: _interval(result.pass_at(k)) if k <= result.samples else "-") for k in first.ks),
         ("mean reward", lambda result: _interval(result.reward)),
         ("failed (lowest reward)", lambda result: str(result.failed)),
         ("without a result", lambda result: str(result.without_result)),
-        ("tokens of a rollout", lambda result: "-" if result.tokens is None else f"{result.tokens[0]:.0f} + {result.tokens[1]:.0f}"),
+        (
+            "tokens of a rollout",
+            lambda result: "-" if result.tokens is None else f"{result.tokens[0]:.0f} + {result.tokens[1]:.0f}",
+        ),
         ("seconds of a rollout", lambda result: f"{result.seconds:.2f}"),
         ("cost of all", lambda result: "-" if result.cost is None else f"{result.cost:.4f}"),
     ]

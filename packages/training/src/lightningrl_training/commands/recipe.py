@@ -22,10 +22,14 @@ def show_command(source: Path, *, settings: Mapping[str, Any]) -> None:
     written = set(written_keys(load_recipe(source)))
     keys = list_recipe_keys(load_recipe(source, settings), settings=settings, written=written, plugins=load_plugins())
     table = Table(
-        Column("key", no_wrap=True), Column("value", overflow="fold"), Column("from", no_wrap=True), box=None, padding=(0, 1, 0, 0)
+        Column("key", no_wrap=True),
+        Column("value", overflow="fold"),
+        Column("from", no_wrap=True),
+        box=None,
+        padding=(0, 1, 0, 0),
     )
-    for one in keys:
-        origin = source.name if one.origin == "recipe" else one.origin
+    for key in keys:
+        origin = source.name if key.origin == "recipe" else key.origin
         style = "dim" if origin == "default" else None
-        table.add_row(escape(one.key), escape(json.dumps(one.value, ensure_ascii=False, default=str)), origin, style=style)
+        table.add_row(escape(key.key), escape(json.dumps(key.value, ensure_ascii=False, default=str)), origin, style=style)
     Console().print(table)

@@ -39,18 +39,28 @@ def _print(console: Console, rescore: Rescore) -> None:
     flips = sum(rollout.flips for rollout in rescore.changed)
     before, after = rescore.before, rescore.after
     console.print(
-        f"mean reward {number(before.mean)} ± {number(before.std)} was, {number(after.mean)} ± {number(after.std)} would be "
+        f"mean reward {number(before.mean)} ± {number(before.std)} was, {number(after.mean)} ± {number(after.std)} "
+        "would be "
         f"({before.rewarded} and {after.rewarded} of {rescore.rollouts} rollouts have one)",
         highlight=False,
     )
     if rescore.failures:
-        console.print(f"a reward failed on {rescore.failures} rollouts; they would have been left out", highlight=False, style="yellow")
-    console.print(f"{len(rescore.changed)} rollouts would have another reward; {flips} change sides of their group's mean", highlight=False)
+        console.print(
+            f"a reward failed on {rescore.failures} rollouts; they would have been left out",
+            highlight=False,
+            style="yellow",
+        )
     console.print(
-        f"groups that teach: {len(rescore.gained)} of {rescore.groups} would begin to, {len(rescore.lost)} would no longer", highlight=False
+        f"{len(rescore.changed)} rollouts would have another reward; {flips} change sides of their group's mean",
+        highlight=False,
     )
     console.print(
-        f"credit of calls: rank correlation {number(rescore.credit.rank)}, opposite signs on {share(rescore.credit.flips)} of "
+        f"groups that teach: {len(rescore.gained)} of {rescore.groups} would begin to, {len(rescore.lost)} would no longer",
+        highlight=False,
+    )
+    console.print(
+        f"credit of calls: rank correlation {number(rescore.credit.rank)}, opposite signs on "
+        f"{share(rescore.credit.flips)} of "
         f"{rescore.credit.calls}\n",
         highlight=False,
     )
@@ -65,7 +75,14 @@ def _print(console: Console, rescore: Rescore) -> None:
         rows = Table(*(Column(name, no_wrap=True) for name in ("rollout", "task", "step", "was", "would be", "")), box=None)
         for rollout in rescore.changed[:_SHOWN]:
             note = f"failed: {rollout.failed}" if rollout.failed else "changes sides" if rollout.flips else ""
-            cells = (rollout.rollout_id, rollout.task_id, str(rollout.step), number(rollout.before), number(rollout.after), note)
+            cells = (
+                rollout.rollout_id,
+                rollout.task_id,
+                str(rollout.step),
+                number(rollout.before),
+                number(rollout.after),
+                note,
+            )
             rows.add_row(*(Text(printable(cell)) for cell in cells))
         console.print(rows)
         if len(rescore.changed) > _SHOWN:

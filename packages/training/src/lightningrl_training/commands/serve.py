@@ -1,4 +1,5 @@
-"""`lightningrl serve`: the policy behind an endpoint, untrained, with a base URL and key that any OpenAI client can use at once."""
+"""`lightningrl serve`: the policy behind an endpoint, untrained, with a base URL and key that any OpenAI client can use
+at once."""
 
 from __future__ import annotations
 
@@ -82,7 +83,15 @@ def _scratch_store(database: str | None, scratch: Path) -> Iterator[str]:
 async def _say_and_wait(served: RunningServices, parts: Parts, run_key: str, console: Console) -> None:
     # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
     await served.client.create_rollouts(
-        [RolloutSpec(id=BY_HAND, task=Task(id=BY_HAND, input=None), group_id=BY_HAND, mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
+        [
+            RolloutSpec(
+                id=BY_HAND,
+                task=Task(id=BY_HAND, input=None),
+                group_id=BY_HAND,
+                mode=RolloutMode.VALIDATION,
+                timeout_s=DAY_S,
+            )
+        ]
     )
     lease = await served.client.lease("serve", lease_s=DAY_S)
     assert lease is not None

@@ -1,4 +1,4 @@
-"""Work that takes minutes: a bar of how far it is; Ctrl-C and SIGTERM end it in order, and are answered at once."""
+"""Work that takes minutes: a bar of its progress; Ctrl-C and SIGTERM end it in order, and are answered at once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ __all__ = ["progress_bar", "stoppable"]
 
 @contextmanager
 def stoppable(sentence: str) -> Iterator[None]:
-    """Whether by Ctrl-C or SIGTERM, what is interrupted ends with Stopped and this sentence."""
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT)}
+    """On Ctrl-C or SIGTERM interrupt the work and raise Stopped(sentence)."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT),
+    }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -33,7 +36,7 @@ def stoppable(sentence: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(sentence: str) -> Iterator[Show]:
-    """On standard error, for work that is `stoppable`."""
+    """Show a progress bar on standard error, for work that is `stoppable`."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with stoppable(sentence), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)

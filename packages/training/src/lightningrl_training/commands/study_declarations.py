@@ -1,4 +1,5 @@
-"""Commands that look at what a run learned, and their options: evaluation, certificate, branches, X-ray, another reward."""
+"""Commands that look at what a run learned, and their options: evaluation, certificate, branches, X-ray, another
+reward."""
 
 from __future__ import annotations
 
@@ -17,17 +18,19 @@ def branch(
     run: RunArgument,
     rollout_id: Annotated[str, typer.Argument(help="A rollout's id, from `rollouts list`.", metavar="ROLLOUT")],
     at: Annotated[
-        list[int] | None, typer.Option(help="After so many calls; may be given again. By default after each.", show_default=False)
+        list[int] | None,
+        typer.Option(help="After so many calls; may be given again. By default after each.", show_default=False),
     ] = None,
     samples: Annotated[int, typer.Option(help="Branches at each.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each state.")] = False,
     workers: WorkersOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Say what each state of a rollout is worth: run its agent anew, answer its first calls as they were, sample the rest.
+    """Say what each state of a rollout is worth: run its agent anew, answer its first calls as they were, sample the
+    rest.
 
-    Each call is then worth the difference of the states before and after it. What the agent does not ask again (a clock, a random id, a
-    tool that changed) ends its branch as `diverged`, with the reason. The run stays as it is.
+    Each call is then worth the difference of the states before and after it. What the agent does not ask again (a
+    clock, a random id, a tool that changed) ends its branch as `diverged`, with the reason. The run stays as it is.
 
     Examples:
       [bold]lightningrl branch runs/mine g000017-003[/]
@@ -38,56 +41,89 @@ def branch(
     branch_command(run, rollout_id, at=at, samples=samples, as_json=as_json, settings=read_settings(settings, workers=workers))
 
 
+PolicyArgument = Annotated[
+    str,
+    typer.Argument(help="RUN, RUN@best, RUN@40; a transformers folder; MODEL@https://… of a provider.", metavar="POLICY"),
+]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option(help="Another policy on the same tasks, or a file of an earlier evaluation.", show_default=False),
+]
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option(help="Agent, tasks and rewards; by default the run's.", metavar="RECIPE", show_default=False),
+]
+TasksOption = Annotated[
+    str | None,
+    typer.Option(
+        help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/tasks.md); by default the validation tasks.",
+        show_default=False,
+    ),
+]
+LimitOption = Annotated[int | None, typer.Option(help="So many of the tasks, at random.", show_default=False)]
+SamplesOption = Annotated[int, typer.Option(help="Rollouts of each task; several give pass@k.")]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(help="By default as validation samples; several samples as training does.", show_default=False),
+]
+PassesOption = Annotated[float | None, typer.Option(help="The least reward that passes; by default the most.", show_default=False)]
+SlicesOption = Annotated[
+    list[str] | None,
+    typer.Option("--slice", help="Means by this key of the tasks' metadata; may be repeated.", show_default=False),
+]
+StopEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--stop-every",
+        help="Look at the difference after so many tasks, and stop once it is decided.",
+        metavar="N",
+        show_default=False,
+    ),
+]
+ApiKeyEnvOption = Annotated[
+    str | None,
+    typer.Option(help="Environment variable with the provider's key.", metavar="NAME", show_default=False),
+]
+PriceOption = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        help="Of a million prompt and of a million completion tokens of POLICY.",
+        metavar="IN OUT",
+        show_default=False,
+    ),
+]
+AgainstPriceOption = Annotated[
+    tuple[float, float] | None,
+    typer.Option(help="The same of the other policy.", metavar="IN OUT", show_default=False),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(help="The results' .json file; by default in the run's evaluations/.", show_default=False),
+]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
 def evaluate(
-    policy: Annotated[
-        str, typer.Argument(help="RUN, RUN@best, RUN@40; a transformers folder; MODEL@https://… of a provider.", metavar="POLICY")
-    ],
-    against: Annotated[
-        str | None, typer.Option(help="Another policy on the same tasks, or a file of an earlier evaluation.", show_default=False)
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Agent, tasks and rewards; by default the run's.", metavar="RECIPE", show_default=False)
-    ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/tasks.md); by default the validation tasks.", show_default=False
-        ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="So many of the tasks, at random.", show_default=False)] = None,
-    samples: Annotated[int, typer.Option(help="Rollouts of each task; several give pass@k.")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(help="By default as validation samples; several samples as training does.", show_default=False)
-    ] = None,
-    passes: Annotated[float | None, typer.Option(help="The least reward that passes; by default the most.", show_default=False)] = None,
-    slices: Annotated[
-        list[str] | None, typer.Option("--slice", help="Means by this key of the tasks' metadata; may be repeated.", show_default=False)
-    ] = None,
-    stop_every: Annotated[
-        int | None,
-        typer.Option(
-            "--stop-every", help="Look at the difference after so many tasks, and stop once it is decided.", metavar="N", show_default=False
-        ),
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the provider's key.", metavar="NAME", show_default=False)
-    ] = None,
-    price: Annotated[
-        tuple[float, float] | None,
-        typer.Option(help="Of a million prompt and of a million completion tokens of POLICY.", metavar="IN OUT", show_default=False),
-    ] = None,
-    against_price: Annotated[
-        tuple[float, float] | None, typer.Option(help="The same of the other policy.", metavar="IN OUT", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The results' .json file; by default in the run's evaluations/.", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    policy: PolicyArgument,
+    against: AgainstOption = None,
+    recipe: RecipeOption = None,
+    tasks: TasksOption = None,
+    limit: LimitOption = None,
+    samples: SamplesOption = 1,
+    temperature: TemperatureOption = None,
+    passes: PassesOption = None,
+    slices: SlicesOption = None,
+    stop_every: StopEveryOption = None,
+    api_key_env: ApiKeyEnvOption = None,
+    price: PriceOption = None,
+    against_price: AgainstPriceOption = None,
+    out: OutOption = None,
+    as_json: AsJsonOption = False,
     workers: WorkersOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Say how good a policy is on held-out tasks, with the run's agent and rewards, and which of two is better: better, worse, or not
-    enough tasks.
+    """Say how good a policy is on held-out tasks, with the run's agent and rewards, and which of two is better: better,
+    worse, or not enough tasks.
 
     Examples:
       [bold]lightningrl eval runs/mine[/]
@@ -121,8 +157,8 @@ def certify_run(
     run: RunArgument,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Say whether a run trained what was sampled: each trained token sampled, once, after the same tokens, and as probable to the trainer
-    as to the engine, by version, call and position. Ends with status 1 where it did not.
+    """Say whether a run trained what was sampled: each trained token sampled, once, after the same tokens, and as
+    probable to the trainer as to the engine, by version, call and position. Ends with status 1 where it did not.
 
     Example:
       [bold]lightningrl certify runs/mine[/]
@@ -135,7 +171,8 @@ def certify_run(
 def xray(
     run: RunArgument,
     rollout: Annotated[
-        str | None, typer.Option(help="Of its group alone, with a heat map of this rollout: turns by methods.", show_default=False)
+        str | None,
+        typer.Option(help="Of its group alone, with a heat map of this rollout: turns by methods.", show_default=False),
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.", show_default=False)] = None,
     method: Annotated[
@@ -148,15 +185,17 @@ def xray(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
 ) -> None:
-    """Say what every installed method of credit makes of a run's rollouts: where they disagree, and which of them are the same here.
+    """Say what every installed method of credit makes of a run's rollouts: where they disagree, and which of them are
+    the same here.
 
-    From the record alone: nobody is asked, nothing is trained, the run stays as it is. The run's own method comes first, and is compared
-    with what the run used.
+    From the record alone: nobody is asked, nothing is trained, the run stays as it is. The run's own method comes
+    first, and is compared with what the run used.
 
     Examples:
       [bold]lightningrl xray runs/mine[/]
       [bold]lightningrl xray runs/mine --rollout g000017-003[/]
-      [bold]lightningrl xray runs/mine --method mine=credit.py:Mine --method 'steep={use = "turns", options = {gamma = 0.5}}'[/]
+      [bold]lightningrl xray runs/mine --method mine=credit.py:Mine[/]
+      [bold]lightningrl xray runs/mine --method 'steep={use = "turns", options = {gamma = 0.5}}'[/]
     """
     from lightningrl_training.commands.xray import xray_command
 
@@ -167,19 +206,25 @@ def rescore(
     run: RunArgument,
     reward: Annotated[
         str | None,
-        typer.Option(help='The reward to try: "file.py:new", or an installed one\'s name.', metavar="REFERENCE", show_default=False),
+        typer.Option(
+            help='The reward to try: "file.py:new", or an installed one\'s name.',
+            metavar="REFERENCE",
+            show_default=False,
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Which of the recipe's rewards it stands for; needed where there are several.", show_default=False)
+        str | None,
+        typer.Option(help="Which of the recipe's rewards it stands for; needed where there are several.", show_default=False),
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
     settings: SetOption = None,
 ) -> None:
-    """Try a reward on a run's stored rollouts: which would have earned otherwise, which groups would have taught, whose credit turns.
+    """Try a reward on a run's stored rollouts: which would have earned otherwise, which groups would have taught, whose
+    credit turns.
 
-    The new reward is called for every trained rollout; what else was computed is taken from the record. Nothing is trained, the run stays
-    as it is.
+    The new reward is called for every trained rollout; what else was computed is taken from the record. Nothing is
+    trained, the run stays as it is.
 
     Examples:
       [bold]lightningrl rescore runs/mine --reward rewards.py:stricter[/]

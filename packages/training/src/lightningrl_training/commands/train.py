@@ -88,7 +88,7 @@ def _shown_model(name: str, parts: Parts, recipe: Recipe) -> str:
 
 
 def _relative(path: Path) -> Path:
-    """As a person would write it from here."""
+    """Path relative to here, where it lies below."""
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -1,4 +1,5 @@
-"""`lightningrl try`: one rollout of one task, shown and not trained; most mistakes of an agent or a reward are seen here in seconds."""
+"""`lightningrl try`: one rollout of one task, shown and not trained; most mistakes of an agent or a reward are seen
+here in seconds."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["from_here", "read_steps", "share", "signed", "xray_command"]
 _PAIRS: Final = 5
 _ROLLOUTS: Final = 10
 _STRONG: Final = 160
-"""Of 255: the colour of the largest credit of a rollout."""
+"""Colour of the largest credit of a rollout, of 255."""
 
 
 def xray_command(folder: Path, *, rollout: str | None, steps: str | None, methods: Mapping[str, Any], as_json: bool) -> None:
@@ -34,19 +34,20 @@ def xray_command(folder: Path, *, rollout: str | None, steps: str | None, method
     if rollout is not None and chosen is not None:
         raise ConfigError("--rollout is of one step; leave out --steps")
 
-    found = Run(folder).xray(rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()})
+    xray = Run(folder).xray(rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()})
     if as_json:
-        write_json(found)
+        write_json(xray)
         return
     console = Console()
     if rollout is not None:
-        for one in found.rollouts:
-            _print_rollout(console, one, found)
-    _print_run(console, found, lists_rollouts=rollout is None)
+        for shown in xray.rollouts:
+            _print_rollout(console, shown, xray)
+    _print_run(console, xray, lists_rollouts=rollout is None)
 
 
 def from_here(value: Any) -> Any:
-    """A reference into a file, `"file.py:name"`, of this folder, where it lies here; others are the recipe's."""
+    """Make a reference into a file, `"file.py:name"`, absolute where the file lies in this folder; others are the
+    recipe's."""
     if isinstance(value, str) and is_reference(value):
         with contextlib.suppress(ConfigError):
             return absolute_reference(value, Path.cwd())
@@ -54,22 +55,22 @@ def from_here(value: Any) -> Any:
 
 
 def read_steps(text: str) -> list[int]:
-    """Of `3`, `3-7` and `1,4,9`. Raises ConfigError."""
-    found: list[int] = []
+    """Parse `3`, `3-7` or `1,4,9`. Raises ConfigError."""
+    steps: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last - first > 1_000_000:
             raise ConfigError(f"steps {text!r} are none that can be read; give 3, 3-7 or 1,4,9")
-        found += range(first, last + 1)
-    return found
+        steps += range(first, last + 1)
+    return steps
 
 
-def _print_run(console: Console, found: XRay, *, lists_rollouts: bool) -> None:
-    span = f"step {found.steps[0]}" if len(found.steps) == 1 else f"steps {found.steps[0]} to {found.steps[-1]}"
-    console.print(f"{span}: {found.rollout_count} rollouts, {found.calls} trained calls", highlight=False)
-    console.print(_own_sentence(found), highlight=False, soft_wrap=True)
-    anchors = ", ".join(f"{name} {share(value)}" for name, value in found.anchors.items())
+def _print_run(console: Console, xray: XRay, *, lists_rollouts: bool) -> None:
+    span = f"step {xray.steps[0]}" if len(xray.steps) == 1 else f"steps {xray.steps[0]} to {xray.steps[-1]}"
+    console.print(f"{span}: {xray.rollout_count} rollouts, {xray.calls} trained calls", highlight=False)
+    console.print(_own_sentence(xray), highlight=False, soft_wrap=True)
+    anchors = ", ".join(f"{name} {share(value)}" for name, value in xray.anchors.items())
     console.print(f"calls whose state another rollout of the task was in: {anchors}\n", highlight=False)
     names = (
         "no gradient",
@@ -77,61 +78,80 @@ def _print_run(console: Console, found: XRay, *, lists_rollouts: bool) -> None:
         "flips, own",
         "rank, outcome",
         "flips, outcome",
-        *(("rank, Q", "flips, Q") if found.branched else ()),
+        *(("rank, Q", "flips, Q") if xray.branched else ()),
     )
     table = Table(
-        Column("method", no_wrap=True), *(Column(name, justify="right") for name in names), Column(), box=None, padding=(0, 1, 0, 0)
+        Column("method", no_wrap=True),
+        *(Column(name, justify="right") for name in names),
+        Column(),
+        box=None,
+        padding=(0, 1, 0, 0),
     )
-    for method in found.methods:
-        pairs = [method.own, method.outcome, *([method.measured] if found.branched and method.measured else [])]
+    for method in xray.methods:
+        pairs = [method.own, method.outcome, *([method.measured] if xray.branched and method.measured else [])]
         cells = [cell for pair in pairs for cell in (number(pair.rank), share(pair.flips))]
         note = "the run's own" if method.is_own else ""
         if method.same_as is not None:
             note = f"{note}{', ' if note else ''}on these rollouts equal to {printable(method.same_as)}"
         table.add_row(
-            Text(printable(method.name), style="bold" if method.is_own else ""), share(method.silent), *cells, Text(note, style="dim")
+            Text(printable(method.name), style="bold" if method.is_own else ""),
+            share(method.silent),
+            *cells,
+            Text(note, style="dim"),
         )
     console.print(table, highlight=False)
-    if found.pairs:
+    if xray.pairs:
         console.print("\nmethods that disagree most", style="bold")
-        for one, other, pair in found.pairs[:_PAIRS]:
-            console.print(Text(f"  {printable(one)} and {printable(other)}: {_said(pair)}"))
-    if lists_rollouts and any(one.flips for one in found.rollouts):
+        for first, other, pair in xray.pairs[:_PAIRS]:
+            console.print(Text(f"  {printable(first)} and {printable(other)}: {_said(pair)}"))
+    if lists_rollouts and any(first.flips for first in xray.rollouts):
         console.print("\nrollouts that methods disagree on most  (--rollout ID shows the heat map)", style="bold")
-        rows = Table(*(Column(name, no_wrap=True) for name in ("  rollout", "task", "step", "reward", "opposite signs")), box=None)
-        for rollout in found.rollouts[:_ROLLOUTS]:
-            shown = (f"  {rollout.rollout_id}", rollout.task_id, str(rollout.step), number(rollout.reward), str(rollout.flips))
+        rows = Table(
+            *(Column(name, no_wrap=True) for name in ("  rollout", "task", "step", "reward", "opposite signs")),
+            box=None,
+        )
+        for rollout in xray.rollouts[:_ROLLOUTS]:
+            shown = (
+                f"  {rollout.rollout_id}",
+                rollout.task_id,
+                str(rollout.step),
+                number(rollout.reward),
+                str(rollout.flips),
+            )
             rows.add_row(*(Text(printable(cell)) for cell in shown))
         console.print(rows)
-    if found.missing:
+    if xray.missing:
         console.print("\nnot computed", style="bold")
-        for missing in found.missing:
+        for missing in xray.missing:
             console.print(Text(f"  {printable(missing.name)}: {printable(missing.why)}"), soft_wrap=True)
 
 
-def _own_sentence(found: XRay) -> str:
-    if found.own_difference is None:
+def _own_sentence(xray: XRay) -> str:
+    if xray.own_difference is None:
         return "the run's own method cannot be computed here: its row is what the run used"
-    if found.own_difference == 0.0:
+    if xray.own_difference == 0.0:
         return "the run's own method gives exactly what the run used"
-    return f"the run's own method gives up to {found.own_difference:.3g} else than the run used: its code or its options have changed since"
+    return f"the run's own method gives up to {xray.own_difference:.3g} else than the run used: its code or its options have changed since"
 
 
 def _said(pair: Agreement) -> str:
     return f"rank correlation {number(pair.rank)}, opposite signs on {share(pair.flips)} of {pair.calls} calls"
 
 
-def _print_rollout(console: Console, one: RolloutXRay, found: XRay) -> None:
-    """Turns from left to right, methods from top to bottom; each row has a colour scale of its own."""
-    console.print(Text(f"{printable(one.rollout_id)}, task {printable(one.task_id)}, step {one.step}, reward {number(one.reward)}"))
+def _print_rollout(console: Console, rollout: RolloutXRay, xray: XRay) -> None:
+    """Print a table with turns from left to right and methods from top to bottom; each row has a colour scale of its
+    own."""
+    console.print(
+        Text(f"{printable(rollout.rollout_id)}, task {printable(rollout.task_id)}, step {rollout.step}, reward {number(rollout.reward)}")
+    )
     table = Table(Column("method", no_wrap=True), box=None, padding=(0, 1, 0, 0))
-    for turn, role in enumerate(one.roles):
+    for turn, role in enumerate(rollout.roles):
         table.add_column(Text(f"{turn} {printable(role or '')}".strip()), justify="right", no_wrap=True)
-    for name, same in found.distinct.items():
-        label = " = ".join(printable(known) for known in (name, *same)) + (" (own)" if name == found.own else "")
-        table.add_row(Text(label), *_cells(one.credit[name]))
-    if one.measured is not None:
-        table.add_row("measured: Q - V", *_cells(one.measured))
+    for name, same in xray.distinct.items():
+        label = " = ".join(printable(known) for known in (name, *same)) + (" (own)" if name == xray.own else "")
+        table.add_row(Text(label), *_cells(rollout.credit[name]))
+    if rollout.measured is not None:
+        table.add_row("measured: Q - V", *_cells(rollout.measured))
     console.print(table, highlight=False)
     console.print()
 

@@ -1,4 +1,4 @@
-"""The doctor: before anything is trained, a few real rollouts and learning steps, looked at by a table of checks, and the bill of the whole
+"""The doctor: tries a recipe before it is trained, on a few real rollouts and learning steps, and estimates the whole
 run.
 
 recipe ─► examine ─► Observation ─► each row of CHECKS ─► Finding (pass, warn, fail; evidence; remedy)
@@ -17,13 +17,48 @@ from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.sanitize import one_line
+from lightningrl_training.doctor import agent_checks, recipe_checks, signal_checks
 from lightningrl_training.doctor.bill import Bill, BillLine, make_bill
-from lightningrl_training.doctor.checks import CHECKS
-from lightningrl_training.doctor.findings import LONGEST, Check, Finding, Verdict, failed, passed
+from lightningrl_training.doctor.findings import LONGEST, Check, Diagnosis, Finding, Row, Verdict, failed, passed
 from lightningrl_training.doctor.observation import Observation
-from lightningrl_training.doctor.report import Diagnosis, Row
 
-__all__ = ["CHECKS", "Bill", "BillLine", "Check", "Diagnosis", "Finding", "Observation", "Row", "Verdict", "diagnose", "examine"]
+__all__ = [
+    "CHECKS",
+    "Bill",
+    "BillLine",
+    "Check",
+    "Diagnosis",
+    "Finding",
+    "Observation",
+    "Row",
+    "Verdict",
+    "diagnose",
+    "examine",
+]
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(name="calls", asks="does the agent call the policy", look=agent_checks.calls_made),
+    Check(name="errors", asks="does the agent end without raising", look=agent_checks.errors),
+    Check(name="time", asks="do rollouts have time enough", look=agent_checks.time_limit),
+    Check(name="captured", asks="is each sampled call recorded once", look=agent_checks.calls_captured),
+    Check(name="retries", asks="is a retry one call", look=agent_checks.retries_counted_once),
+    Check(name="roles", asks="are the recipe's roles those of the calls", look=agent_checks.roles_named),
+    Check(name="histories", asks="do calls keep the tokens of earlier ones", look=agent_checks.histories_kept),
+    Check(name="context", asks="do prompts leave room for answers", look=agent_checks.context_used),
+    Check(name="cut off", asks="do answers end by themselves", look=agent_checks.calls_cut_off),
+    Check(name="tools", asks="do tools work", look=agent_checks.tools_work),
+    Check(name="repeats", asks="does the agent do the same again", look=agent_checks.repeats_itself),
+    Check(name="sampling", asks="is each member of a group sampled for itself", look=signal_checks.sampling_free),
+    Check(name="rewards", asks="does every rollout get a proper reward", look=signal_checks.rewards_given),
+    Check(name="variety", asks="do rewards differ within groups", look=signal_checks.reward_varies),
+    Check(name="learning", asks="does reward reach the sampled tokens", look=signal_checks.reward_reaches_tokens),
+    Check(name="settings", asks="is every setting read", look=recipe_checks.settings_read),
+    Check(name="tasks", asks="are tasks different, and held-out ones held out", look=recipe_checks.tasks_differ),
+    Check(name="memory", asks="does it fit into memory", look=recipe_checks.memory_enough),
+    Check(name="disk", asks="does the run fit on the disk", look=recipe_checks.disk_enough),
+)
+"""A new check is a function of an `Observation` and a row here."""
 
 
 async def examine(
@@ -34,9 +69,11 @@ async def examine(
     rehearse: float = 0.0,
     starting: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
-    """Try the recipe and say what was found. What is wrong with it is a finding, not an error; `wrong`: what is known of keys that it is
-    read without. `runs`: where its runs will be written; `rehearse`: seconds for steps after the first; `starting` is told what is being
-    tried."""
+    """Try the recipe and report what was found. A fault of the recipe is a finding, not an error.
+
+    `wrong`: sentences on keys that the recipe is read without. `runs`: the folder that its runs will be written to.
+    `rehearse`: seconds for steps after the first. `starting` is told what is being tried.
+    """
     from lightningrl_training.checks import build_checked
     from lightningrl_training.doctor.examination import observe
 
@@ -54,16 +91,22 @@ async def examine(
     try:
         seen = await observe(recipe, parts, scratch, runs, starting, rehearse=rehearse)
     except LightningError as error:
-        return Diagnosis(rows=(_row("recipe", failed(_with_log(str(error), scratch), "mend that; nothing more was tried")),), bill=None)
+        return Diagnosis(
+            rows=(_row("recipe", failed(_with_log(str(error), scratch), "mend that; nothing more was tried")),),
+            bill=None,
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return diagnose(seen)
 
 
 def diagnose(seen: Observation) -> Diagnosis:
-    """What the checks find in an observation, and its bill."""
+    """Run every check on an observation, and make the bill."""
     tried = passed(f"{len(seen.every)} rollouts were tried with the real agent, server, engine and learner")
-    rows = [_row("recipe", tried), *(Row(check=check.name, asks=check.asks, finding=check.look(seen)) for check in CHECKS)]
+    rows = [
+        _row("recipe", tried),
+        *(Row(check=check.name, asks=check.asks, finding=check.look(seen)) for check in CHECKS),
+    ]
     return Diagnosis(rows=tuple(rows), bill=make_bill(seen))
 
 
@@ -72,7 +115,7 @@ def _row(check: str, finding: Finding) -> Row:
 
 
 def _with_log(sentence: str, scratch: Path) -> str:
-    """A log that the sentence names goes with the scratch folder: its last line stands here."""
+    """Add the last line of a log that the sentence names: the log goes with the scratch folder."""
     logs = [path for path in scratch.glob("logs/*") if str(path) in sentence]
     lines = [line for path in logs for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return sentence if not lines else f"{sentence}: {one_line(lines[-1], LONGEST)}"

@@ -1,10 +1,10 @@
-"""The bill: what the whole run will take, from the few rollouts and steps that were tried.
+"""The bill: an estimate of the whole run, from the few rollouts and steps that were tried.
 
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
     + in CPU time a curve drawn for each step and validation
 
-Rollouts do not stay as long as they are while the policy learns: `lightningrl_training.doctor.forecast` says how far they go on average, which is
-billed, and from where to where they may, which is the range of the bill's rows.
+Rollouts change while the policy learns. `lightningrl_training.doctor.forecast` says how far they will have changed on average,
+which is billed, and at least and at most, which is the range of the bill's rows.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ class BillLine:
     amount: float
     unit: str
     how: str
-    """How it was computed."""
+    """The computation, in words."""
     low: float | None = None
-    """Where it may lie while the policy learns; None = it does not depend on that."""
+    """Least that it may be while the policy learns; None = it does not depend on that."""
     high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bill:
-    """Of a whole run."""
+    """Predicted cost of the whole run."""
 
     steps: int
-    """Fewer than the recipe's where loop.minutes ends it before."""
+    """Training steps; fewer than the recipe's where loop.minutes ends the run earlier."""
     rollouts: int
-    """Validation included, branches left out."""
+    """Rollouts of training and validation, without branches."""
     prompt_tokens: float
-    """Validation and branches included, as for all tokens here."""
+    """Tokens of training, validation and branches, as for all tokens here."""
     completion_tokens: float
     trained_tokens: float
     judge_calls: float
     minutes: float
     cpu_minutes: float | None
-    """Of all cores together; None = the system does not say."""
+    """CPU time of all cores; None = the system does not say."""
     memory_bytes: int | None
-    """The most at a time."""
+    """Largest use at any moment."""
     disk_bytes: float
     lines: tuple[BillLine, ...] = ()
-    """As a table, with how each was computed."""
+    """The rows to print, each with its computation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tokens:
-    """Of some rollouts."""
+    """Token totals of some rollouts."""
 
     prompt: int
     completion: int
@@ -78,25 +78,25 @@ class _Tokens:
     @classmethod
     def count(cls, trajectories: Iterable[Trajectory]) -> _Tokens:
         every = tuple(trajectories)
-        calls = [call for one in every for call in one.transitions if call.replayed_from is None]
-        judged = sum(call.kind is OtherCallKind.JUDGE for one in every for call in one.other_calls)
+        calls = [call for trajectory in every for call in trajectory.transitions if call.replayed_from is None]
+        judged = sum(call.kind is OtherCallKind.JUDGE for trajectory in every for call in trajectory.other_calls)
         prompt, completion = (sum(map(len, column)) for column in ([c.prompt_ids for c in calls], [c.completion_ids for c in calls]))
         return cls(prompt=prompt, completion=completion, judged=judged)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """A run of so many steps, in multiples of what was tried."""
+    """A run of some number of steps, in multiples of what was tried."""
 
     steps: int
     groups: float
-    """In all steps."""
+    """Groups of all steps."""
     validations: int
     checkpoints: int
     tokens: float
-    """Of the groups that the policy as it is has made."""
+    """Factor for tokens: groups of the run, per group that the untrained policy has made."""
     collect: float
-    """Of all that was collected, where rollouts are as the first are; so `learn`."""
+    """Factor for collecting: groups of the run, per group collected, rehearsed steps weighted by their tokens."""
     learn: float
     validate: float
 
@@ -119,7 +119,7 @@ class _Plan:
         )
 
     def seconds(self, costs: Costs, of: Callable[[Cost], float | None], longer: float = 1.0) -> float | None:
-        """Of the loop, where rollouts take so many times what they took; None where one of its parts is not known."""
+        """Seconds of the loop, where rollouts take `longer` times what they took; None where a part is not known."""
         parts = (
             (costs.collect, longer * self.collect),
             (costs.learn, longer * self.learn),
@@ -127,19 +127,19 @@ class _Plan:
             (costs.save, self.checkpoints),
             (costs.draw, self.steps + self.validations),
         )
-        found = [(of(cost), times) for cost, times in parts]
-        return None if any(value is None for value, _ in found) else sum((value or 0.0) * times for value, times in found)
+        amounts = [(of(cost), times) for cost, times in parts]
+        return None if any(value is None for value, _ in amounts) else sum((value or 0.0) * times for value, times in amounts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outlook:
-    """How the rollouts will change while the policy learns."""
+    """Forecasts of how rollouts change while the policy learns."""
 
     to_come: ToCome
     prompts: Forecast
     completions: Forecast
     tokens: Forecast
-    """Both."""
+    """Prompt and completion tokens together."""
     trained: Forecast
 
     @classmethod
@@ -147,7 +147,13 @@ class _Outlook:
         left = max(0, plan.steps - len(seen.rehearsed))
         to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(moved(seen), left))
         prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in (prompt_tokens, completion_tokens, _both))
-        return cls(to_come=to_come, prompts=prompts, completions=completions, tokens=tokens, trained=forecast_trained(seen.steps, to_come))
+        return cls(
+            to_come=to_come,
+            prompts=prompts,
+            completions=completions,
+            tokens=tokens,
+            trained=forecast_trained(seen.steps, to_come),
+        )
 
     def explain(self, ahead: Forecast, rehearsed: int) -> str:
         seen = f"{100 * ahead.now:.0f} % of that after {rehearsed} rehearsed steps; " if rehearsed else ""
@@ -160,7 +166,7 @@ def _both(trajectory: Trajectory) -> int:
 
 
 def _rehearsed_groups(seen: Observation) -> float:
-    """In groups of the policy as it is: one of twice the tokens counts twice, for it takes twice the time."""
+    """Rehearsed groups, weighted by tokens: a group of twice the tokens counts twice, for it takes twice the time."""
     first, *rehearsed = seen.steps
     mean = mean_tokens(first, _both)
     return sum(len(step.groups) * (mean_tokens(step, _both) / mean if mean else 1.0) for step in rehearsed)
@@ -172,7 +178,7 @@ def _with_range(line: BillLine, ahead: Forecast) -> BillLine:
 
 
 def make_bill(seen: Observation) -> Bill:
-    """The bill of the whole run."""
+    """Make the bill of the whole run."""
     recipe, costs = seen.recipe, seen.costs
     plan = _Plan.of(seen, _steps(seen))
     outlook = _Outlook.of(seen, plan)
@@ -181,7 +187,7 @@ def make_bill(seen: Observation) -> Bill:
     checked = _Tokens.count(seen.validation)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
     tried = max(1, len(seen.rollouts) + len(seen.validation))
-    kept = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
+    checkpoints = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
     bill = Bill(
         steps=plan.steps,
         rollouts=rollouts,
@@ -192,9 +198,9 @@ def make_bill(seen: Observation) -> Bill:
         minutes=_minutes(plan, costs, _wall, longer) or 0.0,
         cpu_minutes=_minutes(plan, costs, _cpu, longer),
         memory_bytes=None if seen.machine is None else seen.machine.memory_used,
-        disk_bytes=rollouts * longer * costs.store_bytes / tried + kept * costs.checkpoint_bytes,
+        disk_bytes=rollouts * longer * costs.store_bytes / tried + checkpoints * costs.checkpoint_bytes,
     )
-    return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, kept)))
+    return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, checkpoints)))
 
 
 def _wall(cost: Cost) -> float | None:
@@ -211,7 +217,7 @@ def _minutes(plan: _Plan, costs: Costs, of: Callable[[Cost], float | None], long
 
 
 def _groups_per_step(seen: Observation) -> float:
-    """With dynamic sampling, those that it takes until enough of them teach."""
+    """Groups that a step collects; with dynamic sampling, as many as it takes until enough of them teach."""
     loop = seen.recipe.loop
     if not loop.dynamic_sampling or not seen.signals:
         return loop.tasks_per_step
@@ -219,7 +225,7 @@ def _groups_per_step(seen: Observation) -> float:
 
 
 def _steps(seen: Observation) -> int:
-    """Those of the recipe, or those that loop.minutes leaves time for."""
+    """Steps of the recipe, or as many as loop.minutes leaves time for."""
     loop = seen.recipe.loop
     if loop.minutes is None or not loop.steps:
         return loop.steps
@@ -227,11 +233,11 @@ def _steps(seen: Observation) -> int:
     def seconds(steps: int) -> float:
         return _Plan.of(seen, steps).seconds(seen.costs, _wall) or 0.0
 
-    one = (seconds(loop.steps) - seconds(0)) / loop.steps
-    return min(loop.steps, max(1, math.ceil((60 * loop.minutes - seconds(0)) / max(one, 1e-9))))
+    per_step = (seconds(loop.steps) - seconds(0)) / loop.steps
+    return min(loop.steps, max(1, math.ceil((60 * loop.minutes - seconds(0)) / max(per_step, 1e-9))))
 
 
-def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: int) -> Iterator[BillLine]:
+def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkpoints: int) -> Iterator[BillLine]:
     loop, costs = seen.recipe.loop, seen.costs
     here, rehearsed = f"{len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks", len(seen.rehearsed)
     per_step = plan.groups / max(1, plan.steps)
@@ -239,7 +245,10 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
     validated = f" + {plan.validations} validations of {len(seen.tasks.validation)}" if plan.validations else ""
     yield BillLine(what="steps", amount=bill.steps, unit="", how=f"loop.steps{early}")
     yield BillLine(
-        what="rollouts", amount=bill.rollouts, unit="", how=f"{plan.steps} steps × {per_step:.3g} tasks × {loop.group_size}{validated}"
+        what="rollouts",
+        amount=bill.rollouts,
+        unit="",
+        how=f"{plan.steps} steps × {per_step:.3g} tasks × {loop.group_size}{validated}",
     )
     for what, tokens, ahead in (
         ("prompt tokens", bill.prompt_tokens, outlook.prompts),
@@ -251,6 +260,27 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
     yield _with_range(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, unit="", how="as many each as those")
+    for what, amount, of, words in (
+        ("minutes", bill.minutes, _wall, _explain_minutes(plan, outlook, seen)),
+        ("CPU minutes", bill.cpu_minutes, _cpu, "the same, in CPU time of all processes"),
+    ):
+        if amount is not None:
+            low, high = (_minutes(plan, costs, of, end) for end in (outlook.tokens.low, outlook.tokens.high))
+            yield BillLine(what=what, amount=amount, unit="", how=words, low=low, high=high)
+    if bill.memory_bytes is not None:
+        yield BillLine(
+            what="memory",
+            amount=bill.memory_bytes,
+            unit="bytes",
+            how="the most that all processes had; longer rows need more",
+        )
+    each = outlook.tokens.amount * costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
+    disk = f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {checkpoints} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
+    yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)
+
+
+def _explain_minutes(plan: _Plan, outlook: _Outlook, seen: Observation) -> str:
+    costs, longer = seen.costs, outlook.tokens.amount
     collect, learn, validate = (
         cost.seconds * times / max(1, count)
         for cost, times, count in (
@@ -264,17 +294,5 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
     how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learning})"
     how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
-    longer = outlook.tokens.amount
     how += f"; collecting, learning, validating × {longer:.2f}, as rollouts change" if round(longer, 2) != 1.0 else ""
-    for what, amount, of, words in (
-        ("minutes", bill.minutes, _wall, how),
-        ("CPU minutes", bill.cpu_minutes, _cpu, "the same, in CPU time of all processes"),
-    ):
-        if amount is not None:
-            low, high = (_minutes(plan, costs, of, end) for end in (outlook.tokens.low, outlook.tokens.high))
-            yield BillLine(what=what, amount=amount, unit="", how=words, low=low, high=high)
-    if bill.memory_bytes is not None:
-        yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how="the most that all processes had; longer rows need more")
-    each = longer * costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
-    disk = f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {kept} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
-    yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)
+    return how

@@ -1,7 +1,10 @@
-"""The examination: the real agent, server, workers, engine and learner for one validation, a step or a few, and one lesson.
+"""The examination: the real agent, server, workers, engine and learner for one validation, a step or a few, and one
+lesson.
 
-serve ─► validation ─► groups of training tasks ─► some again, answered as before ─► one step ─► more steps ─► one checkpoint
-            all of it in a scratch folder; the weights are a copy and go with it
+serve ─► validation ─► groups of training tasks ─► some again, answered as before
+      ─► one step ─► more steps ─► one checkpoint
+
+All of it happens in a scratch folder; the weights are a copy and go with it.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_credit.unread import unread_rewards
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.doctor.lesson import failed_lesson, teach
 from lightningrl_training.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
 from lightningrl_training.doctor.observation import Cost, Costs, Lesson, Observation, Repeat, TriedStep
+from lightningrl_training.doctor.trial_step import failed_lesson, teach
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.tasks import plan_branches, plan_group, plan_validation
@@ -40,21 +43,27 @@ if TYPE_CHECKING:
 __all__ = ["observe", "reward"]
 
 ENOUGH_S = 20.0
-"""Of collecting; a step that is begun is collected to its end."""
+"""Seconds of collecting after which no further step is begun."""
 MOST_STEPS = 4
-"""That are collected."""
+"""Steps that are collected before the first is learned."""
 REPEATS = 8
 """Rollouts that are run again, each of another task."""
 NO_COST: Final = Cost(cpu_seconds=0.0)
 REHEARSED: Final = 1 / 3
-"""Of the run's steps, at most."""
+"""Share of the run's steps that are rehearsed, at most."""
 
 
 async def observe(
-    recipe: Recipe, parts: Parts, scratch: Path, runs: Path, starting: Callable[[str], None] = lambda what: None, *, rehearse: float = 0.0
+    recipe: Recipe,
+    parts: Parts,
+    scratch: Path,
+    runs: Path,
+    starting: Callable[[str], None] = lambda what: None,
+    *,
+    rehearse: float = 0.0,
 ) -> Observation:
-    """Try the recipe in the folder `scratch`; `runs`: where its runs will be written; `rehearse`: seconds for steps beyond the first.
-    Raises LightningError where it cannot be started."""
+    """Try the recipe in the folder `scratch`. `runs`: the folder that its runs will be written to; `rehearse`: seconds
+    for steps beyond the first. Raises LightningError where it cannot be started."""
     from lightningrl_training.serving import serve_recipe
 
     clock = _Clock()
@@ -80,13 +89,13 @@ class _Clock:
 
 @dataclass(kw_only=True, slots=True)
 class _Rehearsal:
-    """Steps of the run after its first, and what they took."""
+    """Steps of the run after its first, and their cost."""
 
     steps: list[TriedStep] = field(default_factory=list[TriedStep])
     collect: Cost = NO_COST
     learn: Cost = NO_COST
     failed: dict[str, Lesson] = field(default_factory=dict[str, Lesson])
-    """Of policies whose learner failed, which ended it."""
+    """Lessons of policies whose learner failed, which ended the rehearsal."""
 
     @property
     def seconds(self) -> float:
@@ -95,7 +104,7 @@ class _Rehearsal:
 
 @dataclass(kw_only=True, slots=True)
 class _Examination:
-    """What is tried of a recipe that is being served."""
+    """The trials of a recipe that is being served."""
 
     recipe: Recipe
     parts: Parts
@@ -164,7 +173,7 @@ class _Examination:
         return await self._try(plan_validation(tasks, self.recipe, 0)), clock.lap()
 
     async def _collect_steps(self) -> tuple[list[CreditedGroup], int, Cost]:
-        """As many as there is time for, one at least, and how many they are."""
+        """Collect as many steps as there is time for, at least one. Returns their groups, their number and cost."""
         clock = _Clock()
         credited: list[CreditedGroup] = []
         collect, steps = Cost(seconds=0.0, cpu_seconds=0.0), 0
@@ -175,7 +184,7 @@ class _Examination:
         return credited, steps, collect
 
     async def _learn(self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]) -> tuple[dict[str, Lesson], Cost, int]:
-        """What a step of these groups teaches and costs, and the tokens that all that were collected would train."""
+        """Learn from one step's groups. Returns lessons, cost, and the tokens that all collected groups would train."""
         self.starting("one step of the learner")
         build = self.parts.scorer.build
         scored = await asyncio.to_thread(build, step)
@@ -183,7 +192,8 @@ class _Examination:
         return *(await self._teach(scored.samples)), int(everything.metrics["trained_tokens"])
 
     async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
-        """Further steps, while there is time: `expected` seconds for the first of them. `begun`: steps whose tasks were tried."""
+        """Take further steps while there is time. `expected`: seconds of the first of them; `begun`: steps whose tasks
+        were tried."""
         done, clock = _Rehearsal(), _Clock()
         is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
         most = math.ceil(REHEARSED * self.recipe.loop.steps) - 1 if is_taught and self.reward_error is None else 0
@@ -200,7 +210,7 @@ class _Examination:
         return done
 
     async def _learn_further(self, credited: Sequence[CreditedGroup]) -> dict[str, Lesson]:
-        """Returns the lessons of policies whose learner failed."""
+        """Learn from a further step. Returns the lessons of policies whose learner failed."""
         scored = await asyncio.to_thread(self.parts.scorer.build, credited)
         failed: dict[str, Lesson] = {}
         for name in self._trained:
@@ -213,13 +223,14 @@ class _Examination:
         return failed
 
     async def _write_checkpoint(self, scratch: Path, *, is_written: bool) -> tuple[int, Cost]:
-        """Its size, and what it cost. `is_written`: no; a learner that has failed is only guessed at."""
+        """Write a checkpoint and return its size and cost; where `is_written` is False, a learner has failed, and the
+        size is a guess."""
         self.starting("a checkpoint")
         clock = _Clock()
         return await asyncio.to_thread(self._save, scratch, is_written=is_written), clock.lap()
 
     async def _collect(self, step: int) -> list[CreditedGroup]:
-        """The rollouts of a step, and the branches that credit wants of them."""
+        """Run the rollouts of a step, and the branches that credit wants of them."""
         recipe, scorer = self.recipe, self.parts.scorer
         first = step * recipe.loop.tasks_per_step
         specs = [
@@ -239,22 +250,27 @@ class _Examination:
             return await asyncio.to_thread(scorer.credit, _unrewarded(rollouts), _unrewarded(left))
 
     async def _repeat(self, rollouts: Sequence[Trajectory]) -> list[Repeat]:
-        """Rollouts of different tasks, those with the most calls, run again and answered as they were, to their last call."""
-        ended = [one for one in rollouts if one.transitions and one.branch is None and self.recipe.outcomes.is_trained(one.outcome)]
-        longest = {one.task.id: one for one in sorted(ended, key=lambda one: len(one.transitions))}
-        chosen = sorted(longest.values(), key=lambda one: -len(one.transitions))[:REPEATS]
+        """Run rollouts of different tasks again, those with the most calls first, answered as they were to their last
+        call."""
+        ended = [
+            rollout
+            for rollout in rollouts
+            if rollout.transitions and rollout.branch is None and self.recipe.outcomes.is_trained(rollout.outcome)
+        ]
+        longest = {rollout.task.id: rollout for rollout in sorted(ended, key=lambda rollout: len(rollout.transitions))}
+        chosen = sorted(longest.values(), key=lambda rollout: -len(rollout.transitions))[:REPEATS]
         specs: list[RolloutSpec] = []
-        for one in chosen:
-            point = BranchPoint(rollout_id=one.rollout_id, attempt=one.attempt, calls=len(one.transitions))
-            specs += [replace(spec, id=f"{spec.id}-again") for spec in plan_branches(self.recipe, one, point, 1)]
+        for rollout in chosen:
+            point = BranchPoint(rollout_id=rollout.rollout_id, attempt=rollout.attempt, calls=len(rollout.transitions))
+            specs += [replace(spec, id=f"{spec.id}-again") for spec in plan_branches(self.recipe, rollout, point, 1)]
         again = await self._run(specs)
-        return [Repeat(recorded=one, again=other) for one, other in zip(chosen, again, strict=True)]
+        return [Repeat(recorded=rollout, again=other) for rollout, other in zip(chosen, again, strict=True)]
 
     async def _try(self, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
-        """Run them, rewarded."""
-        found, error = await reward(self.parts.evaluator, await self._run(specs))
+        """Run rollouts and reward them."""
+        rewarded, error = await reward(self.parts.evaluator, await self._run(specs))
         self.reward_error = self.reward_error or error
-        return found
+        return rewarded
 
     async def _run(self, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
         client, ids = self.served.client, [spec.id for spec in specs]
@@ -264,7 +280,7 @@ class _Examination:
         return await fetch_ended(client, ids)
 
     async def _teach(self, samples: Sequence[Sample]) -> tuple[dict[str, Lesson], Cost]:
-        """A step of each policy that is trained, and what these took without the looking."""
+        """Take a step of each trained policy. Returns the lessons, and the cost of the steps without the measuring."""
         took = [Cost(cpu_seconds=0.0)]
 
         async def learn(rows: Sequence[Sample]) -> LearnReport:
@@ -291,7 +307,8 @@ class _Examination:
         return self.recipe.loop.tasks_per_step * self.recipe.loop.group_size
 
     def _save(self, scratch: Path, *, is_written: bool) -> int:
-        """The size of a checkpoint; it is written where there is surely room for it, else guessed: weights and two moments."""
+        """Size of a checkpoint. It is written where there is surely room for it, else guessed: weights and two
+        moments."""
         models = [Path(self.parts.models[name]) for name in self._trained]
         guess = 6 * sum(folder_bytes(model) for model in models if model.is_dir())
         if not is_written or guess > free_disk(scratch) / 2:
@@ -309,7 +326,7 @@ def _tried(credited: Sequence[CreditedGroup]) -> TriedStep:
 
 
 async def reward(evaluator: Evaluator, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:
-    """The trajectories, rewarded; what a reward raised for good, and then without any."""
+    """Reward the trajectories. Where a reward fails for good, none of them has one, and its error is returned, too."""
     try:
         return await evaluator.evaluate(trajectories), None
     except LightningError as error:
@@ -317,7 +334,8 @@ async def reward(evaluator: Evaluator, trajectories: Sequence[Trajectory]) -> tu
 
 
 def _draw(scratch: Path) -> tuple[Cost, Cost]:
-    """A curve and another: the first imports what draws it. Both beside other work, so that they take no seconds of a run."""
+    """Draw two curves, since the first imports what draws it, and return the cost of each. They are drawn beside other
+    work and take no seconds of a run."""
     logger = JsonlLogger(scratch / "metrics.jsonl")
     logger.log(1, {"reward": 0.5})
     logger.close()
@@ -332,21 +350,24 @@ def _draw(scratch: Path) -> tuple[Cost, Cost]:
 
 
 def _store_bytes(path: Path) -> int:
-    """Of its pages, those that are only in its log yet included."""
+    """Bytes of a database's pages, those in its write-ahead log included."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         (pages,), (size,) = (database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
     return int(pages * size)
 
 
 def _some(tasks: Sequence[Task], most: int) -> Sequence[Task]:
-    """So many of them, evenly."""
+    """Choose `most` of the tasks, evenly spaced."""
     count = min(len(tasks), most)
     return [tasks[index * len(tasks) // count] for index in range(count)]
 
 
-def _sum(one: Cost, other: Cost) -> Cost:
-    known = one.cpu_seconds is not None and other.cpu_seconds is not None
-    return Cost(seconds=one.seconds + other.seconds, cpu_seconds=(one.cpu_seconds or 0.0) + (other.cpu_seconds or 0.0) if known else None)
+def _sum(first: Cost, second: Cost) -> Cost:
+    is_known = first.cpu_seconds is not None and second.cpu_seconds is not None
+    return Cost(
+        seconds=first.seconds + second.seconds,
+        cpu_seconds=(first.cpu_seconds or 0.0) + (second.cpu_seconds or 0.0) if is_known else None,
+    )
 
 
 def _unrewarded(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

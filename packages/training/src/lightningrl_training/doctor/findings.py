@@ -1,18 +1,19 @@
-"""What a check says: pass, warn or fail, what it was seen by, and what to do."""
+"""Findings of the checks (verdict, evidence, remedy) and the diagnosis that they make together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightningrl.sanitize import one_line
 
 if TYPE_CHECKING:
+    from lightningrl_training.doctor.bill import Bill
     from lightningrl_training.doctor.observation import Observation
 
-__all__ = ["LONGEST", "Check", "Finding", "Verdict", "failed", "passed", "warned"]
+__all__ = ["LONGEST", "Check", "Diagnosis", "Finding", "Row", "Verdict", "failed", "passed", "warned"]
 
 LONGEST = 400
 """Characters of a sentence."""
@@ -26,21 +27,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that a check saw."""
+    """The result of a check."""
 
     verdict: Verdict
     evidence: str
     remedy: str = ""
-    """What to do; empty where there is nothing to be done."""
+    """Advice; empty where nothing is to be done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One row of the table."""
+    """A row of the doctor's table."""
 
     name: str
     asks: str
-    """What it looks at, as a question."""
+    """The question that it answers."""
     look: Callable[[Observation], Finding]
 
 
@@ -54,3 +55,40 @@ def warned(evidence: str, remedy: str) -> Finding:
 
 def failed(evidence: str, remedy: str) -> Finding:
     return Finding(verdict=Verdict.FAIL, evidence=one_line(evidence, LONGEST), remedy=one_line(remedy, LONGEST))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A check and its finding."""
+
+    check: str
+    asks: str
+    finding: Finding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """All findings and the bill."""
+
+    rows: tuple[Row, ...]
+    bill: Bill | None
+    """None where nothing could be tried."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all findings."""
+        return worst([row.finding.verdict for row in self.rows])
+
+    def complaints(self, *verdicts: Verdict) -> dict[str, Finding]:
+        """Findings that did not pass, or those with one of `verdicts`, by the name of their check."""
+        wanted = verdicts or (Verdict.WARN, Verdict.FAIL)
+        return {row.check: row.finding for row in self.rows if row.finding.verdict in wanted}
+
+    def as_json(self) -> dict[str, Any]:
+        checks = [{"check": row.check, "asks": row.asks, **asdict(row.finding)} for row in self.rows]
+        return {"verdict": self.verdict, "checks": checks, "bill": None if self.bill is None else asdict(self.bill)}
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    order = list(Verdict)
+    return max(verdicts, key=order.index, default=Verdict.PASS)

@@ -1,13 +1,16 @@
-"""A forecast of a run's rollouts, from the few that the policy as it is has made, and from the steps that were rehearsed after them.
+"""A forecast of a run's rollouts, from the few that the untrained policy has made and the steps that were rehearsed
+after them.
 
-present[group] = mean over its rollouts      learned[group] = mean over those of them that earned the most
-beyond[group] = present + BEYOND · (learned - present)
-half = t · s · sqrt(1 / groups tried + 1 / groups to come)      present is a sample: 95 % of runs lie within it where nothing is learned
-Spread = from the lower end of present or beyond to the upper end of either, in multiples of present's mean
-way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by ÷ HALF_WAY_NATS), on average over these steps
+present[group] = mean over its rollouts      learned[group] = mean over those of them that earned the most beyond[group]
+= present + BEYOND · (learned - present) half = t · s · sqrt(1 / groups tried + 1 / groups to come)      present is a
+sample: 95 % of runs lie within it where nothing is learned Spread = from the lower end of present or beyond to the
+upper end of either, in multiples of present's mean way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by
+÷ HALF_WAY_NATS), on average over these steps
 
-run = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))      now: the last steps that were rehearsed
-The run's range has the policy as it is in it, too: what rollouts were, they may become again.
+run = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))      now: the last steps that
+were rehearsed
+
+The untrained policy is within the run's range, too: what rollouts were, they may become again.
 """
 
 from __future__ import annotations
@@ -37,23 +40,25 @@ __all__ = [
 ]
 
 BEYOND: Final = 1.5
-"""How far the range goes beyond the best of today's groups: a better policy has better ones. Chosen with runs of text_to_sql, math_tools,
-rag and two_policies in view (docs/doctor.md)."""
+"""Factor by which the range goes beyond the best of today's groups: a better policy has better ones. Chosen with runs
+of text_to_sql, math_tools, rag and two_policies in view (docs/doctor.md)."""
 HALF_WAY_NATS: Final = 5.0
-"""That a rollout's log-probability has been moved by when half of the way is gone. Chosen with text_to_sql and math_tools."""
+"""Nats by which a rollout's log-probability has moved when half of the way is gone. Chosen with text_to_sql and
+math_tools."""
 LONGEST: Final = 1e12
-"""In halves: however far a step moves, a run does not go all of the way."""
+"""Most halvings that are computed: however far a step moves, a run does not go all of the way."""
 LAST: Final = 4
-"""Steps that say how the policy is after a rehearsal: one step's tasks are a small sample. After fewer, all that was tried says so."""
+"""Steps that describe the policy after a rehearsal: one step's tasks are a small sample. After fewer, all that was
+tried describes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """In multiples of what rollouts take now."""
+    """Low, expected and high cost, relative to today's rollouts."""
 
     low: float
     learned: float
-    """To where learning leads."""
+    """Cost of the rollouts that learning leads to."""
     high: float
 
 
@@ -66,20 +71,20 @@ class ToCome:
 
     steps: int
     groups: float
-    """In all of them."""
+    """Groups of all these steps."""
     gone: float
-    """Share of the way to where learning leads, on average over them."""
+    """Share of the way to where learning leads, on average over these steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """Of a run's mean rollout, in multiples of the mean of those that the policy as it is has made."""
+    """Tokens of a run's mean rollout, relative to the mean rollout of the untrained policy."""
 
     amount: float = 1.0
     low: float = 1.0
     high: float = 1.0
     now: float = 1.0
-    """After the steps that were rehearsed."""
+    """After the rehearsed steps."""
     learned: float = 1.0
     """Where learning leads."""
 
@@ -93,14 +98,19 @@ def completion_tokens(trajectory: Trajectory) -> int:
 
 
 def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to_come: ToCome) -> Forecast:
-    """`tried`: the policy as it is, then each step that was rehearsed."""
+    """Forecast the tokens that `tokens` counts. `tried`: the untrained policy, then each rehearsed step."""
     last = [group for step in _last(tried) for group in step.groups]
-    return _of_run([mean_tokens(step, tokens) for step in tried], _by_group(last, tokens), _spread(last, tokens, to_come.groups), to_come)
+    return _of_run(
+        [mean_tokens(step, tokens) for step in tried],
+        _by_group(last, tokens),
+        _spread(last, tokens, to_come.groups),
+        to_come,
+    )
 
 
 def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
-    """Of tokens with an advantage: groups that teach nothing now may come to, and those that teach may fall silent one after the other
-    until, at the end of the run, none is left: half of now."""
+    """Forecast tokens with an advantage. Groups that teach nothing now may come to; those that teach may fall silent
+    one after the other until, at the end of the run, none is left: half of now."""
     last = [present for step in _last(tried) for present in _trained_by_group(step)]
     mean = fmean(last) if last else 0.0
     groups = [group for step in _last(tried) for group in step.groups]
@@ -110,14 +120,16 @@ def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
         low, high = _ends(last, to_come.groups)
         all_teach = fmean(_by_group(groups, completion_tokens))
         spread = Spread(
-            low=max(0.0, min(low / mean, longer.low) / 2), learned=longer.learned, high=max(high, longer.high * all_teach) / mean
+            low=max(0.0, min(low / mean, longer.low) / 2),
+            learned=longer.learned,
+            high=max(high, longer.high * all_teach) / mean,
         )
     return _of_run([_mean(_trained_by_group(step)) for step in tried], last, spread, to_come)
 
 
 def way_gone(moved: float, steps: int) -> float:
-    """The share of the way to `learned` that a run's rollouts have gone on average, where a step moves a rollout's log-probability by
-    `moved` nats in the direction asked for; 0 where nothing moves."""
+    """Share of the way to `learned` that a run's rollouts have gone on average, where a step moves a rollout's
+    log-probability by `moved` nats in the direction asked for; 0 where nothing moves."""
     halves = min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST)
     return 1.0 - (1.0 - 2.0**-halves) / (math.log(2.0) * halves) if halves > 1e-6 else 0.0
 
@@ -136,18 +148,20 @@ def moved(seen: Observation) -> float:
 
 
 def way_at_end(seen: Observation) -> float | None:
-    """The share of the way to `learned` that rollouts have gone after all the steps of the recipe; None where no lesson says."""
+    """Share of the way to `learned` that rollouts have gone after all steps of the recipe; None where no lesson
+    says."""
     nats = moved(seen)
     return 1.0 - 2.0 ** -min(nats * seen.recipe.loop.steps / HALF_WAY_NATS, LONGEST) if nats > 0.0 else None
 
 
 def mean_tokens(step: TriedStep, tokens: Callable[[Trajectory], int]) -> float:
-    """Of a rollout of the step; 0 where it has none."""
+    """Mean tokens of a rollout of the step; 0 where it has none."""
     return _mean(_by_group(step.groups, tokens))
 
 
 def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come: ToCome) -> Forecast:
-    """`means` of the steps tried; `last`: by group what the steps to come begin with, and `rest` where they may lead."""
+    """`means`: of the steps tried. `last`: by group, what the steps to come begin with. `rest`: where those may
+    lead."""
     first, *rehearsed = means
     steps = len(rehearsed) + to_come.steps
     if not first or not steps:
@@ -171,7 +185,7 @@ def _last(tried: Sequence[TriedStep]) -> Sequence[TriedStep]:
 
 
 def _spread(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:
-    """From these to `wanted` more."""
+    """Spread of the mean of `wanted` more groups like these."""
     present = _by_group(groups, tokens)
     learned = [fmean(map(tokens, _best(group))) for group in groups if group.trajectories]
     beyond = [max(0.0, now + BEYOND * (then - now)) for now, then in zip(present, learned, strict=True)]
@@ -199,13 +213,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _best(group: TrajectoryGroup) -> Sequence[Trajectory]:
-    """Those that earned the most; all where nobody earned."""
+    """The rollouts that earned the most; all where nobody earned."""
     rewards = [one.reward for one in group.trajectories if one.reward is not None]
     return [one for one in group.trajectories if one.reward == max(rewards)] if rewards else group.trajectories
 
 
 def _ends(values: Sequence[float], wanted: float) -> tuple[float, float]:
-    """Of the mean of `wanted` more such values; the mean alone where one was tried."""
+    """Ends of the interval of the mean of `wanted` more such values; the mean alone where one was tried."""
     mean = fmean(values)
     around = interval(mean, pvariance(values), len(values))
     if around is None:

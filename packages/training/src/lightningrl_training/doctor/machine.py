@@ -1,5 +1,5 @@
-"""What this process and those that it has started take of the machine: CPU seconds, memory; and what there is. Linux says it in /proc;
-elsewhere the answers are None."""
+"""Use of the machine by this process and those that it has started (CPU seconds, memory), and what the machine has.
+Linux tells in /proc; elsewhere the answers are None."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Machine:
     """The memory and disk that a run may use."""
 
     memory: int | None
-    """Bytes that this machine, or the container, has; None = not known."""
+    """Bytes of the machine or of the container; None = not known."""
     memory_used: int | None
-    """The most that server, workers, engine and learner had together."""
+    """Largest use of server, workers, engine and learner together, in bytes."""
     disk_free: int
-    """Bytes where runs are written."""
+    """Free bytes where runs are written."""
     gpus: int = 0
-    """That a process here may use; NVIDIA's alone are seen."""
+    """GPUs that a process here may use; only NVIDIA's are seen."""
 
 
 class MemoryGrowth:
-    """How far this process's memory grows from now on."""
+    """Growth of this process's memory from now on."""
 
     def __init__(self) -> None:
         self._before: int | None = None
@@ -41,18 +41,18 @@ class MemoryGrowth:
             self._before = _status(os.getpid(), "VmRSS")
 
     def most(self) -> int | None:
-        """Bytes, at the worst moment so far; None = the system does not say."""
+        """Bytes at the worst moment so far; None = the system does not say."""
         peak = _status(os.getpid(), "VmHWM")
         return None if self._before is None or peak is None else max(0, peak - self._before)
 
 
 def read_machine(where: Path, used: int | None) -> Machine:
-    """`where`: a folder on the disk of the runs, whether it is there yet or not."""
+    """Measure the machine. `where`: a folder on the disk of the runs, which need not exist yet."""
     return Machine(memory=_memory(), memory_used=used, disk_free=free_disk(where), gpus=_gpus())
 
 
 def cpu_seconds() -> float | None:
-    """Of this process, its descendants, and those of them that have ended."""
+    """CPU seconds of this process, its descendants, and those of them that have ended."""
     processes = _processes()
     family = _family(os.getpid(), processes)
     ticks = sum(sum(map(int, processes[pid][11:15])) for pid in family)  # utime, stime, and those of children that were waited for
@@ -60,15 +60,15 @@ def cpu_seconds() -> float | None:
 
 
 def memory_used() -> int | None:
-    """Bytes: the most that this process had, ever or since a `MemoryGrowth` began, and what its descendants have."""
+    """Bytes of this process at its peak, ever or since a `MemoryGrowth` began, and of its descendants now."""
     family = _family(os.getpid(), _processes())
-    found = [_status(pid, "VmHWM" if pid == os.getpid() else "RssAnon") for pid in family]
-    known = [number for number in found if number is not None]
-    return sum(known) if known else None
+    sizes = [_status(pid, "VmHWM" if pid == os.getpid() else "RssAnon") for pid in family]
+    numbers = [number for number in sizes if number is not None]
+    return sum(numbers) if numbers else None
 
 
 def free_disk(where: Path) -> int:
-    """Bytes."""
+    """Free bytes of the disk that holds `where`."""
     there = where.absolute()
     while not there.exists():
         there = there.parent
@@ -76,27 +76,27 @@ def free_disk(where: Path) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files below it."""
+    """Bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _processes() -> dict[int, list[str]]:
-    """By pid: the fields of its `stat` after its name."""
-    found: dict[int, list[str]] = {}
+    """Fields of each process's `stat` after its name, by pid."""
+    processes: dict[int, list[str]] = {}
     for path in PROC.glob("[0-9]*/stat"):
         try:
-            found[int(path.parent.name)] = path.read_text(errors="replace").rpartition(")")[2].split()
+            processes[int(path.parent.name)] = path.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:  # it ended meanwhile; its parent has its time
             continue
-    return found
+    return processes
 
 
 def _family(pid: int, processes: Mapping[int, Sequence[str]]) -> list[int]:
-    """A process and its descendants."""
-    found = [pid] if pid in processes else []
-    for parent in found:
-        found += [child for child, fields in processes.items() if fields[1] == str(parent)]
-    return found
+    """Pids of a process and its descendants."""
+    family = [pid] if pid in processes else []
+    for parent in family:
+        family += [child for child, fields in processes.items() if fields[1] == str(parent)]
+    return family
 
 
 def _status(pid: int, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What was observed before a run: the record that every check and the bill read, and nothing else."""
+"""The record of what was tried before a run; every check and the bill read it and nothing else."""
 
 from __future__ import annotations
 
@@ -16,69 +16,72 @@ __all__ = ["Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "Tri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """The time and memory that something took."""
+    """Time that something took."""
 
     seconds: float = 0.0
     cpu_seconds: float | None = None
-    """Of all processes of ours; None = the system does not say."""
+    """CPU seconds of all our processes; None = the system does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What was measured, for the bill."""
+    """Measurements for the bill."""
 
     start: Cost = Cost()
-    """Until the policy was served and the workers were ready; with the CPU time of what draws curves, which is imported once."""
+    """Cost until the policy was served and the workers were ready; its CPU time includes importing what draws
+    curves."""
     collect: Cost = Cost()
-    """All groups, those of rehearsed steps, rewards and branches included."""
+    """Cost of all groups, those of rehearsed steps included, with rewards and branches."""
     learn: Cost = Cost()
-    """The first step and those that were rehearsed."""
+    """Cost of the first step and the rehearsed ones."""
     validate: Cost = Cost()
-    """The validation rollouts that were tried."""
+    """Cost of the validation rollouts that were tried."""
     save: Cost = Cost()
-    """One checkpoint."""
+    """Cost of one checkpoint."""
     draw: Cost = Cost(cpu_seconds=0.0)
-    """The curve, as each step and each validation has it drawn beside the work: no seconds."""
+    """CPU time of one curve. Each step and each validation has it drawn beside the work, so it takes no seconds."""
     checkpoint_bytes: int = 0
     store_bytes: int = 0
-    """For all rollouts that were tried."""
+    """Bytes in the store of all rollouts that were tried."""
     trained_tokens: int = 0
-    """In the rows of all groups that the policy as it is has made."""
+    """Tokens in the rows of all groups that the untrained policy has made."""
     learned_groups: int = 0
-    """That the first step had."""
+    """Groups of the first step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuMemory:
-    """What a learning step had of a GPU, in bytes."""
+    """Use of a GPU's memory by a learning step, in bytes."""
 
     before: int
-    """Of engine, weights and what the learner keeps between steps."""
+    """Engine, weights, and state that the learner keeps between steps."""
     peak: int
-    """With the step's own."""
+    """The same with the step's own memory, at its peak."""
     total: int
-    """That the GPU has."""
+    """Size of the GPU's memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
-    """What one learning step did to one policy, on a copy of its weights."""
+    """Effect of one learning step on one policy, on a copy of its weights."""
 
     rows: int
-    """Taught; 0 = none was trainable."""
+    """Rows that were taught; 0 = none was trainable."""
     is_planted: bool = False
     """No row had an advantage of its own, so +1 was put on all of them."""
     gain: float | None = None
-    """Mean of sign(A) · Δ log π over the trained tokens with an advantage, in nats; None = the backend tells no log-probabilities."""
+    """Mean of sign(A) · Δ log π over the trained tokens with an advantage, in nats; None = the backend tells no
+    log-probabilities."""
     gradient: float | None = None
-    """Norm; None = the backend does not say."""
+    """Norm of the gradient; None = the backend does not say."""
     learning_rate: float | None = None
     error: str | None = None
-    """What the learner raised; the step was not made then."""
+    """The learner's error, in which case the step was not made."""
     is_out_of_memory: bool = False
-    """Whether that was for want of memory."""
+    """The error was for want of memory."""
     grown: int | None = None
-    """Bytes of this machine's memory that the step had beyond those before it, at its worst; None = the system does not say."""
+    """Bytes of the machine's memory that the step had beyond those before it, at its worst; None = the system does not
+    say."""
     gpu: GpuMemory | None = None
     """None = the backend uses none, or does not say."""
 
@@ -93,68 +96,68 @@ class Repeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TriedStep:
-    """Groups of one policy version, as they were credited."""
+    """Credited groups of one policy version."""
 
     groups: tuple[TrajectoryGroup, ...]
     signals: tuple[bool, ...]
-    """By group: whether some trained call has an advantage other than 0."""
+    """True for each group in which a trained call has an advantage other than 0."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """A few real rollouts and one learning step, or some."""
+    """A few real rollouts and one or more learning steps."""
 
     recipe: Recipe
     tasks: TaskSets
     groups: tuple[TrajectoryGroup, ...]
-    """As they were credited: calls of roles that are not trained are not `trainable`."""
+    """Credited groups; calls of roles that are not trained are not `trainable`."""
     signals: tuple[bool, ...]
-    """By group: whether some trained call has an advantage other than 0."""
+    """True for each group in which a trained call has an advantage other than 0."""
     rehearsed: tuple[TriedStep, ...] = ()
-    """Further steps of the run, each collected with the weights that those before it have left, and learned."""
+    """Further steps of the run, each collected with the weights that the steps before it left, and learned."""
     requires: frozenset[str] = frozenset()
-    """What the credit assigner needs of the run."""
+    """Needs of the credit assigner."""
     missing_roles: str | None = None
-    """A sentence on roles that the recipe names and that no call has."""
+    """A sentence on roles that the recipe names and no call has."""
     reward_error: str | None = None
-    """What a reward or the credit assigner raised for good: nothing is rewarded then."""
+    """Error that a reward or the credit assigner raised for good: nothing is rewarded then."""
     unread_rewards: str | None = None
     """A sentence on rewards of calls that credit does not read."""
     validation: tuple[Trajectory, ...] = ()
     repeats: tuple[Repeat, ...] = ()
     contexts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Most tokens that a policy reads, by its name."""
+    """Longest context in tokens, by policy."""
     overridden: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Sampling settings that the agent asked for and did not get (`temperature=0`), and in how many calls."""
+    """Calls in which the agent asked for a sampling setting that it did not get, by setting (`temperature=0`)."""
     ignored: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Fields of calls that nobody reads, and in how many calls."""
+    """Calls with a field that nobody reads, by field."""
     without_tools: tuple[str, ...] = ()
     """A sentence for each policy that cannot be offered tools."""
     sampled_tokens: int | None = None
-    """That the engines made for all rollouts; None = not known."""
+    """Tokens that the engines made for all rollouts; None = not known."""
     attempts: int = 0
-    """Of all rollouts, repeats left out."""
+    """Attempts of all rollouts but the repeats."""
     lessons: Mapping[str, Lesson] = field(default_factory=dict[str, Lesson])
-    """By policy."""
+    """Lessons by policy."""
     costs: Costs = Costs()
     machine: Machine | None = None
 
     @cached_property
     def steps(self) -> tuple[TriedStep, ...]:
-        """The policy as it is, then each step that was rehearsed."""
+        """The untrained policy, then each rehearsed step."""
         return TriedStep(groups=self.groups, signals=self.signals), *self.rehearsed
 
     @cached_property
     def rollouts(self) -> tuple[Trajectory, ...]:
-        """Of the groups."""
+        """Rollouts of the groups, without branches."""
         return tuple(trajectory for group in self.groups for trajectory in group.trajectories)
 
     @cached_property
     def every(self) -> tuple[Trajectory, ...]:
-        """With branches and validation."""
+        """All rollouts: of groups, branches and validation."""
         return (*self.validation, *(member for group in self.groups for member in group.members))
 
     @cached_property
     def calls(self) -> tuple[Transition, ...]:
-        """Of the groups' rollouts."""
+        """Calls of the groups' rollouts."""
         return tuple(call for trajectory in self.rollouts for call in trajectory.transitions)

@@ -1,10 +1,11 @@
-"""What is evaluated, by the words that name it:
+"""Candidates of an evaluation, found by what a user writes:
 
 RUN  RUN@best  RUN@newest  RUN@40      a run's checkpoint
 FOLDER                                 an exported transformers folder, or any other
 MODEL@https://api.openai.com/v1        a model of an OpenAI-compatible provider
 
-Agent, tasks and rewards are one recipe's for all of them; a run brings what its weights need: policies, backend, learner, credit.
+Agent, tasks and rewards are one recipe's for all of them; a run brings what its weights need: policies, backend,
+learner, credit.
 """
 
 from __future__ import annotations
@@ -21,8 +22,20 @@ from lightningrl_viewer.reading.origin import RunOrigin
 
 __all__ = ["Candidate", "find_candidate", "run_of"]
 
-EXAMINED = ("agent", "adapters", "tasks", "roles", "upstream", "telemetry", "rewards", "sampling", "validation", "outcomes", "runtime")
-"""Of a recipe, what every candidate is examined with."""
+EXAMINED = (
+    "agent",
+    "adapters",
+    "tasks",
+    "roles",
+    "upstream",
+    "telemetry",
+    "rewards",
+    "sampling",
+    "validation",
+    "outcomes",
+    "runtime",
+)
+"""Keys of the recipe that every candidate is examined with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,16 +43,16 @@ class Candidate:
     """A policy to be evaluated."""
 
     name: str
-    """For people: `runs/mine after step 40`."""
+    """Name to show: `runs/mine after step 40`."""
     recipe: Recipe
     checkpoint: Checkpoint | None = None
-    """Its weights; None = the models as the recipe has them."""
+    """Weights; None = the models as the recipe has them."""
     upstream: NamedUpstreamConfig | None = None
-    """Who answers instead of any policy."""
+    """Provider that answers in place of any policy."""
 
 
 def run_of(text: str) -> Path | None:
-    """The run folder that the words name, if they do."""
+    """Run folder that the text names; None where it names none."""
     path = Path(text if _is_run(Path(text)) else text.rpartition("@")[0] or text)
     return path if _is_run(path) else None
 
@@ -49,7 +62,7 @@ def _is_run(path: Path) -> bool:
 
 
 def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None = None) -> Candidate:
-    """`recipe` None = the run's own. Raises ConfigError, RunFolderError."""
+    """Find the candidate that the text names. `recipe` None = the run's own. Raises ConfigError, RunFolderError."""
     model, _, place = text.rpartition("@")
     if place.startswith(("http://", "https://")):
         if not model:
@@ -62,7 +75,8 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
     if (Path(text) / "config.json").is_file():
         return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), {"policy.model": str(Path(text).absolute())}))
     raise ConfigError(
-        f"{text!r} is no run folder, no transformers folder and no model of a provider; write RUN, RUN@best, RUN@40, a folder with a "
+        f"{text!r} is no run folder, no transformers folder and no model of a provider; write RUN, RUN@best, RUN@40, "
+        "a folder with a "
         "config.json, or MODEL@https://…"
     )
 

@@ -1,4 +1,5 @@
-"""A finished run examined: was each token trained as it was sampled, and would the trainer have given it the same probability?
+"""A certificate of a finished run: was each token trained as it was sampled, and would the trainer have given it the
+same probability?
 
 store ─► find_places ─► recompute ─► judge_gaps, judge_steps (recomputation.py, gap.py) ┐
 steps ─► find_trained (trained_tokens.py) ──────────────────────────────────────────────┴─► Certificate
@@ -13,8 +14,7 @@ from pathlib import Path
 
 from lightningrl.errors import RunFolderError
 from lightningrl_training.checkpoints import checkpoints
-from lightningrl_training.evaluation.check import Check
-from lightningrl_training.evaluation.gap import Gap, judge_gaps
+from lightningrl_training.evaluation.gap import Check, Gap, judge_gaps
 from lightningrl_training.evaluation.recomputation import find_places, judge_steps, recompute
 from lightningrl_training.evaluation.trained_tokens import find_trained
 from lightningrl_viewer.reading.origin import RunOrigin
@@ -29,17 +29,17 @@ class Certificate:
 
     checks: tuple[Check, ...]
     gaps: Mapping[str, tuple[Gap, ...]]
-    """By policy: all, by version, by number of the call, by position in the row."""
+    """Gaps by policy: of all tokens, then by version, by number of the call, by position in the row."""
     tokens: int
-    """Sampled, of all rollouts."""
+    """Sampled tokens of all rollouts."""
     recomputed: int
-    """Of them, those whose weights are at hand."""
+    """Sampled tokens whose weights are at hand."""
     trained: int
     """Tokens in rows that teach, over all steps."""
     trained_unique: int
-    """Of them, different ones."""
+    """Different tokens among `trained`."""
     trained_unsampled: int
-    """Of them, those that were not sampled, or after other tokens."""
+    """Tokens among `trained` that were not sampled, or were after other tokens."""
 
     @property
     def is_passed(self) -> bool:
@@ -47,7 +47,7 @@ class Certificate:
 
 
 async def certify(folder: Path) -> Certificate:
-    """Of a run that has a checkpoint and recorded calls. Nothing is written. Raises LightningError."""
+    """Certify a run that has a checkpoint and recorded calls. Nothing is written. Raises LightningError."""
     origin = RunOrigin.read(folder)
     if not checkpoints(folder):
         raise RunFolderError(f"run {str(folder)!r} has no checkpoint yet; train it first")

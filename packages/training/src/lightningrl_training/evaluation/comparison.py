@@ -1,6 +1,7 @@
 """Two policies on the same tasks: each task is its own control.
 
-first[task] - second[task] ─► difference ─► t interval; a bet that may be looked at after every task ─► better, worse, not enough tasks
+first[task] - second[task] ─► difference ─┬► t interval
+                                          └► a bet, looked at after every task ─► better, worse, not enough tasks
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SliceDifference:
     tasks: int
     difference: Interval
     p: float
-    """Holm's, for all slices that are shown together."""
+    """Holm's p-value, corrected for all slices that are shown together."""
 
     @property
     def verdict(self) -> Verdict:
@@ -39,24 +40,24 @@ class SliceDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Of the first policy with the second: what is above 0 is in its favour."""
+    """Comparison of two policies: a difference above 0 is in favour of the first."""
 
     tasks: int
-    """That both have results of."""
+    """Tasks that both have results of."""
     difference: Interval
-    """Of the mean reward, with Student's t interval over tasks; for one look, at all tasks."""
+    """Difference of the mean reward, with Student's t interval over tasks; valid for one look, after all tasks."""
     sequential: Bet | None
-    """For any number of looks; None = rewards lie outside the bounds that the recipe gives them."""
+    """Test that is valid for any number of looks; None = rewards lie outside the bounds that the recipe gives them."""
     slices: tuple[SliceDifference, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """The sequential test's."""
+        """Verdict of the sequential test."""
         return Verdict.NOT_ENOUGH if self.sequential is None else self.sequential.verdict
 
 
 def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -> Comparison:
-    """Raises ConfigError where no task is in both."""
+    """Compare two evaluations on the tasks of both. Raises ConfigError where no task is in both."""
     lowest = min(first.lowest, second.lowest)  # a policy that breaks is no better than one that is wrong
     ours, theirs = first.means(lowest), second.means(lowest)
     both = [task.id for task in first.tasks if task.id in ours and task.id in theirs]
@@ -67,18 +68,24 @@ def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -
     bounds = (low - high, high - low) if first.fits_bounds and second.fits_bounds else None
     values = np.array(list(differences.values()))
     parts = {
-        (key, name): found
+        (key, name): values_of_slice
         for key in slices
         for name, tasks in first.by_slice(key).items()
-        if (found := [differences[task] for task in tasks if task in differences])
+        if (values_of_slice := [differences[task] for task in tasks if task in differences])
     }
-    p_values = holm({f"{number}": sign_flip_p(found) for number, found in enumerate(parts.values())})
+    p_values = holm({f"{number}": sign_flip_p(values_of_slice) for number, values_of_slice in enumerate(parts.values())})
     return Comparison(
         tasks=len(both),
         difference=mean_interval(values, bounds=bounds, level=LEVEL),
         sequential=None if bounds is None else bet(values, bounds=bounds, level=LEVEL, horizon=max(len(both), first.asked)),
         slices=tuple(
-            SliceDifference(key=key, value=name, tasks=len(found), difference=mean_interval(found, bounds=bounds, level=LEVEL), p=p)
-            for ((key, name), found), p in zip(parts.items(), p_values.values(), strict=True)
+            SliceDifference(
+                key=key,
+                value=name,
+                tasks=len(values_of_slice),
+                difference=mean_interval(values_of_slice, bounds=bounds, level=LEVEL),
+                p=p,
+            )
+            for ((key, name), values_of_slice), p in zip(parts.items(), p_values.values(), strict=True)
         ),
     )

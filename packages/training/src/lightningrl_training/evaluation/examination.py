@@ -1,9 +1,10 @@
 """Policies examined on tasks: the same agent and rewards, the real server and workers, as validation has them.
 
-<folder>/evaluations/<name>.json          what came of it
+<folder>/evaluations/<name>.json          the results
 <folder>/evaluations/<name>/<policy>/     store and logs: `lightningrl rollouts list --run`
 
-One policy after the other; where it may stop early, both at once, batch by batch, with a look at the difference after each.
+One policy runs after the other. Where the comparison may stop early, both run at once, batch by batch, and the
+difference is tested after each batch.
 """
 
 from __future__ import annotations
@@ -47,22 +48,22 @@ LONGEST_SLICE = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """How policies are examined."""
+    """Settings of an evaluation."""
 
     tasks: str | None = None
-    """A file of tasks or a loader (`lightningrl_training.task_files`); None = the recipe's validation tasks."""
+    """File of tasks or a loader (`lightningrl_training.task_files`); None = the recipe's validation tasks."""
     limit: int | None = None
-    """So many of them, at random; None = all."""
+    """Number of tasks, chosen at random; None = all."""
     samples: int = 1
-    """Of each task."""
+    """Rollouts of each task."""
     temperature: float | None = None
-    """None = as validation samples; several samples as training does."""
+    """Temperature; None = as validation samples, or with several samples as training does."""
     passes: float | None = None
-    """The least reward that passes; None = the most that there is."""
+    """Least reward that passes; None = the most that there is."""
     seed: int = 0
-    """Of the order of tasks, which is random: those that an early stop leaves out are like the others."""
+    """Seed of the tasks' random order: tasks that an early stop leaves out are like the others."""
     batch: int | None = None
-    """Stop as soon as the comparison is decided, with a look after so many tasks; None = run all."""
+    """Tasks between two looks at the comparison, which stops once it is decided; None = run all."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "limit", "batch"):
@@ -79,12 +80,12 @@ class Examination:
         return chosen
 
     def choose(self, recipe: Recipe, parts: Parts) -> list[Task]:
-        """In their random order. Raises ConfigError."""
-        found = list(parts.tasks.validation if self.tasks is None else _read(self.tasks, recipe))
-        if not found:
+        """Choose tasks and put them into their random order. Raises ConfigError."""
+        tasks = list(parts.tasks.validation if self.tasks is None else _read(self.tasks, recipe))
+        if not tasks:
             raise ConfigError("the recipe has no validation tasks; name tasks to evaluate on: --tasks held_out.jsonl, or data.py:held_out")
-        random.Random(self.seed).shuffle(found)  # noqa: S311 - an order, not a secret
-        return found[: self.limit]
+        random.Random(self.seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
+        return tasks[: self.limit]
 
 
 async def examine(
@@ -94,32 +95,32 @@ async def examine(
     *,
     slices: Sequence[str] = (),
     prices: Sequence[tuple[float, float] | None] = (),
-    known: Evaluation | None = None,
+    earlier: Evaluation | None = None,
     show: Show = show_nobody,
 ) -> tuple[list[Evaluation], Comparison | None]:
-    """One or two policies on the same tasks, the first compared with the second or with what is `known`; rollouts and logs go below
-    `folder`. Raises LightningError, for what can be refused before anything runs."""
+    """Evaluate one or two policies on the same tasks, and compare the first with the second or with `earlier`. Rollouts
+    and logs go below `folder`. Raises LightningError, for what can be refused before anything runs."""
     opened: list[_Candidate] = []
 
     def evaluations() -> list[Evaluation]:
-        return [*(candidate.evaluation for candidate in opened), *([] if known is None else [known])]
+        return [*(candidate.evaluation for candidate in opened), *([] if earlier is None else [earlier])]
 
     async with AsyncExitStack() as both:
         for number, candidate in enumerate(candidates):
             stack = AsyncExitStack()
-            one = await stack.enter_async_context(_open(candidate, how, folder / str(number + 1), slices, known, show))
+            serving = await stack.enter_async_context(_open(candidate, how, folder / str(number + 1), slices, earlier, show))
             both.push_async_exit(stack)
-            opened.append(one)
+            opened.append(serving)
             if how.batch is None:
-                await one.run(len(one.tasks), show)
+                await serving.run(len(serving.tasks), show)
                 await stack.aclose()  # its memory is the next one's
         while how.batch is not None and len(opened[0].done) < len(opened[0].tasks):
-            for one in opened:
-                await one.run(how.batch, show)
+            for serving in opened:
+                await serving.run(how.batch, show)
             if _is_decided(evaluations()):
                 break
-    found = [replace(one, price=price or one.price) for one, price in zip(evaluations(), [*prices, None, None], strict=False)]
-    return found, compare(found[0], found[1], slices) if len(found) > 1 else None
+    results = [replace(result, price=price or result.price) for result, price in zip(evaluations(), [*prices, None, None], strict=False)]
+    return results, compare(results[0], results[1], slices) if len(results) > 1 else None
 
 
 def _is_decided(evaluations: Sequence[Evaluation]) -> bool:
@@ -141,7 +142,7 @@ class _Candidate:
     done: list[EvaluatedTask]
 
     async def run(self, count: int, show: Show) -> None:
-        """The next so many tasks."""
+        """Run the next `count` tasks."""
         numbers = range(len(self.done), min(len(self.done) + count, len(self.tasks)))
         specs = plan_evaluation(
             {number: self.tasks[number] for number in numbers},
@@ -153,29 +154,30 @@ class _Candidate:
         await self.served.client.create_rollouts(specs)
         await self.served.start_workers()
         had, total = len(self.done) * self.how.samples, len(self.tasks) * self.how.samples
-        found = await self._collect([spec.id for spec in specs], lambda ended: show(self.candidate.name, had + ended, total))
+        trajectories = await self._collect([spec.id for spec in specs], lambda ended: show(self.candidate.name, had + ended, total))
         for place, number in enumerate(numbers):
-            mine = found[place * self.how.samples : (place + 1) * self.how.samples]
+            mine = trajectories[place * self.how.samples : (place + 1) * self.how.samples]
             task = self.tasks[number]
             self.done.append(EvaluatedTask(id=task.id, slices=_slices(task), samples=tuple(map(sample_of, mine))))
 
     async def _collect(self, ids: Sequence[str], show: Callable[[int], None]) -> list[Trajectory]:
-        client, evaluator, found = self.served.client, self.parts.evaluator, list[Trajectory]()
+        client, evaluator, trajectories = self.served.client, self.parts.evaluator, list[Trajectory]()
         for start in range(0, len(ids), AT_ONCE):
-            ended = await fetch_ended(client, ids[start : start + AT_ONCE], lambda more: show(len(found) + more))
+            ended = await fetch_ended(client, ids[start : start + AT_ONCE], lambda more: show(len(trajectories) + more))
             rewarded = await evaluator.evaluate(ended, client.set_scores)
-            await client.set_scores([score_of(one) for one in rewarded])
-            found.extend(rewarded)
-            self._refuse_no_results(found)
-        return found
+            await client.set_scores([score_of(trajectory) for trajectory in rewarded])
+            trajectories.extend(rewarded)
+            self._refuse_no_results(trajectories)
+        return trajectories
 
-    def _refuse_no_results(self, found: Sequence[Trajectory]) -> None:
-        """Where so many rollouts have none, or all there are, whoever answers is not there, or a reward is broken."""
-        ran, so_far = len(self.done) * self.how.samples + len(found), self.evaluation
-        has_result = so_far.values() or any(sample_of(one).value(so_far.bounds[0]) is not None for one in found)
+    def _refuse_no_results(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raise LightningError where none of many rollouts, or of all, has a result: whoever answers is not there, or a
+        reward is broken."""
+        ran, so_far = len(self.done) * self.how.samples + len(trajectories), self.evaluation
+        has_result = so_far.values() or any(sample_of(one).value(so_far.bounds[0]) is not None for one in trajectories)
         if not has_result and ran >= min(AT_ONCE, len(self.tasks) * self.how.samples):
             where = f"`lightningrl rollouts list --run {shlex.quote(str(self.folder))}` lists them"
-            raise LightningError(f"{self.candidate.name}: {explain_no_rewards(found)}; {where}")
+            raise LightningError(f"{self.candidate.name}: {explain_no_rewards(trajectories)}; {where}")
 
     @property
     def step(self) -> int | None:
@@ -202,14 +204,14 @@ class _Candidate:
 
 @asynccontextmanager
 async def _open(
-    candidate: Candidate, how: Examination, folder: Path, slices: Sequence[str], known: Evaluation | None, show: Show
+    candidate: Candidate, how: Examination, folder: Path, slices: Sequence[str], earlier: Evaluation | None, show: Show
 ) -> AsyncIterator[_Candidate]:
     recipe = candidate.recipe
     how.sampling(recipe)
     show("checking the recipe", 0, 0)
     parts = build_checked(recipe, load_plugins())
     tasks = how.choose(recipe, parts)
-    _check_tasks(tasks, slices, known)
+    _check_tasks(tasks, slices, earlier)
     changes: dict[str, Any] = {}
     if candidate.upstream is not None:
         parts = replace(parts, backends={})
@@ -220,25 +222,25 @@ async def _open(
         yield _Candidate(candidate=candidate, how=how, parts=parts, served=served, tasks=tasks, folder=folder, done=[])
 
 
-def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], known: Evaluation | None) -> None:
+def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], earlier: Evaluation | None) -> None:
     """Raise ConfigError for a slice that no task is in, and for an earlier evaluation of other tasks."""
     there = {key for task in tasks for key in _slices(task)}
     for key in slices:
         if key not in there:
             names = ", ".join(sorted(there)) or "none"
             raise ConfigError(f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {names}")
-    if known is not None and not {task.id for task in tasks} & known.task_means.keys():
-        raise ConfigError(f"the earlier evaluation, of {known.policy!r}, has no result of these tasks; evaluate both on the same")
+    if earlier is not None and not {task.id for task in tasks} & earlier.task_means.keys():
+        raise ConfigError(f"the earlier evaluation, of {earlier.policy!r}, has no result of these tasks; evaluate both on the same")
 
 
 def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:
-    """Tasks of a file, here or beside the recipe, or of a loader."""
+    """Read tasks from a file, here or beside the recipe, or from a loader."""
     folder = Path.cwd() if Path(source).exists() else recipe.folder
     return read_tasks("eval", source, {}, lambda reference: task_source(reference, folder), columns_of(recipe))
 
 
 def _slices(task: Task) -> dict[str, str]:
-    """What tasks may be grouped by: short values of the metadata, and of an input that is a table."""
+    """Values that tasks may be grouped by: short ones of the metadata, and of an input that is a table."""
     data = {**(task.input if isinstance(task.input, Mapping) else {}), **task.metadata}
     return {
         str(key): str(value) for key, value in data.items() if isinstance(value, str | int | float) and len(str(value)) <= LONGEST_SLICE

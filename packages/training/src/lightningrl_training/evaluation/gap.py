@@ -1,6 +1,6 @@
 """The gap between the probability that a token was sampled with and the one that the trainer gives it.
 
-calls and the trainer's logprobs ─► TokenGaps ─► Gap: all ─ by version ─ by number of the call ─ by position ─► judge_gaps ─► Check
+calls and the trainer's logprobs ─► TokenGaps ─► Gap (all, by version, by call, by position) ─► judge_gaps ─► Check
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ from numpy.typing import NDArray
 
 from lightningrl.recipe import Recipe
 from lightningrl.types import Transition
-from lightningrl_training.evaluation.check import Check
-from lightningrl_training.evaluation.rounding import FAR, ROUNDING, Rounding, number_format
 
-__all__ = ["Gap", "TokenGaps", "judge_gaps"]
+__all__ = ["ROUNDING", "Check", "Gap", "TokenGaps", "judge_gaps", "number_format"]
 
 FEWEST = 32
 """Tokens of a part from which its mean is judged by itself."""
+FAR = math.log(1.2)
+"""Log-ratio beyond which PPO's clip, 0.2, takes a token for one that has been learned already."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One line of a certificate."""
+
+    name: str
+    is_passed: bool | None
+    """None = it could not be looked at."""
+    evidence: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +38,7 @@ class Gap:
     """|log p(trainer) - log p(rollout)| of some tokens."""
 
     part: str
-    """Which: `all`, `version 3`, `call 2`, `position 128-255`."""
+    """Name of the part: `all`, `version 3`, `call 2`, `position 128-255`."""
     tokens: int
     mean: float
     p99: float
@@ -39,7 +49,7 @@ class Gap:
 
 @dataclass(kw_only=True, slots=True)
 class TokenGaps:
-    """Of one policy: a number per token in each list."""
+    """Gaps of one policy, with one number per token in each list."""
 
     gap: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     version: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
@@ -54,17 +64,17 @@ class TokenGaps:
         self.position.append(len(call.prompt_ids) + np.arange(count))
 
     def gaps(self) -> tuple[Gap, ...]:
-        """Of all tokens, and of the parts of them; empty where there are none."""
+        """Gaps of all tokens and of the parts of them; empty where there are none."""
         if not self.gap:
             return ()
         gap = np.concatenate(self.gap)
         version, call, position = (np.concatenate(column) for column in (self.version, self.call, self.position))
-        found = [_gap("all", gap)]
-        found += [_gap(f"version {number}", gap[version == number]) for number in np.unique(version)]
-        found += [_gap(f"call {number}", gap[call == number]) for number in np.unique(call)]
+        parts = [_gap("all", gap)]
+        parts += [_gap(f"version {number}", gap[version == number]) for number in np.unique(version)]
+        parts += [_gap(f"call {number}", gap[call == number]) for number in np.unique(call)]
         power = np.floor(np.log2(np.maximum(position, 1))).astype(int)
-        found += [_gap(f"position {2**number}-{2 ** (number + 1) - 1}", gap[power == number]) for number in np.unique(power)]
-        return tuple(found)
+        parts += [_gap(f"position {2**number}-{2 ** (number + 1) - 1}", gap[power == number]) for number in np.unique(power)]
+        return tuple(parts)
 
 
 def _gap(part: str, values: NDArray[np.float32]) -> Gap:
@@ -78,33 +88,63 @@ def _gap(part: str, values: NDArray[np.float32]) -> Gap:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounding:
+    """Differences that one number format makes of the same weights in another order of summation."""
+
+    mean: float
+    """Mean of |log p(trainer) - log p(rollout)|."""
+    far: float
+    """Share of tokens beyond `FAR`."""
+    largest: float | None
+    """Largest difference of a token; None = a few are large without a fault."""
+
+
+ROUNDING = {
+    # 24 bits: clean runs of the examples have means of some 1e-7 and a largest of 1e-5; ten times that is no rounding
+    # any more
+    "float32": Rounding(mean=1e-5, far=0.0, largest=1e-3),
+    # 8 bits: 0.2 % of each logit, so some hundredths where engine and learner sum in another order, and a few tokens
+    # far off
+    "bfloat16": Rounding(mean=0.03, far=0.01, largest=None),
+}
+
+
+def number_format(recipe: Recipe, policy: str) -> str:
+    """Number format of engine and learner: float32 where both are torch's and nothing else is set."""
+    dtype = recipe.options_of(recipe.all_policies[policy]).get("dtype", "float32" if recipe.backend == "torch" else "bfloat16")
+    return dtype if dtype in ROUNDING else "bfloat16"
+
+
 def judge_gaps(gaps: Mapping[str, Sequence[Gap]], recipe: Recipe) -> Iterator[Check]:
     for policy, parts in gaps.items():
         name = f"probabilities of {policy!r}"
         if not parts:
             yield Check(
-                name=name, is_passed=None, said="no weights of the versions that sampled are at hand, or the backend does not score"
+                name=name,
+                is_passed=None,
+                evidence="no weights of the versions that sampled are at hand, or the backend does not score",
             )
             continue
         kind = number_format(recipe, policy)
         may = ROUNDING[kind]
         bad = [part for part in parts if not _is_rounding(part, may)]
         whole = parts[0]
-        said = f"{whole.tokens} tokens recomputed: gap {whole.mean:.1e} on average, {whole.largest:.1e} at most ({kind})"
+        evidence = f"{whole.tokens} tokens recomputed: gap {whole.mean:.1e} on average, {whole.largest:.1e} at most ({kind})"
         if bad:
             worst = max(bad, key=lambda part: math.inf if math.isnan(part.mean) else part.mean)
-            said += f"; the trainer does not see what was sampled, most in {worst.part}: {worst.mean:.1e}; {_explain(parts, may)}"
-        yield Check(name=name, is_passed=not bad, said=said)
+            evidence += f"; the trainer does not see what was sampled, most in {worst.part}: {worst.mean:.1e}; {_explain(parts, may)}"
+        yield Check(name=name, is_passed=not bad, evidence=evidence)
 
 
 def _is_rounding(part: Gap, may: Rounding) -> bool:
-    """A gap that is no number is none."""
+    """Tell whether a gap is mere rounding. One that is no number is not."""
     is_near = part.tokens < FEWEST or (part.mean <= may.mean and part.far <= may.far)
     return math.isfinite(part.mean) and is_near and (may.largest is None or part.largest <= may.largest)
 
 
 def _explain(parts: Sequence[Gap], may: Rounding) -> str:
-    """Where a gap begins says what to look for."""
+    """Explain a gap by where it begins."""
     versions = [part for part in parts if part.part.startswith("version ")]
     calls = [part for part in parts if part.part.startswith("call ")]
     if len(versions) > 1 and _is_rounding(versions[0], may):

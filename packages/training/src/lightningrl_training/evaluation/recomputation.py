@@ -1,9 +1,9 @@
-"""The trainer's own probability of every sampled token whose weights are at hand.
+"""Recomputation: the trainer's own probability of every sampled token whose weights are at hand.
 
-store ─► every call ─► by policy and version ─► weights of that version? ─► the learner's own forward ─► gap to the recorded logprob
+store ─► calls by policy and version ─► weights at hand? ─► the learner's own forward ─► gap to the recorded logprob
 
-Weights are at hand of the starting models and of the checkpoints that the run kept. Of other versions there is what the steps measured:
-`kl_rollout`, from the learner's forward in the step itself.
+There are weights of the starting models and of the checkpoints that the run kept. Of other versions there is what the
+steps measured: `kl_rollout`, from the learner's forward in the step itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.types import Trajectory, Transition
 from lightningrl_training.build import build_backends
 from lightningrl_training.checkpoints import checkpoints
-from lightningrl_training.evaluation.check import Check
-from lightningrl_training.evaluation.gap import Gap, TokenGaps
-from lightningrl_training.evaluation.rounding import ROUNDING, number_format
+from lightningrl_training.evaluation.gap import ROUNDING, Check, Gap, TokenGaps, number_format
 from lightningrl_training.policies import load_backend
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun
@@ -36,14 +34,14 @@ AT_ONCE = 256
 """Calls per question to the trainer."""
 PAGE = 1000
 SMALLEST_KL = 1e-6
-"""What float32 makes of a sum of small terms."""
+"""Rounding of float32 in a sum of small terms."""
 
 Places = dict[tuple[str, int], list[str]]
-"""By policy and version the rollouts with calls that they answered."""
+"""Rollouts with calls that a policy's version answered, by policy and version."""
 
 
 async def find_places(run: StoredRun) -> tuple[Places, int]:
-    """And the sampled tokens of all of them."""
+    """Find the places of all sampled calls, and count their tokens."""
     places: Places = {}
     tokens = offset = 0
     while page := await run.list_rollouts(RolloutFilter(limit=PAGE, offset=offset)):
@@ -51,22 +49,23 @@ async def find_places(run: StoredRun) -> tuple[Places, int]:
         async for trajectory in read_trajectories(run, [rollout.spec.id for rollout in page if rollout.outcome is not None]):
             for call in filter(is_sampled, trajectory.transitions):
                 tokens += len(call.completion_ids)
-                found = places.setdefault((call.policy, call.policy_version), [])
-                if not found or found[-1] != trajectory.rollout_id:
-                    found.append(trajectory.rollout_id)
+                rollout_ids = places.setdefault((call.policy, call.policy_version), [])
+                if not rollout_ids or rollout_ids[-1] != trajectory.rollout_id:
+                    rollout_ids.append(trajectory.rollout_id)
     return places, tokens
 
 
 async def recompute(run: StoredRun, folder: Path, origin: RunOrigin, places: Places) -> Mapping[str, tuple[Gap, ...]]:
-    """By policy. What is recomputed is taken out of `places`: what is left there is of versions whose weights are gone."""
+    """Recompute gaps, by policy. Recomputed versions are taken out of `places`; those left there are without
+    weights."""
     gaps = {}
     for name, build in build_backends(origin.recipe, load_plugins(), origin.models, will_run=False).items():
         backend, measured = build(), TokenGaps()
         try:
             if isinstance(backend, TokenScorer):  # else its engine, which may be a cluster of processes, is not started
                 for version in _weights(backend, folder, name, is_trained=origin.recipe.all_policies[name].trainable):
-                    if found := places.pop((name, version), None):
-                        await _measure(run, backend, (name, version), found, measured)
+                    if rollout_ids := places.pop((name, version), None):
+                        await _measure(run, backend, (name, version), rollout_ids, measured)
         finally:
             backend.close()
         gaps[name] = measured.gaps()
@@ -78,7 +77,8 @@ def is_sampled(call: Transition) -> bool:
 
 
 def _weights(backend: Backend, folder: Path, policy: str, *, is_trained: bool) -> Iterator[int]:
-    """Versions, while the backend has their weights: those it starts from, then those of each checkpoint."""
+    """Versions whose weights the backend has while each is yielded: those it starts from, then those of each
+    checkpoint."""
     yield backend.engine.info.version
     for saved in checkpoints(folder) if is_trained else ():
         load_backend(backend, saved.folder, policy)
@@ -96,8 +96,8 @@ async def _measure(run: StoredRun, scorer: TokenScorer, place: tuple[str, int], 
 
     async def ask() -> None:
         asked = [Continuation(context=call.prompt_ids, tokens=call.completion_ids, temperature=_temperature(call)) for call in waiting]
-        for call, found in zip(waiting, await asyncio.to_thread(scorer.logprobs, asked), strict=True):
-            into.add(call, found)
+        for call, logprobs in zip(waiting, await asyncio.to_thread(scorer.logprobs, asked), strict=True):
+            into.add(call, logprobs)
         waiting.clear()
 
     async for trajectory in read_trajectories(run, ids):
@@ -112,7 +112,7 @@ def _temperature(call: Transition) -> float:
 
 
 def judge_steps(steps: Sequence[StepRecord], recipe: Recipe, places: Places) -> Iterator[Check]:
-    """Of the versions whose weights are gone, by what the steps measured."""
+    """Judge the versions without weights, by what the steps measured."""
     if not places:
         return
     gone = sorted({version for _, version in places})
@@ -124,14 +124,19 @@ def judge_steps(steps: Sequence[StepRecord], recipe: Recipe, places: Places) -> 
     }
     name = f"steps of {len(gone)} versions whose weights are gone"
     if not kls:
-        yield Check(name=name, is_passed=None, said="no step measured kl_rollout; keep more checkpoints: loop.keep_checkpoints")
+        yield Check(
+            name=name,
+            is_passed=None,
+            evidence="no step measured kl_rollout; keep more checkpoints: loop.keep_checkpoints",
+        )
         return
     where, worst = max(kls.items(), key=lambda pair: pair[1])
     options = recipe.backend_options
     several = options.get("epochs", 1) != 1 or options.get("minibatches", 1) != 1 or recipe.loop.max_staleness > 0
-    said = f"kl_rollout {np.mean(list(kls.values())):.1e} on average, at most {worst:.1e} ({where}), as the steps recorded it"
+    evidence = f"kl_rollout {np.mean(list(kls.values())):.1e} on average, at most {worst:.1e} ({where}), as the steps recorded it"
     if several:
-        said += "; it holds what was learned between the updates of a step, or the age of rollouts, too, so it is not judged"
-    # k3 of a gap d is d²/2 on average, so the same rounding makes half its square; tenfold, since a mean of squares has a tail
+        evidence += "; it holds what was learned between the updates of a step, or the age of rollouts, too, so it is not judged"
+    # k3 of a gap d is d²/2 on average, so the same rounding makes half its square; tenfold, since a mean of squares has
+    # a tail
     most = 10 * ROUNDING[number_format(recipe, recipe.policy.name)].mean ** 2 / 2
-    yield Check(name=name, is_passed=None if several else worst <= max(most, SMALLEST_KL), said=said)
+    yield Check(name=name, is_passed=None if several else worst <= max(most, SMALLEST_KL), evidence=evidence)

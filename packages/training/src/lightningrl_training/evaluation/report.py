@@ -1,4 +1,4 @@
-"""An evaluation from its words to its file: who is examined, against whom, and what is kept of it."""
+"""An evaluation from what a user writes to its file: who is examined, against whom, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightningrl_training.run_sync import Show, show_nobody
 __all__ = ["EvaluationReport", "Price", "evaluate_policies"]
 
 Price = tuple[float, float]
-"""Of a million prompt tokens, and of a million completion tokens."""
+"""Price of a million prompt tokens, and of a million completion tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +34,12 @@ class EvaluationReport:
     comparison: Comparison | None
     """None = there was one policy."""
     slices: tuple[str, ...] = ()
-    """Keys that were asked for."""
+    """Keys of slices that were asked for."""
     path: Path
-    """Its file."""
+    """File of the report."""
 
     def numbers(self) -> dict[str, Any]:
-        """As JSON; of the evaluations what is computed, too."""
+        """Values for JSON, with what is computed from the evaluations."""
         rows = [{**msgspec.to_builtins(one), "summary": _summary(one, self.slices)} for one in self.evaluations]
         verdicts = None if self.comparison is None else {**msgspec.to_builtins(self.comparison), "verdict": self.comparison.verdict.value}
         if verdicts is not None and self.comparison is not None:
@@ -63,32 +63,32 @@ async def evaluate_policies(
 ) -> EvaluationReport:
     """See `lightningrl.evaluate`."""
     shared = load_recipe(recipe) if isinstance(recipe, Path) else recipe
-    first = _with(find_candidate(policy, shared, api_key_env=api_key_env), settings)
-    known = _known(against)
+    first = _with_settings(find_candidate(policy, shared, api_key_env=api_key_env), settings)
+    earlier = _read_earlier(against)
     if how.batch is not None and against is None:
         raise ConfigError("only a comparison can be decided before all tasks have run; name another policy: --against")
     candidates = [first]
-    if against is not None and known is None:
-        candidates.append(_with(find_candidate(against, first.recipe, api_key_env=api_key_env), settings))
+    if against is not None and earlier is None:
+        candidates.append(_with_settings(find_candidate(against, first.recipe, api_key_env=api_key_env), settings))
     path = _place(policy, out)
-    found, comparison = await examine(candidates, how, path.with_suffix(""), slices=slices, prices=prices, known=known, show=show)
-    report = EvaluationReport(evaluations=tuple(found), comparison=comparison, slices=tuple(slices), path=path)
+    evaluations, comparison = await examine(candidates, how, path.with_suffix(""), slices=slices, prices=prices, earlier=earlier, show=show)
+    report = EvaluationReport(evaluations=tuple(evaluations), comparison=comparison, slices=tuple(slices), path=path)
     with create_private(path) as file:
         file.write(msgspec.json.format(msgspec.json.encode(report.numbers()), indent=1) + b"\n")
     return report
 
 
-def _known(against: str | None) -> Evaluation | None:
-    """The evaluation that lies in the file, where the words name one."""
+def _read_earlier(against: str | None) -> Evaluation | None:
+    """Read the evaluation in the file that the text names; None where it names none."""
     return read_evaluation(Path(against)) if against is not None and Path(against).is_file() else None
 
 
-def _with(candidate: Candidate, settings: dict[str, Any] | None) -> Candidate:
+def _with_settings(candidate: Candidate, settings: dict[str, Any] | None) -> Candidate:
     return replace(candidate, recipe=with_settings(candidate.recipe, settings)) if settings else candidate
 
 
 def _place(policy: str, out: Path | None) -> Path:
-    """A new file for the results."""
+    """Choose a new file for the results."""
     run = run_of(policy)
     path = out or (run or Path()) / "evaluations" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     while out is None and path.exists():
@@ -104,14 +104,14 @@ def _place(policy: str, out: Path | None) -> Path:
     return path
 
 
-def _summary(one: Evaluation, slices: Sequence[str]) -> dict[str, Any]:
+def _summary(evaluation: Evaluation, slices: Sequence[str]) -> dict[str, Any]:
     return {
-        "reward": msgspec.to_builtins(one.reward),
-        "pass_at": {str(k): msgspec.to_builtins(one.pass_at(k)) for k in one.ks},
-        "slices": {key: msgspec.to_builtins(one.slice_rewards(key)) for key in slices},
-        "failed": one.failed,
-        "without_result": one.without_result,
-        "seconds": one.seconds,
-        "tokens": one.tokens,
-        "cost": one.cost,
+        "reward": msgspec.to_builtins(evaluation.reward),
+        "pass_at": {str(k): msgspec.to_builtins(evaluation.pass_at(k)) for k in evaluation.ks},
+        "slices": {key: msgspec.to_builtins(evaluation.slice_rewards(key)) for key in slices},
+        "failed": evaluation.failed,
+        "without_result": evaluation.without_result,
+        "seconds": evaluation.seconds,
+        "tokens": evaluation.tokens,
+        "cost": evaluation.cost,
     }

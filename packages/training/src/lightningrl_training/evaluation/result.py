@@ -1,9 +1,10 @@
-"""The results of a policy on tasks: every sample's reward, and what is said of them together.
+"""Results of a policy on tasks: every sample's reward, and statistics of them.
 
 tasks[task].samples[sample] ─► pass@k, mean reward, slices, tokens, seconds, cost
 
-A failure of the agent (an error, a time-out, a context that overflows) is the lowest reward that there is: a policy that breaks on hard
-tasks is no better for it. A failure of ours, or of a reward, is no result: it is left out and counted.
+A failure of the agent (an error, a time-out, a context that overflows) is the lowest reward that there is: a policy
+that breaks on hard tasks is no better for it. A failure of ours, or of a reward, is no result: it is left out and
+counted.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ NEARLY = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatedSample:
-    """One rollout."""
+    """The result of one rollout."""
 
     rollout_id: str
     reward: float | None
     """None = it failed."""
     outcome: Outcome
     calls: int
-    """Of models."""
+    """Calls of models."""
     prompt_tokens: int | None
     """None = the provider does not say."""
     completion_tokens: int | None
     seconds: float
 
     def value(self, lowest: float) -> float | None:
-        """What it counts; None = nothing, it is no result."""
+        """Value that the sample counts with; None = it is no result."""
         if self.reward is None and self.outcome.is_agents_own:
             return lowest
         return self.reward
@@ -49,11 +50,11 @@ class EvaluatedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatedTask:
-    """One task's samples."""
+    """The samples of one task."""
 
     id: str
     slices: Mapping[str, str]
-    """Of its metadata and its input, what is short enough to group by."""
+    """Short values of its metadata and its input, to group tasks by."""
     samples: tuple[EvaluatedSample, ...]
 
 
@@ -66,34 +67,35 @@ class Evaluation:
     """Training steps that its weights have; None = not known."""
     recipe: str
     samples: int
-    """Asked for, of each task."""
+    """Samples asked for, of each task."""
     sampling: SamplingSettings | None
-    """None = as the agent asks: the provider's."""
+    """Sampling settings; None = as the agent asks, since a provider answers."""
     bounds: tuple[float, float]
     """Least and most that a reward may be, as the recipe says."""
     passes: float
-    """The least reward that passes."""
+    """Least reward that passes."""
     tasks: tuple[EvaluatedTask, ...]
-    """In the random order in which they were run."""
+    """Tasks in the random order in which they were run."""
     asked: int
     """Tasks that might have been run."""
     price: tuple[float, float] | None = None
-    """Of a million prompt tokens, and of a million completion tokens; None = nobody said."""
+    """Price of a million prompt tokens, and of a million completion tokens; None = not given."""
     rollouts: str | None = None
-    """The folder that `lightningrl rollouts --run` reads."""
+    """Folder that `lightningrl rollouts --run` reads."""
     at: float = 0.0
     """Unix seconds."""
 
     @property
     def lowest(self) -> float:
-        """The value of the agent's own failures: the least that a reward may be, or less, where one was."""
+        """Value of the agent's own failures: the least that a reward may be, or less, where one was."""
         return min([self.bounds[0], *(sample.reward for sample in self._all() if sample.reward is not None)])
 
     def values(self, lowest: float | None = None) -> dict[str, list[float]]:
-        """By task, of the samples that have a result; tasks without any are not among them. `lowest` None = its own."""
+        """Values of the samples that have a result, by task; tasks without any are left out. `lowest` None = its
+        own."""
         least = self.lowest if lowest is None else lowest
-        found = {task.id: [value for one in task.samples if (value := one.value(least)) is not None] for task in self.tasks}
-        return {task: values for task, values in found.items() if values}
+        values_by_task = {task.id: [value for sample in task.samples if (value := sample.value(least)) is not None] for task in self.tasks}
+        return {task: values for task, values in values_by_task.items() if values}
 
     def means(self, lowest: float | None = None) -> dict[str, float]:
         return {task: float(np.mean(values)) for task, values in self.values(lowest).items()}
@@ -104,13 +106,13 @@ class Evaluation:
 
     @property
     def reward(self) -> Interval | None:
-        """The mean over tasks; None = nothing has a result."""
+        """Mean reward over tasks; None = nothing has a result."""
         means = list(self.task_means.values())
         return mean_interval(means, bounds=self.bounds if self.fits_bounds else None) if means else None
 
     @property
     def fits_bounds(self) -> bool:
-        """Whether every reward is where the recipe says."""
+        """True if every reward is within the recipe's bounds."""
         low, high = self.bounds
         return all(low - NEARLY <= value <= high + NEARLY for values in self.values().values() for value in values)
 
@@ -125,16 +127,16 @@ class Evaluation:
 
     @property
     def ks(self) -> list[int]:
-        """The k that are shown: 1, 2, 4 … and all samples."""
+        """Values of k to show: 1, 2, 4 … and all samples."""
         return sorted({*(2**power for power in range(int(math.log2(self.samples)) + 1)), self.samples})
 
     def by_slice(self, key: str) -> dict[str, list[str]]:
-        """Task ids by the value that their metadata has for `key`; none where no task that was run has it."""
-        found: dict[str, list[str]] = {}
+        """Task ids by the value that their metadata has for `key`; empty where no task that was run has it."""
+        slices: dict[str, list[str]] = {}
         for task in self.tasks:
             if key in task.slices:
-                found.setdefault(task.slices[key], []).append(task.id)
-        return dict(sorted(found.items()))
+                slices.setdefault(task.slices[key], []).append(task.id)
+        return dict(sorted(slices.items()))
 
     def slice_rewards(self, key: str) -> dict[str, Interval]:
         means = self.task_means
@@ -146,30 +148,31 @@ class Evaluation:
 
     @property
     def without_result(self) -> int:
-        return sum(one.value(self.bounds[0]) is None for one in self._all())
+        return sum(sample.value(self.bounds[0]) is None for sample in self._all())
 
     @property
     def failed(self) -> int:
-        """Samples that the agent ended by an error, a time-out or too long a context: they count as the lowest reward."""
-        return sum(one.reward is None and one.outcome.is_agents_own for one in self._all())
+        """Samples that the agent ended by an error, a time-out or too long a context: they count as the lowest
+        reward."""
+        return sum(sample.reward is None and sample.outcome.is_agents_own for sample in self._all())
 
     @property
     def seconds(self) -> float:
-        """Of a rollout, the mean."""
-        return float(np.mean([one.seconds for one in self._all()])) if self.tasks else 0.0
+        """Mean seconds of a rollout."""
+        return float(np.mean([sample.seconds for sample in self._all()])) if self.tasks else 0.0
 
     @property
     def tokens(self) -> tuple[float, float] | None:
-        """Prompt and completion tokens of a rollout, the means; None = the provider does not say."""
-        pairs = [(one.prompt_tokens, one.completion_tokens) for one in self._all()]
-        known = [(prompt, completion) for prompt, completion in pairs if prompt is not None and completion is not None]
-        if not known or len(known) < len(pairs):
+        """Mean prompt and completion tokens of a rollout; None = the provider does not say."""
+        pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in self._all()]
+        counted = [(prompt, completion) for prompt, completion in pairs if prompt is not None and completion is not None]
+        if not counted or len(counted) < len(pairs):
             return None
-        return float(np.mean([prompt for prompt, _ in known])), float(np.mean([completion for _, completion in known]))
+        return float(np.mean([prompt for prompt, _ in counted])), float(np.mean([completion for _, completion in counted]))
 
     @property
     def cost(self) -> float | None:
-        """Of all rollouts together; None = no price, or no tokens, are known."""
+        """Cost of all rollouts together; None = no price or no tokens are known."""
         if self.price is None or self.tokens is None:
             return None
         return sum(tokens * price for tokens, price in zip(self.tokens, self.price, strict=True)) * sum(1 for _ in self._all()) / 1e6
@@ -199,7 +202,7 @@ PROMPT_NAMES, COMPLETION_NAMES = ("prompt_tokens", "input_tokens"), ("completion
 
 
 def _usage(call: OtherCall) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens of a forwarded call: none where the provider refused it, no completion of an embedding."""
+    """Mean prompt and completion tokens of a rollout; None = the provider does not say."""
     if call.status is not None and call.status >= 400:
         return 0, 0
     usage = call.answer.get("usage") if isinstance(call.answer, Mapping) else None
@@ -211,15 +214,15 @@ def _usage(call: OtherCall) -> tuple[int | None, int | None]:
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    counted = [count for count in counts if count is not None]
+    return sum(counted) if len(counted) == len(counts) else None
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """The first evaluation of a file that `lightningrl eval` wrote. Raises ConfigError."""
+    """Read the first evaluation of a file that `lightningrl eval` wrote. Raises ConfigError."""
     try:
-        found = msgspec.json.decode(path.read_bytes())
-        return msgspec.convert(found["evaluations"][0], Evaluation)
+        report = msgspec.json.decode(path.read_bytes())
+        return msgspec.convert(report["evaluations"][0], Evaluation)
     except (OSError, msgspec.MsgspecError, KeyError, IndexError, TypeError) as error:
         raise ConfigError(
             f"{str(path)!r} is no evaluation ({type(error).__name__}: {error}); give a file that `lightningrl eval` wrote"

@@ -1,10 +1,10 @@
-"""What can be said of rewards on tasks, in pure numpy.
+"""Statistics of rewards on tasks, in pure numpy.
 
-rewards[task][sample] ─► mean per task ─► interval of the mean        (Student's t over tasks: a task's samples are no new tasks)
+rewards[task][sample] ─► mean per task ─► interval of the mean      (t over tasks: a task's samples are no new tasks)
 two policies, same tasks ─► difference per task ─► interval, and a betting test that may be looked at after every task
 slices ─► a p-value each ─► corrected for their number (Holm)
 
-The tasks are the sample and the policies the treatment: what is said holds for tasks like these.
+Tasks are the sample and policies the treatment: the results hold for tasks like these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Numbers = NDArray[np.float64]
 GRID = 401
 """Candidate means that the betting interval tries."""
 LARGEST_BET = 0.75
-"""Of what may be staked without ruin; Waudby-Smith & Ramdas name 1/2 and 3/4."""
+"""Largest stake, as a share of what may be staked without ruin; Waudby-Smith & Ramdas name 1/2 and 3/4."""
 EXACT = 12
 """Differences up to which every flip of signs is tried."""
 FLIPS = 9999
@@ -32,7 +32,7 @@ NEARLY = 1e-9
 
 
 class Verdict(StrEnum):
-    """Of a comparison."""
+    """The result of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -41,16 +41,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean and where it lies."""
+    """A mean and its confidence interval."""
 
     mean: float
     low: float | None
-    """None = nothing can be said: too few values."""
+    """Lower end; None = there are too few values for an interval."""
     high: float | None
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that at least one of k samples passes, without bias. `k` is at most `samples`."""
+    """Chance that at least one of k samples passes, without bias. `k` is at most `samples`."""
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} wants at least {k} samples of a task, and there are {samples}")
     # 1 - C(n - c, k) / C(n, k)  (Chen et al. 2021, arXiv 2107.03374, eq. 1)
@@ -58,23 +58,24 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None, level: float = 0.95) -> Interval:
-    """The mean of independent values, with Student's t interval, cut where `bounds`, the least and most that a value can be, end. Where
-    all values are equal, t would claim to be certain: then bounds give the interval of `bet`; without them there is none."""
-    found = np.asarray(values, dtype=np.float64)
-    mean = float(found.mean())
-    if len(found) < 2 or np.ptp(found) <= NEARLY:
-        if bounds is None or len(found) < 2:
+    """Mean of independent values with Student's t interval, cut where `bounds`, the least and most that a value can be,
+    end. Where all values are equal, t would claim to be certain: then bounds give the interval of `bet`; without them
+    there is none."""
+    numbers = np.asarray(values, dtype=np.float64)
+    mean = float(numbers.mean())
+    if len(numbers) < 2 or np.ptp(numbers) <= NEARLY:
+        if bounds is None or len(numbers) < 2:
             return Interval(mean=mean, low=None, high=None)
-        return bet(found, bounds=bounds, level=level, horizon=len(found)).interval
-    half = t_quantile(len(found) - 1, level) * float(found.std(ddof=1)) / math.sqrt(len(found))
+        return bet(numbers, bounds=bounds, level=level, horizon=len(numbers)).interval
+    half = t_quantile(len(numbers) - 1, level) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     low, high = (-math.inf, math.inf) if bounds is None else bounds
     return Interval(mean=mean, low=max(low, mean - half), high=min(high, mean + half))
 
 
 def t_quantile(freedom: int, level: float) -> float:
     """The t that |T| stays below with probability `level`."""
-    # With t = √ν tan θ the density of T is cos^(ν-1) θ on (-π/2, π/2): smooth and bounded, so a sum over a grid is exact enough.
-    # cos is far below its top beyond some 12 / √ν.
+    # With t = √ν tan θ the density of T is cos^(ν-1) θ on (-π/2, π/2): smooth and bounded, so a sum over a grid is
+    # exact enough. cos is far below its top beyond some 12 / √ν.
     angles = np.linspace(0.0, min(math.pi / 2, 12.0 / math.sqrt(freedom)), 20_001)
     density = np.cos(angles) ** (freedom - 1)
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
@@ -83,14 +84,14 @@ def t_quantile(freedom: int, level: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bet:
-    """What a gambler's capital says of a mean."""
+    """Anytime-valid interval and verdict for a mean, by betting."""
 
     interval: Interval
-    """Holds at every look at once, with the level's probability."""
+    """Interval that holds at every look at once, with the level's probability."""
     decided_after: int | None
-    """Values until it left out `null` for good; None = it has not."""
+    """Values until the interval left out `null` for good; None = it has not."""
     verdict: Verdict
-    """Of the mean against `null`."""
+    """Verdict on the mean against `null`."""
 
 
 def bet(
@@ -101,12 +102,13 @@ def bet(
     level: float = 0.95,
     horizon: int,
 ) -> Bet:
-    """A mean of bounded values that come one after the other, in any random order, judged after each of them.
+    """Judge the mean of bounded values that come one after the other, in any random order, after each of them.
 
-    Against each candidate mean m a gambler stakes on "more" and another on "less", half of the money each; who is right by chance cannot
-    make 1 / (1 - level) of it, however often one looks (Ville 1939). The candidates that nobody became rich against are the interval: the
-    hedged capital process of Waudby-Smith & Ramdas (2023, "Estimating means of bounded random variables by betting", arXiv 2010.09686).
-    Stakes are those for a test of `horizon` values in all; with more or fewer it holds as well, and sees less. No distribution is assumed.
+    Against each candidate mean m a gambler stakes on "more" and another on "less", half of the money each; who is right
+    by chance cannot make 1 / (1 - level) of it, however often one looks (Ville 1939). The candidates that nobody became
+    rich against are the interval: the hedged capital process of Waudby-Smith & Ramdas (2023, "Estimating means of
+    bounded random variables by betting", arXiv 2010.09686). Stakes are those for a test of `horizon` values in all;
+    with more or fewer it holds as well, and sees less. No distribution is assumed.
     """
     low, high = bounds
     raw = np.asarray(values, dtype=np.float64)
@@ -114,9 +116,9 @@ def bet(
     candidates = np.append(np.linspace(0.0, 1.0, GRID), (null - low) / (high - low))
     is_out = _richest(scaled, candidates, level=level, horizon=horizon) >= -math.log(1.0 - level)
     ever: NDArray[np.bool_] = np.asarray(is_out.any(axis=0))
-    kept = candidates[:-1][~ever[:-1]]
+    remaining = candidates[:-1][~ever[:-1]]
     mean = float(raw.mean())
-    edge = (low + (high - low) * float(kept.min()), low + (high - low) * float(kept.max())) if len(kept) else (mean, mean)
+    edge = (low + (high - low) * float(remaining.min()), low + (high - low) * float(remaining.max())) if len(remaining) else (mean, mean)
     decided, verdict = None, Verdict.NOT_ENOUGH
     if ever[-1]:
         decided = int(np.argmax(is_out[:, -1])) + 1
@@ -125,7 +127,7 @@ def bet(
 
 
 def _richest(values: Numbers, candidates: Numbers, *, level: float, horizon: int) -> Numbers:
-    """`[after][candidate]`: log of the hedged capital."""
+    """Log of the hedged capital, `[after][candidate]`."""
     count = np.arange(1, len(values) + 1)
     # mean and variance before each value: those so far with one of 1/2 ahead of them, whose variance counts as 1/4
     means = (0.5 + np.cumsum(values)) / (count + 1)
@@ -141,21 +143,23 @@ def _richest(values: Numbers, candidates: Numbers, *, level: float, horizon: int
 
 
 def sign_flip_p(differences: Sequence[float] | Numbers, *, seed: int = 0) -> float:
-    """How often a mean difference as large as this comes by chance where both policies are alike: then each task's difference might as
-    well have the other sign. All flips of few differences, 9,999 random ones of many (Fisher 1935; Phipson & Smyth 2010 for the + 1)."""
-    found = np.asarray(differences, dtype=np.float64)
-    if len(found) <= EXACT:
-        signs = 1.0 - 2.0 * ((np.arange(2 ** len(found))[:, None] >> np.arange(len(found))) & 1)
-        return float(np.mean(np.abs(signs @ found) >= abs(found.sum()) - 1e-12))
-    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(FLIPS, len(found)))
-    return float((1 + np.sum(np.abs(signs @ found) >= abs(found.sum()) - 1e-12)) / (FLIPS + 1))
+    """P-value of a mean difference: the chance of one as large where both policies are alike, since each task's
+    difference might then as well have the other sign. All flips of few differences are tried, 9,999 random ones of many
+    (Fisher 1935; Phipson & Smyth 2010 for the + 1)."""
+    numbers = np.asarray(differences, dtype=np.float64)
+    if len(numbers) <= EXACT:
+        signs = 1.0 - 2.0 * ((np.arange(2 ** len(numbers))[:, None] >> np.arange(len(numbers))) & 1)
+        return float(np.mean(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12))
+    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(FLIPS, len(numbers)))
+    return float((1 + np.sum(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12)) / (FLIPS + 1))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """P-values of several questions, so that with each below 0.05 called different, all of it is right 95 times in 100 (Holm 1979)."""
-    found: dict[str, float] = {}
+    """Correct the p-values of several questions, so that, where each below 0.05 is called different, all of it is right
+    95 times in 100 (Holm 1979)."""
+    corrected: dict[str, float] = {}
     largest = 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p))
-        found[name] = largest
-    return {name: found[name] for name in p_values}
+        corrected[name] = largest
+    return {name: corrected[name] for name in p_values}

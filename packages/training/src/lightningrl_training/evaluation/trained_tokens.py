@@ -1,6 +1,6 @@
 """The check of trained tokens: each sampled, after the same tokens, once.
 
-steps ─► rows as they were trained ─► every trained token is a sampled one, after the tokens that it was sampled after, once
+steps ─► rows as they were trained ─► every trained token was sampled, after the same tokens, once
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lightningrl.records import StepRecord
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
 from lightningrl_credit.scoring import only_trained
 from lightningrl_training.build import trained_calls
-from lightningrl_training.evaluation.check import Check
+from lightningrl_training.evaluation.gap import Check
 from lightningrl_training.evaluation.recomputation import is_sampled, read_trajectories
 from lightningrl_viewer.reading.reader import StoredRun
 
@@ -53,34 +53,36 @@ class TrainedTokens:
             self.unsampled += 0 if is_as_sampled else len(places)
 
     def checks(self, steps: Sequence[StepRecord]) -> Iterator[Check]:
-        """None passes where nothing was trained: nothing can be said of it then."""
+        """Yield the checks. Where nothing was trained, they are undecided (`is_passed` is None)."""
         has_any = self.tokens > 0
-        said = f"{self.tokens} trained tokens, {self.unsampled} of them not sampled so, after the same tokens"
-        yield Check(name="trained tokens were sampled", is_passed=self.unsampled == 0 if has_any else None, said=said)
+        evidence = f"{self.tokens} trained tokens, {self.unsampled} of them not sampled so, after the same tokens"
+        yield Check(name="trained tokens were sampled", is_passed=self.unsampled == 0 if has_any else None, evidence=evidence)
         ratio = self.tokens / max(1, self.unique)
-        said = f"{self.tokens} trained of {self.unique} different tokens: each {ratio:.2f} times"
-        yield Check(name="each is trained once", is_passed=self.tokens == self.unique if has_any else None, said=said)
+        evidence = f"{self.tokens} trained of {self.unique} different tokens: each {ratio:.2f} times"
+        yield Check(name="each is trained once", is_passed=self.tokens == self.unique if has_any else None, evidence=evidence)
         forgotten = [step.step for step in steps if step.is_forgotten]
         judged = (step for step in steps if not step.is_forgotten)
         differ = [step.step for step in judged if step.metrics.get("trained_tokens", 0.0) != self.by_step.get(step.step, 0)]
-        said = "rows made from the record have as many tokens as the steps counted"
+        evidence = "rows made from the record have as many tokens as the steps counted"
         if forgotten:
-            said += f"; nothing is said of steps {forgotten[0]} to {forgotten[-1]}, whose rollouts were forgotten (loop.keep_rollouts)"
+            evidence += f"; nothing is said of steps {forgotten[0]} to {forgotten[-1]}, whose rollouts were forgotten (loop.keep_rollouts)"
         if differ:
             counted = next(step.metrics.get("trained_tokens", 0.0) for step in steps if step.step == differ[0])
-            said = f"step {differ[0]} counted {counted:.0f} tokens, and the record has {self.by_step.get(differ[0], 0)}"
-        yield Check(name="the record is what was trained", is_passed=not differ, said=said)
+            evidence = f"step {differ[0]} counted {counted:.0f} tokens, and the record has {self.by_step.get(differ[0], 0)}"
+        yield Check(name="the record is what was trained", is_passed=not differ, evidence=evidence)
 
 
 async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
-    """The rows that teach, made again from trajectories and advantages as the store has them."""
+    """Make the rows that teach again, from trajectories and advantages as the store has them."""
     trained, calls = TrainedTokens(), trained_calls(recipe)
     for step in await run.look.steps():
-        trajectories = {one.rollout_id: one async for one in read_trajectories(run, step.rollout_ids)}
+        trajectories = {trajectory.rollout_id: trajectory async for trajectory in read_trajectories(run, step.rollout_ids)}
         scores = {score.rollout_id: score.advantages for score in await run.look.scores(step.rollout_ids)}
-        chosen = [only_trained(one, calls) for one in trajectories.values()]
+        chosen = [only_trained(trajectory, calls) for trajectory in trajectories.values()]
         group = TrajectoryGroup(id=f"step {step.step}", trajectories=tuple(chosen))
-        advantages = tuple(tuple(scores.get(one.rollout_id, {}).get(call.id) for call in one.transitions) for one in chosen)
+        advantages = tuple(
+            tuple(scores.get(trajectory.rollout_id, {}).get(call.id) for call in trajectory.transitions) for trajectory in chosen
+        )
         for row in teaching_rows(build_samples([group], [advantages], rows=recipe.samples.rows, aggregation="token_mean")):
             trained.add(step.step, row, trajectories[row.rollout_id])
     return trained

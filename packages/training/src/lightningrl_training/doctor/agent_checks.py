@@ -29,35 +29,37 @@ __all__ = [
 ]
 
 MANY_ERRORS = 0.1
-"""Share of rollouts that raise from which on it is worth a look."""
+"""Share of rollouts that raise, from which a warning is given."""
 SLOW = 0.5
-"""Share of the time limit from which on a rollout is near it."""
+"""Share of the time limit from which a rollout counts as near it."""
 MUCH_CUT = 0.3
 """Share of calls that end at their limit of tokens."""
 MOSTLY_CUT = 0.75
-"""The same, from which on too few answers are whole to learn from: a policy that is cut off at once ends some by chance."""
+"""The same, from which too few answers are whole to learn from: a policy that is cut off at once ends some by
+chance."""
 MANY_LEFT = 0.1
 """Share of calls whose stream was left."""
 MUCH_LOST = 0.02
 """Share of sampled tokens that are in no recorded call."""
 FEW_CALLS = 4
-"""Of a tool, with which nothing is said about it yet."""
+"""Calls of a tool below which nothing is concluded about it."""
 
 
 def calls_made(seen: Observation) -> Finding:
-    """Whether each rollout asked the policy, and whom else."""
-    silent = [one for one in seen.rollouts if not one.transitions]
-    others = [call for one in seen.rollouts for call in one.other_calls]
+    """Check that each rollout calls the policy, and find what other models it calls."""
+    silent = [rollout for rollout in seen.rollouts if not rollout.transitions]
+    others = [call for rollout in seen.rollouts for call in rollout.other_calls]
     hosts = Counter(call.path for call in others if call.kind is OtherCallKind.ELSEWHERE)
     refused = [call for call in others if call.kind is OtherCallKind.REFUSED]
     if len(silent) == len(seen.rollouts) and refused:
         return failed(
-            f"every call was refused: {refused[0].message}", "mend what the sentence says; nothing can be learned from refused calls"
+            f"every call was refused: {refused[0].message}",
+            "mend what the sentence says; nothing can be learned from refused calls",
         )
     if hosts:
         where = ", ".join(f"{host} ({count} rollouts)" for host, count in hosts.most_common(3))
-        found = failed if silent else warned
-        return found(
+        judge = failed if silent else warned
+        return judge(
             f"{len(silent)} of {len(seen.rollouts)} rollouts made no call that came here; models were called at {where}",
             "name that endpoint in runtime.base_urls if the policy is to answer in its place",
         )
@@ -65,85 +67,88 @@ def calls_made(seen: Observation) -> Finding:
         sentence, _, remedy = cache.rpartition("; ")
         return warned(sentence, remedy)
     if silent:
-        found = failed if len(silent) == len(seen.rollouts) else warned
-        return found(
+        judge = failed if len(silent) == len(seen.rollouts) else warned
+        return judge(
             f"{len(silent)} of {len(seen.rollouts)} rollouts made no model call; one is {silent[0].rollout_id}",
-            "let the agent call the model for every task; where its client has a base URL of its own, name it in runtime.base_urls; "
+            "let the agent call the model for every task; where its client has a base URL of its own, name it in "
+            "runtime.base_urls; "
             f"where it answers from {CACHES}, switch that off",
         )
     refusals = f", {len(refused)} refused: {refused[0].message}" if refused else ""
-    counts = [len(one.transitions) for one in seen.rollouts]
-    said = f"{sum(counts)} calls in {len(counts)} rollouts, {min(counts)} to {max(counts)} each{refusals}"
+    counts = [len(rollout.transitions) for rollout in seen.rollouts]
+    summary = f"{sum(counts)} calls in {len(counts)} rollouts, {min(counts)} to {max(counts)} each{refusals}"
     if refused:
-        return warned(said, "mend what the sentence says, or let the agent not make the call")
-    return passed(said)
+        return warned(summary, "mend what the sentence says, or let the agent not make the call")
+    return passed(summary)
 
 
 def errors(seen: Observation) -> Finding:
-    """Whether the agent ends without raising, and its attempts were not run again."""
+    """Check that the agent ends without raising, and that no attempt had to be run again."""
     every = (*seen.rollouts, *seen.validation)
-    wrong = [one for one in every if one.outcome in (Outcome.AGENT_ERROR, Outcome.INFRASTRUCTURE_ERROR)]
+    wrong = [rollout for rollout in every if rollout.outcome in (Outcome.AGENT_ERROR, Outcome.INFRASTRUCTURE_ERROR)]
     again = seen.attempts - len(seen.every)
     if not wrong:
         retried = f"; {again} attempts were run again" if again > 0 else ""
         return passed(f"none of {len(every)} rollouts raised{retried}")
-    said = f"{len(wrong)} of {len(every)} rollouts raised; first, {wrong[0].rollout_id}: {first_line(wrong[0].error)}"
-    if all(one in wrong for one in seen.rollouts):
-        return failed(said, "mend the agent: `lightningrl try RECIPE` shows one rollout with its calls")
+    summary = f"{len(wrong)} of {len(every)} rollouts raised; first, {wrong[0].rollout_id}: {first_line(wrong[0].error)}"
+    if all(rollout in wrong for rollout in seen.rollouts):
+        return failed(summary, "mend the agent: `lightningrl try RECIPE` shows one rollout with its calls")
     if len(wrong) > MANY_ERRORS * len(every):
         return warned(
-            said,
+            summary,
             "mend it, or, where the policy is to learn not to cause it, set outcomes.agent_error = 'train': such rollouts are left out now",
         )
-    return passed(said)
+    return passed(summary)
 
 
 def time_limit(seen: Observation) -> Finding:
-    """Whether rollouts have time enough."""
+    """Check that rollouts have time enough."""
     limit = seen.recipe.runtime.limit_s
     every = (*seen.rollouts, *seen.validation)
-    late = [one for one in every if one.outcome is Outcome.TIMEOUT]
+    late = [rollout for rollout in every if rollout.outcome is Outcome.TIMEOUT]
     if late:
         return failed(
             f"{len(late)} of {len(every)} rollouts ran longer than runtime.timeout_s = {limit:g} s",
             "raise runtime.timeout_s, lower sampling.max_tokens, or make the agent stop in time",
         )
-    slowest = max(every, key=lambda one: one.duration_s)
-    said = f"the slowest of {len(every)} rollouts took {slowest.duration_s:.1f} s of the {limit:g} s that it has"
+    slowest = max(every, key=lambda rollout: rollout.duration_s)
+    summary = f"the slowest of {len(every)} rollouts took {slowest.duration_s:.1f} s of the {limit:g} s that it has"
     if slowest.duration_s > SLOW * limit:
-        return warned(said, "raise runtime.timeout_s: a busy machine, or longer answers, bring rollouts over it")
-    return passed(said)
+        return warned(summary, "raise runtime.timeout_s: a busy machine, or longer answers, bring rollouts over it")
+    return passed(summary)
 
 
 def calls_captured(seen: Observation) -> Finding:
-    """Whether what the engine sampled is what was recorded, no more and no less."""
-    calls = [call for one in seen.every for call in one.transitions if call.replayed_from is None]
+    """Check that every token that the engine sampled was recorded, and no more."""
+    calls = [call for rollout in seen.every for call in rollout.transitions if call.replayed_from is None]
     recorded = sum(len(call.completion_ids) for call in calls)
     broken = sum(call.finish_reason is FinishReason.BROKEN_OFF for call in calls)
     left = f", {broken} of them streams that the agent left" if broken else ""
-    said = f"{recorded} sampled tokens are in {len(calls)} recorded calls{left}"
+    summary = f"{recorded} sampled tokens are in {len(calls)} recorded calls{left}"
     if broken > MANY_LEFT * len(calls):
-        return warned(said, "read streams to their end; only what the agent had been sent is trained")
+        return warned(summary, "read streams to their end; only what the agent had been sent is trained")
     if seen.sampled_tokens is None or seen.attempts > len(seen.every):
-        return passed(f"{said}; attempts that were run again sampled more")
-    said += f", and the engine sampled {seen.sampled_tokens}"
+        return passed(f"{summary}; attempts that were run again sampled more")
+    summary += f", and the engine sampled {seen.sampled_tokens}"
     if seen.sampled_tokens - recorded > MUCH_LOST * max(1, seen.sampled_tokens):
         return warned(
-            said, "the agent gives up on calls before their answer: give its client a longer timeout; what it left is not trained"
+            summary,
+            "the agent gives up on calls before their answer: give its client a longer timeout; what it left is not trained",
         )
-    return passed(said)
+    return passed(summary)
 
 
 def retries_counted_once(seen: Observation) -> Finding:
-    """Whether a rollout asks the very same thing twice in a row, as a hand-made retry does."""
-    asked = [one for one in seen.rollouts if any(True for _ in _asked_again(one.transitions))]
-    calls = sum(1 for one in seen.rollouts for _ in _asked_again(one.transitions))
+    """Look for a prompt that a rollout sends twice in a row, as a hand-made retry does."""
+    asked = [rollout for rollout in seen.rollouts if any(True for _ in _asked_again(rollout.transitions))]
+    calls = sum(1 for rollout in seen.rollouts for _ in _asked_again(rollout.transitions))
     if not asked:
         return passed("no rollout asks the same prompt twice in a row")
-    said = f"{calls} calls of {len(asked)} rollouts repeat the prompt of the call before them; one is in {asked[0].rollout_id}"
+    summary = f"{calls} calls of {len(asked)} rollouts repeat the prompt of the call before them; one is in {asked[0].rollout_id}"
     return warned(
-        said,
-        "where these are retries, let the client make them (max_retries) or send one x-lightningrl-call-id: they are then one call; "
+        summary,
+        "where these are retries, let the client make them (max_retries) or send one x-lightningrl-call-id: they are "
+        "then one call; "
         "where several answers are wanted, all is well",
     )
 
@@ -156,30 +161,33 @@ def _asked_again(calls: Sequence[Transition]) -> Iterator[Transition]:
 
 
 def roles_named(seen: Observation) -> Finding:
-    """Whether the roles that the recipe speaks of are those that calls have."""
+    """Check that the roles which the recipe names are those of the calls."""
     roles = Counter(call.agent for call in seen.calls)
-    said = ", ".join(f"{name or 'no role'} {count}" for name, count in roles.most_common(8))
+    counts = ", ".join(f"{name or 'no role'} {count}" for name, count in roles.most_common(8))
     if seen.missing_roles:
-        return failed(seen.missing_roles, "correct the name, or name the role where the agent makes the call: docs/hand-written.md")
+        return failed(
+            seen.missing_roles,
+            "correct the name, or name the role where the agent makes the call: docs/hand-written.md",
+        )
     needed = seen.recipe.credit.compare == "role" or "agents" in seen.requires or _names_roles(seen)
     if needed and roles[None]:
         return warned(
-            f"{roles[None]} of {len(seen.calls)} calls have no role ({said}), and the recipe tells roles apart",
+            f"{roles[None]} of {len(seen.calls)} calls have no role ({counts}), and the recipe tells roles apart",
             "name an adapter in `adapters`, a [roles.NAME] table, or `with role(...)` around the calls",
         )
     left_out = explain_left_out(seen.rollouts, seen.recipe)
-    return passed("; ".join(filter(None, (f"calls by role: {said or 'none'}", left_out))))
+    return passed("; ".join(filter(None, (f"calls by role: {counts or 'none'}", left_out))))
 
 
 def _names_roles(seen: Observation) -> bool:
     policies = seen.recipe.all_policies.values()
-    return any(one.trained_agents or getattr(one, "agents", ()) for one in policies) or any(
-        one.agents for one in seen.recipe.rewards.values()
+    return any(policy.trained_agents or getattr(policy, "agents", ()) for policy in policies) or any(
+        policy.agents for policy in seen.recipe.rewards.values()
     )
 
 
 def histories_kept(seen: Observation) -> Finding:
-    """Whether a later call's prompt begins with the very tokens of the earlier one."""
+    """Check that a later call's prompt begins with the exact tokens of the earlier one."""
     continued = [call for call in seen.calls if call.is_break or call.parent_id is not None]
     breaks = sum(call.is_break for call in seen.calls)
     if not breaks:
@@ -191,9 +199,9 @@ def histories_kept(seen: Observation) -> Finding:
 
 
 def context_used(seen: Observation) -> Finding:
-    """Whether prompts leave room for whole answers."""
+    """Check that prompts leave room for whole answers."""
     every = (*seen.rollouts, *seen.validation)
-    over = [one for one in every if one.outcome is Outcome.CONTEXT_OVERFLOW]
+    over = [rollout for rollout in every if rollout.outcome is Outcome.CONTEXT_OVERFLOW]
     if over:
         return failed(
             f"{len(over)} of {len(every)} rollouts went over the context of {_lengths(seen)} tokens; one is {over[0].rollout_id}",
@@ -209,15 +217,15 @@ def context_used(seen: Observation) -> Finding:
     cramped = [
         call for call in calls if len(call.prompt_ids) + wanted > seen.contexts[call.policy] and call.finish_reason is FinishReason.LENGTH
     ]
-    said = f"the longest prompt has {len(longest.prompt_ids)} of {context} tokens, and an answer may have {wanted}"
+    summary = f"the longest prompt has {len(longest.prompt_ids)} of {context} tokens, and an answer may have {wanted}"
     if cramped:
         return warned(
-            f"{len(cramped)} of {len(calls)} answers were cut off by the context: {said}",
+            f"{len(cramped)} of {len(calls)} answers were cut off by the context: {summary}",
             "shorten what the agent sends, or lower sampling.max_tokens to what there is room for",
         )
     if len(longest.prompt_ids) > 0.9 * context:
-        return warned(said, "a longer task, or one more turn, goes over it: shorten what the agent sends")
-    return passed(said)
+        return warned(summary, "a longer task, or one more turn, goes over it: shorten what the agent sends")
+    return passed(summary)
 
 
 def _lengths(seen: Observation) -> str:
@@ -225,47 +233,50 @@ def _lengths(seen: Observation) -> str:
 
 
 def calls_cut_off(seen: Observation) -> Finding:
-    """Whether answers come to an end of their own."""
+    """Check that answers end by themselves."""
     cut = [call for call in seen.calls if call.finish_reason is FinishReason.LENGTH]
     if not cut:
         return passed(f"all {len(seen.calls)} answers ended by themselves")
     limits = Counter(call.sampling.max_tokens for call in cut)
     limit, _ = limits.most_common(1)[0]
     whose = "sampling.max_tokens" if limit == seen.recipe.sampling.max_tokens else "the agent's own max_tokens, or the context"
-    said = f"{len(cut)} of {len(seen.calls)} answers were cut off, most at {limit} tokens ({whose})"
+    summary = f"{len(cut)} of {len(seen.calls)} answers were cut off, most at {limit} tokens ({whose})"
     if len(cut) > MOSTLY_CUT * len(seen.calls):
-        return failed(said, "raise the limit, or begin with a policy that ends its answers: a reward of cut-off answers teaches little")
+        return failed(
+            summary,
+            "raise the limit, or begin with a policy that ends its answers: a reward of cut-off answers teaches little",
+        )
     if len(cut) > MUCH_CUT * len(seen.calls):
-        return warned(said, "raise the limit, or reward short answers")
-    return passed(said)
+        return warned(summary, "raise the limit, or reward short answers")
+    return passed(summary)
 
 
 def tools_work(seen: Observation) -> Finding:
-    """Whether tools answer, as far as they are seen."""
+    """Check that tools answer, as far as they are seen."""
     statuses: dict[str, Counter[ToolStatus]] = {}
     messages: dict[str, str] = {}
-    for tool in (tool for one in seen.rollouts for tool in one.tool_calls):
+    for tool in (tool for rollout in seen.rollouts for tool in rollout.tool_calls):
         statuses.setdefault(tool.name, Counter())[tool.status] += 1
         if tool.status.is_failure:
             messages.setdefault(tool.name, tool.result or tool.error_type or "")
     if not statuses:
         return passed("; ".join(("no tool was seen", *seen.without_tools)))
     wrong = {name: counts.total() - counts[ToolStatus.OK] - counts[ToolStatus.UNKNOWN] for name, counts in statuses.items()}
-    said = ", ".join(f"{name}: {wrong[name]} of {counts.total()} failed" for name, counts in statuses.items())
+    summary = ", ".join(f"{name}: {wrong[name]} of {counts.total()} failed" for name, counts in statuses.items())
     broken = [name for name, counts in statuses.items() if wrong[name] == counts.total() >= FEW_CALLS]
     if broken:
-        return failed(f"{said}; {broken[0]} said: {messages[broken[0]]}", f"mend the tool {broken[0]!r}: it never worked")
+        return failed(f"{summary}; {broken[0]} said: {messages[broken[0]]}", f"mend the tool {broken[0]!r}: it never worked")
     poor = [name for name, counts in statuses.items() if 2 * wrong[name] > counts.total() >= FEW_CALLS]
     if poor:
         return warned(
-            f"{said}; {poor[0]} said: {messages[poor[0]]}",
+            f"{summary}; {poor[0]} said: {messages[poor[0]]}",
             "where the policy is the cause it may learn; see that the tool's description says what it takes",
         )
-    return passed(said)
+    return passed(summary)
 
 
 def repeats_itself(seen: Observation) -> Finding:
-    """Whether the agent asks the same again where it is answered the same: what branches and re-runs stand on."""
+    """Check that the agent asks the same again when it is answered the same: branches and re-runs need it."""
     changed = sorted({name for repeat in seen.repeats for name in _changed_tools(repeat.recorded, repeat.again)})
     diverged = [repeat.again for repeat in seen.repeats if repeat.again.outcome is Outcome.DIVERGED]
     if not seen.repeats:
@@ -273,11 +284,11 @@ def repeats_itself(seen: Observation) -> Finding:
     if not changed and not diverged:
         return passed(f"{len(seen.repeats)} rollouts were run again with the same answers: they asked and their tools answered the same")
     tools = f"the same call of {', '.join(map(repr, changed))} was answered otherwise" if changed else ""
-    told = f"{len(diverged)} of {len(seen.repeats)} rollouts, run again with the same answers, asked something else" if diverged else ""
+    changes = f"{len(diverged)} of {len(seen.repeats)} rollouts, run again with the same answers, asked something else" if diverged else ""
     why = f": {first_line(diverged[0].error)}" if diverged else ""
-    found = failed if "branches" in seen.requires else warned
-    return found(
-        "; ".join(filter(None, (tools, told + why))),
+    judge = failed if "branches" in seen.requires else warned
+    return judge(
+        "; ".join(filter(None, (tools, changes + why))),
         "fix clocks, ids and seeds in what the agent sees; rewards are then the policy's doing alone (credit from branches needs it)",
     )
 
@@ -291,12 +302,12 @@ def _changed_tools(recorded: Trajectory, again: Trajectory) -> Iterator[str]:
 
 
 def _answers(trajectory: Trajectory) -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = {}
+    answers: dict[tuple[str, str], set[str]] = {}
     for tool in trajectory.tool_calls:
-        found.setdefault((tool.name, tool.arguments), set()).add(tool.result)
-    return found
+        answers.setdefault((tool.name, tool.arguments), set()).add(tool.result)
+    return answers
 
 
 def first_line(error: str | None) -> str:
-    """Of an agent's traceback."""
+    """First line of an agent's traceback."""
     return next(iter((error or "").strip().splitlines()), "no message")

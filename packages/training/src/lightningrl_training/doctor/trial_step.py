@@ -1,8 +1,8 @@
-"""Whether reward reaches the tokens: one step of the real learner, and how much likelier its tokens are afterwards.
+"""One step of the real learner, to see whether reward reaches the tokens: how much likelier are its tokens afterwards?
 
 log π(tokens) ─► learn(rows) ─► log π(tokens)      gain = mean of sign(A) · Δ log π, over tokens with an advantage
 
-A learner that raises is a lesson, too: what the rollouts have shown stays.
+A learner that raises gives a lesson, too: what the rollouts have shown stays.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from lightningrl_training.doctor.observation import GpuMemory, Lesson
 __all__ = ["failed_lesson", "teach"]
 
 MOST_ROWS = 64
-"""That are scored; all are learned from."""
+"""Rows that are scored; all are learned from."""
 
 
 async def teach(backend: Backend, samples: Sequence[Sample], learn: Callable[[Sequence[Sample]], Awaitable[LearnReport]]) -> Lesson:
-    """Take one step on a policy's rows and look at it. Where none has an advantage, +1 is planted on all of them. `learn` is the
-    step; it is awaited once where there is a row. What backend or step raise is in the lesson."""
+    """Take one step on a policy's rows and measure its effect. Where no row has an advantage, +1 is planted on all of
+    them.
+
+    `learn` makes the step; it is awaited once, if there is a row. What backend or step raise is in the lesson.
+    """
     rows, is_planted = list(samples), not teaching_rows(samples)
     if is_planted:
         rows = [replace(row, advantages=row.mask.astype(np.float32)) for row in rows if row.mask.any()]
@@ -56,7 +59,7 @@ async def teach(backend: Backend, samples: Sequence[Sample], learn: Callable[[Se
 
 
 def failed_lesson(error: Exception, *, rows: int, is_planted: bool = False) -> Lesson:
-    """Of what backend or step raised."""
+    """Make a lesson of what backend or step raised."""
     return Lesson(
         rows=rows,
         is_planted=is_planted,
@@ -66,10 +69,10 @@ def failed_lesson(error: Exception, *, rows: int, is_planted: bool = False) -> L
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """By its words where it is no MemoryError: torch says so of a GPU in a type of its own, of a CPU in a plain RuntimeError, and another
-    process's reaches us as a sentence."""
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said
+    """Tell out-of-memory errors by type, else by their words: torch has a type of its own for a GPU and a plain
+    RuntimeError for a CPU, and another process's error reaches us as a sentence."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in message or "allocate memory" in message
 
 
 def _gpu(metrics: Mapping[str, float]) -> GpuMemory | None:
@@ -80,7 +83,7 @@ def _gpu(metrics: Mapping[str, float]) -> GpuMemory | None:
 
 
 def _logprobs(backend: Backend, rows: Sequence[Sample]) -> list[Array] | None:
-    """Of all tokens but the first, by row."""
+    """Log-probabilities of all tokens but the first, by row; None where the backend tells none."""
     if not isinstance(backend, TokenScorer):
         return None
     return list(backend.logprobs([Continuation(context=row.token_ids[:1], tokens=row.token_ids[1:]) for row in rows]))

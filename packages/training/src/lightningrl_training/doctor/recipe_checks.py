@@ -17,14 +17,14 @@ from lightningrl_training.tasks import explain_few_tasks
 __all__ = ["disk_enough", "memory_enough", "settings_read", "tasks_differ"]
 
 MANY_TWICE = 0.1
-"""Share of training tasks that repeat another, from which on it is worth a word."""
+"""Share of training tasks that repeat another, from which a warning is given."""
 NEARLY_ALL = 0.85
 """Share of the memory."""
 LESS_MEMORY = "lower learner.max_tokens_per_microbatch or runtime.workers, or train with [learner.lora]"
 
 
 def settings_read(seen: Observation) -> Finding:
-    """Whether somebody reads what the recipe sets."""
+    """Check that every setting of the recipe is read."""
     unread = list(_unread(seen))
     if not unread:
         return passed("every setting was read")
@@ -64,7 +64,7 @@ def _unread_options(below: str, options: dict[str, Any], steps: int) -> Iterator
 
 
 def tasks_differ(seen: Observation) -> Finding:
-    """Whether held-out tasks are held out, training tasks are no copies, and a step has enough of them."""
+    """Check that held-out tasks are held out, training tasks are no copies, and a step has enough of them."""
     train, held_out = seen.tasks.train, seen.tasks.validation
     counts = Counter(map(_key, train))
     shared = [task for task in held_out if _key(task) in counts]
@@ -100,24 +100,25 @@ def _key(task: Task) -> str:
 
 
 def memory_enough(seen: Observation) -> Finding:
-    """Whether engine, learner, server and workers fit together, in the machine's memory and in a GPU's."""
+    """Check that engine, learner, server and workers fit together in the machine's memory and in a GPU's."""
     lessons = seen.lessons.values()
     if ran_out := next((lesson.error for lesson in lessons if lesson.is_out_of_memory), None):
         return failed(f"a step of the learner ran out of memory: {ran_out}", LESS_MEMORY)
     gpus = [lesson.gpu for lesson in lessons if lesson.gpu is not None]
-    said, machine = [], seen.machine
+    parts, machine = [], seen.machine
     if machine is None or machine.memory is None or machine.memory_used is None:
-        said.append("this system does not say what memory it has")
+        parts.append("this system does not say what memory it has")
     else:
         grown = max((lesson.grown for lesson in lessons if lesson.grown is not None), default=None)
         beyond = "" if grown is None else f", {_gb(grown)} of them by a step of the learner alone"
-        said.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
-    said += [
-        f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {_gb(gpu.peak - gpu.before)} beyond what engine and "
+        parts.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
+    parts += [
+        f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {_gb(gpu.peak - gpu.before)} "
+        "beyond what engine and "
         "weights have"
         for gpu in gpus
     ]
-    evidence = "; ".join(said)
+    evidence = "; ".join(parts)
     if machine is not None and (machine.memory_used or 0) > NEARLY_ALL * (machine.memory or math.inf):
         return warned(evidence, f"longer answers need more: {LESS_MEMORY}")
     if any(gpu.peak > NEARLY_ALL * gpu.total for gpu in gpus):
@@ -131,16 +132,16 @@ def memory_enough(seen: Observation) -> Finding:
 
 
 def disk_enough(seen: Observation) -> Finding:
-    """Whether the whole run fits where runs are written."""
+    """Check that the whole run fits where runs are written."""
     if seen.machine is None:
         return passed("not looked at")
     needed, free = make_bill(seen).disk_bytes, seen.machine.disk_free
-    said = f"the run needs {_gb(needed)}, and {_gb(free)} are free"
+    summary = f"the run needs {_gb(needed)}, and {_gb(free)} are free"
     if needed > free:
-        return failed(said, "make room, write to another disk (--run), or keep fewer checkpoints (loop.keep_checkpoints)")
+        return failed(summary, "make room, write to another disk (--run), or keep fewer checkpoints (loop.keep_checkpoints)")
     if needed > 0.5 * free:
-        return warned(said, "other runs need room, too: loop.keep_checkpoints says how many checkpoints stay")
-    return passed(said)
+        return warned(summary, "other runs need room, too: loop.keep_checkpoints says how many checkpoints stay")
+    return passed(summary)
 
 
 def _gb(size: float) -> str:

@@ -15,13 +15,13 @@ from lightningrl_training.doctor.observation import Lesson, Observation
 __all__ = ["reward_reaches_tokens", "reward_varies", "rewards_given", "sampling_free"]
 
 LITTLE = 0.1
-"""A share of the way: who trains for less of it sees no difference."""
+"""Share of the way to where learning leads: training for less of it makes no difference that one sees."""
 FEW_GROUPS = 4
-"""With which nothing is said about all of them."""
+"""Groups below which nothing is concluded about all of them."""
 
 
 def sampling_free(seen: Observation) -> Finding:
-    """Whether the members of a group are sampled each for itself, as the recipe says."""
+    """Check that the members of a group are sampled independently, as the recipe says."""
     groups = [group for group in seen.groups if len([one for one in group.trajectories if one.transitions]) > 1]
     equal = [group for group in groups if _are_equal(group)]
     settings = Counter((call.sampling.temperature, call.sampling.seed is not None, call.sampling.stop) for call in seen.calls)
@@ -46,8 +46,10 @@ def sampling_free(seen: Observation) -> Finding:
 
 
 def _are_equal(group: TrajectoryGroup) -> bool:
-    said = {tuple(tuple(call.completion_ids.tolist()) for call in one.transitions) for one in group.trajectories if one.transitions}
-    return len(said) == 1
+    answers = {
+        tuple(tuple(call.completion_ids.tolist()) for call in rollout.transitions) for rollout in group.trajectories if rollout.transitions
+    }
+    return len(answers) == 1
 
 
 def _cause(seen: Observation) -> str:
@@ -60,8 +62,8 @@ def _cause(seen: Observation) -> str:
         ),
         "the agent allows 1 token": all(call.sampling.max_tokens == 1 for call in calls),
     }
-    found = [cause for cause, is_so in causes.items() if is_so]
-    return f": {', '.join(found)}" if found else ""
+    reasons = [cause for cause, is_so in causes.items() if is_so]
+    return f": {', '.join(reasons)}" if reasons else ""
 
 
 def _equal_remedy(seen: Observation) -> str:
@@ -71,58 +73,64 @@ def _equal_remedy(seen: Observation) -> str:
 
 
 def rewards_given(seen: Observation) -> Finding:
-    """Whether each rollout that succeeded has a finite reward, within its range."""
+    """Check that each rollout that succeeded has a finite reward within its range."""
     if seen.reward_error is not None:
         return failed(seen.reward_error, "mend the function")
     every = (*seen.rollouts, *seen.validation)
-    failures = [one for one in every if one.unrewarded is not None]
+    failures = [rollout for rollout in every if rollout.unrewarded is not None]
     if failures:
         first = f"{failures[0].rollout_id}: {failures[0].unrewarded}"
-        found = failed if len(failures) > seen.recipe.outcomes.max_failed_rewards * len(every) else warned
-        return found(
+        judge = failed if len(failures) > seen.recipe.outcomes.max_failed_rewards * len(every) else warned
+        return judge(
             f"a reward or evidence failed on {len(failures)} of {len(every)} rollouts; first, {first}",
             "mend it: such rollouts are left out, and more than outcomes.max_failed_rewards of them stop the run",
         )
-    asked = [one for one in every if seen.recipe.outcomes.is_trained(one.outcome)]
-    without = [one for one in asked if one.reward is None]
+    asked = [rollout for rollout in every if seen.recipe.outcomes.is_trained(rollout.outcome)]
+    without = [rollout for rollout in asked if rollout.reward is None]
     if asked and len(without) == len(asked):
-        silent = sorted({name for one in without for name, value in one.rewards.items() if value is None})
-        return failed(f"no rollout of {len(asked)} has a reward: {', '.join(silent) or 'all'} said nothing (None)", "return numbers")
+        silent = sorted({name for rollout in without for name, value in rollout.rewards.items() if value is None})
+        return failed(
+            f"no rollout of {len(asked)} has a reward: {', '.join(silent) or 'all'} said nothing (None)",
+            "return numbers",
+        )
     if without:
-        return warned(f"{len(without)} of {len(asked)} rollouts have no reward: one of theirs said nothing (None)", "return numbers")
+        return warned(
+            f"{len(without)} of {len(asked)} rollouts have no reward: one of theirs said nothing (None)",
+            "return numbers",
+        )
     if not asked:
         return passed("no rollout succeeded, so none was asked for")
-    values = [one.reward for one in asked if one.reward is not None]
-    parts = sorted({name for one in asked for name in one.rewards})
+    values = [rollout.reward for rollout in asked if rollout.reward is not None]
+    parts = sorted({name for rollout in asked for name in rollout.rewards})
     return passed(
         f"{', '.join(parts)}: {min(values):g} to {max(values):g}, mean {sum(values) / len(values):.3f} over {len(values)} rollouts"
     )
 
 
 def reward_varies(seen: Observation) -> Finding:
-    """Whether rollouts of one task earn unlike rewards: that is what is learned from."""
+    """Check that rollouts of one task earn different rewards: that is what is learned from."""
     groups = [{one.reward for one in group.trajectories if one.reward is not None} for group in seen.groups]
     varied = sum(len(rewards) > 1 for rewards in groups)
     everything: set[float] = set().union(*groups)
-    said = f"rewards differ within {varied} of {len(groups)} groups of {seen.recipe.loop.group_size}"
+    summary = f"rewards differ within {varied} of {len(groups)} groups of {seen.recipe.loop.group_size}"
     if not everything:
         return passed("no rollout was rewarded, so there is nothing to compare")
     if "group" not in seen.requires and seen.recipe.loop.group_size == 1:
         return passed(f"the credit compares nothing; {len(everything)} different rewards were given")
     if varied:
-        return passed(said)
+        return passed(summary)
     if len(everything) == 1:
         (only,) = everything
         return failed(
             f"all rewards are {only:g}",
             "look at one with `lightningrl try`: is the reward right? Else take easier tasks, or a policy that solves some",
         )
-    found = failed if len(groups) >= FEW_GROUPS else warned
-    return found(said, "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then")
+    judge = failed if len(groups) >= FEW_GROUPS else warned
+    return judge(summary, "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then")
 
 
 def reward_reaches_tokens(seen: Observation) -> Finding:
-    """Whether one learning step raises tokens with a positive advantage, on a copy of the weights."""
+    """Check that one learning step raises tokens with a positive advantage, on a copy of the weights."""
     if not seen.lessons:
         return failed("no call of a trained policy and role was recorded, so nothing would be learned", "see the findings above")
     findings = [_taught(name, lesson, many=len(seen.lessons) > 1) for name, lesson in seen.lessons.items()]
@@ -137,7 +145,7 @@ def reward_reaches_tokens(seen: Observation) -> Finding:
 
 
 def _after_rehearsal(seen: Observation) -> str:
-    """Of the reward in the steps after the first; nothing where there are none."""
+    """Mean rewards of the first step and of those after it; empty where there are none after it."""
     before, after = (
         [rollout.reward for step in steps for group in step.groups for rollout in group.trajectories if rollout.reward is not None]
         for steps in (seen.steps[:1], seen.steps[1:])
@@ -162,14 +170,20 @@ def _taught(policy: str, lesson: Lesson, *, many: bool) -> Finding:
     how = "a planted advantage of +1" if lesson.is_planted else "the recorded advantages"
     if lesson.gain is None:
         if lesson.gradient is None or not lesson.gradient > 0:
-            return warned(f"{of}the backend tells neither log-probabilities nor a gradient", "look at the first steps' reward curve")
+            return warned(
+                f"{of}the backend tells neither log-probabilities nor a gradient",
+                "look at the first steps' reward curve",
+            )
         return passed(
             f"{of}one step on {lesson.rows} rows had a gradient of norm {lesson.gradient:.3g}; its backend tells no log-probabilities"
         )
     moved = f"moved their tokens by {lesson.gain:+.3g} nats each in the direction asked for"
-    said = f"{of}one step on {lesson.rows} rows{rate}, with {how}, {moved}"
+    summary = f"{of}one step on {lesson.rows} rows{rate}, with {how}, {moved}"
     if lesson.gain == 0.0 or not math.isfinite(lesson.gain):
-        return failed(said, "nothing changed: set learner.learning_rate above 0, and see that the policy has weights that are trained")
+        return failed(
+            summary,
+            "nothing changed: set learner.learning_rate above 0, and see that the policy has weights that are trained",
+        )
     if lesson.gain < 0:
-        return failed(said, "it learns the opposite: look at learner.loss and its sign, or lower the learning rate")
-    return passed(said)
+        return failed(summary, "it learns the opposite: look at learner.loss and its sign, or lower the learning rate")
+    return passed(summary)
