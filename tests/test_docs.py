@@ -182,6 +182,7 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
         ("docs/plugins/launcher.md", "True"),
         ("docs/plugins/reward.md", "brief"),
         ("docs/plugins/command.md", "0 runs"),
+        ("docs/plugins/pages.md", '{"running": 2, "succeeded": 5}'),
         ("docs/plugins/watchers.md", "1 0.5"),
     ],
 )

@@ -20,12 +20,15 @@ from lightningrl_testing.store_conformance import make_spec
 from lightningrl_viewer.guard import Guard
 from lightningrl_viewer.plugin import create_pages
 
+ROOT = Path(__file__).parents[3]
 RUN_KEY = "the-run-key"
 KEY = view_key(RUN_KEY)
 
 
 @asynccontextmanager
-async def browsing(folder: Path, *, host: str = "127.0.0.1:8000", client: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+async def browsing(
+    folder: Path, *, host: str = "127.0.0.1:8000", client: str = "127.0.0.1"
+) -> AsyncIterator[httpx.AsyncClient]:
     """A browser before a live run's server."""
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
     await store.create_rollouts([make_spec("a")])
@@ -79,7 +82,9 @@ async def test_pages_only_show(tmp_path: Path, method: str) -> None:
         assert (await browser.request(method, "/view/rollouts")).status_code == 405
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.7:8000", "localhost.evil.example:80"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.7:8000", "localhost.evil.example:80"]
+)
 async def test_a_name_that_was_pointed_at_this_machine_is_refused(tmp_path: Path, host: str) -> None:
     async with browsing(tmp_path, host=host) as browser:
         refused = await enter(browser)
@@ -118,14 +123,22 @@ async def test_a_page_of_another_site_can_not_ask(tmp_path: Path) -> None:
 
 async def test_every_answer_says_what_a_browser_may_do(tmp_path: Path) -> None:
     async with browsing(tmp_path) as browser:
-        answers = [await browser.get("/view/"), await enter(browser), await browser.get("/view/"), await browser.get("/view/nowhere")]
+        answers = [
+            await browser.get("/view/"),
+            await enter(browser),
+            await browser.get("/view/"),
+            await browser.get("/view/nowhere"),
+        ]
         style = re.search(r'href="(/view/static/\S+?style\.css)"', answers[2].text)
         assert style is not None
         answers.append(await browser.get(style[1]))
     assert [answer.status_code for answer in answers] == [403, 303, 200, 404, 200]
     for answer in answers:
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
-        assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == (
+            "nosniff",
+            "no-referrer",
+        )
     assert answers[2].headers["cache-control"] == "no-store"
     for page in (answers[2].text, answers[3].text):
         assert not re.search(r"<script(?![^>]* src=)|\son\w+=|\sstyle=|<style", page), "the policy would forbid it"
@@ -144,15 +157,41 @@ async def test_two_runs_on_one_machine_do_not_share_a_cookie(tmp_path: Path) -> 
     assert cookie != Guard(Starlette(), key=view_key("another")).cookie
 
 
-@pytest.mark.parametrize(("mounts", "there"), [({"view": create_pages}, "its pages are at /view"), ({}, "it has no pages")])
-async def test_the_server_answers_its_address_with_a_sentence_with_and_without_pages(mounts: Any, there: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mounts", "there"), [({"view": create_pages}, "its pages are at /view"), ({}, "it has no pages")]
+)
+async def test_the_server_answers_its_address_with_a_sentence_with_and_without_pages(
+    mounts: Any, there: str, tmp_path: Path
+) -> None:
     store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
-    transport = httpx.ASGITransport(create_app(store, EngineRegistry(), run_key=RUN_KEY, folder=tmp_path, mounts=mounts))
+    transport = httpx.ASGITransport(
+        create_app(store, EngineRegistry(), run_key=RUN_KEY, folder=tmp_path, mounts=mounts)
+    )
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as browser:
             answer = await browser.get("/")
-            assert answer.text == f"This is the server of a LightningRL run: {there}, and its API is described at /openapi.json.\n"
+            assert (
+                answer.text
+                == f"This is the server of a LightningRL run: {there}, and its API is described at /openapi.json.\n"
+            )
             assert (await browser.get("/openapi.json")).json()["openapi"] == "3.1.0"
             assert (await browser.get("/view/")).status_code == (403 if mounts else 404)
+    finally:
+        await store.close()
+
+
+async def test_pages_of_another_package_are_mounted_beside_the_viewer(tmp_path: Path) -> None:
+    blocks = (ROOT / "docs" / "plugins" / "pages.md").read_text(encoding="utf-8").split("```")
+    plugin: dict[str, Any] = {"__name__": "lightningrl_states.plugin"}
+    exec(next(block for block in blocks if block.startswith("python")).partition("\n")[2], plugin)
+    store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    await store.create_rollouts([make_spec("a")])
+    mounts = {page.name: page.build for page in plugin["lightningrl_pages"]()} | {"view": create_pages}
+    app = create_app(store, EngineRegistry(), run_key=RUN_KEY, folder=tmp_path, mounts=mounts)
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as browser:
+            assert (await browser.get("/states", params={"key": KEY}, follow_redirects=True)).json() == {"queued": 1}
+            assert (await browser.get("/states/", params={"key": RUN_KEY})).status_code == 403
+            assert "pages are at /states, /view" in (await browser.get("/")).text
     finally:
         await store.close()
