@@ -7,7 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
-from crashes import begin, check_identical, finish, kill_all, last_step, newest_checkpoint, read_metrics, resume, wait_for_answers
+from crashes import (
+    begin,
+    check_identical,
+    finish,
+    kill_all,
+    last_step,
+    newest_checkpoint,
+    read_metrics,
+    resume,
+    wait_for_answers,
+)
 from processes import TrainRun
 from safetensors import safe_open
 from sizes import sized

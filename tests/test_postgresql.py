@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from crashes import RECIPE, Victim, begin, check_run, draw, finish, kill, kill_trainer_and_resume, last_step, tell_kills, wait_for_answers
+from crashes import (
+    RECIPE,
+    Victim,
+    begin,
+    check_run,
+    draw,
+    finish,
+    kill,
+    kill_trainer_and_resume,
+    last_step,
+    tell_kills,
+    wait_for_answers,
+)
 from postgresql import PostgreSQL
 from processes import TrainRun
 from sizes import sized

@@ -17,7 +17,17 @@ import lightningrl
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_file import with_settings
 from lightningrl.records import CallRecord, ToolCallRecord
-from lightningrl.types import BranchPoint, FinishReason, Outcome, RolloutSpec, Task, ToolCall, ToolStatus, Trajectory, Transition
+from lightningrl.types import (
+    BranchPoint,
+    FinishReason,
+    Outcome,
+    RolloutSpec,
+    Task,
+    ToolCall,
+    ToolStatus,
+    Trajectory,
+    Transition,
+)
 from lightningrl_credit.scoring import Scorer, score_of
 from lightningrl_server.store import SqlStore
 from lightningrl_training.build import build_credit

@@ -18,7 +18,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from demonstrations import TOOLS, Conversation, build_demonstrations, build_transcripts
 from transformers import PreTrainedTokenizerFast
 
-from lightningrl_torch.cold_start import Demonstration, build_command, build_model, build_tokenizer, cold_start, write_policy
+from lightningrl_torch.cold_start import (
+    Demonstration,
+    build_command,
+    build_model,
+    build_tokenizer,
+    cold_start,
+    write_policy,
+)
 
 __all__ = ["build_starter", "starter_tokenizer"]
 

@@ -23,7 +23,13 @@ from lightningrl.loading import load_callable
 from lightningrl.types import ToolStatus
 from lightningrl_autogen import AutoGenAdapter
 from lightningrl_client.attribution.scope import ActiveRollout
-from lightningrl_testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation, play_tools, said
+from lightningrl_testing.adapter_conformance import (
+    AdapterConformance,
+    InstrumentedProcess,
+    by_operation,
+    play_tools,
+    said,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Resolved model mismatch")  # AutoGen asks OpenAI for the dated name
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lightningrl.control.api import Result
+from lightningrl.control_api import Result
 from lightningrl.records import Lease
 from lightningrl.types import Outcome, RolloutMode, Task
 from lightningrl_client.attribution.scope import ActiveRollout
@@ -24,7 +24,15 @@ from lightningrl_testing.store_conformance import make_spec
 
 
 def run_agent(act: Callable[[Any], Any]) -> Result:
-    lease = Lease(rollout_id="r", attempt=1, task=Task(id="t", input="hi"), mode=RolloutMode.TRAIN, timeout_s=30, key="k", expires_at=0.0)
+    lease = Lease(
+        rollout_id="r",
+        attempt=1,
+        task=Task(id="t", input="hi"),
+        mode=RolloutMode.TRAIN,
+        timeout_s=30,
+        key="k",
+        expires_at=0.0,
+    )
     agent = LoadedAgent(name="agent.py:act", function=act, is_async=False)
     return Attempt(lease, ActiveRollout(rollout_id="r", attempt=1, base_path=BASE, key="k")).run(agent, asyncio.run)  # type: ignore[arg-type]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightningrl.advantages.needs import NEEDS
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, TrajectoryGroup
 from lightningrl_credit import DiscountedReturns, IdenticalAssignment, assign_credit
 from lightningrl_credit.comparison import check_comparison
+from lightningrl_credit.needs import NEEDS
 from lightningrl_credit.plugins import PLUGINS
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 
@@ -20,7 +20,10 @@ def firsts(advantages: Advantages) -> list[list[float | None]]:
 
 
 def test_every_call_of_an_episode_gets_its_return() -> None:
-    assert firsts(IdenticalAssignment(baseline="dr_grpo").assign(make_group((0.0, 0.0), (1.0,)))) == [[-0.5, -0.5], [0.5]]
+    assert firsts(IdenticalAssignment(baseline="dr_grpo").assign(make_group((0.0, 0.0), (1.0,)))) == [
+        [-0.5, -0.5],
+        [0.5],
+    ]
 
 
 def test_long_episodes_weigh_no_more_in_the_mean_than_short_ones() -> None:
@@ -30,7 +33,9 @@ def test_long_episodes_weigh_no_more_in_the_mean_than_short_ones() -> None:
 
 def test_grpo_divides_by_the_sample_standard_deviation() -> None:
     credit = firsts(IdenticalAssignment(epsilon=0.0).assign(make_group((0.0,), (1.0,))))
-    np.testing.assert_allclose(np.array(credit, float), np.array([[-(2**-0.5)], [2**-0.5]]), rtol=1e-6)  # ddof = 1: σ = 1/√2
+    np.testing.assert_allclose(
+        np.array(credit, float), np.array([[-(2**-0.5)], [2**-0.5]]), rtol=1e-6
+    )  # ddof = 1: σ = 1/√2
 
 
 def test_discounted_returns_to_go() -> None:
@@ -40,7 +45,10 @@ def test_discounted_returns_to_go() -> None:
 
 
 def test_discount_weighs_turn_rewards_by_name_and_skips_none() -> None:
-    calls = [make_transition("r/0", rewards={"a": 1.0, "b": 10.0, "c": None}), make_transition("r/1", index=1, rewards={"a": None})]
+    calls = [
+        make_transition("r/0", rewards={"a": 1.0, "b": 10.0, "c": None}),
+        make_transition("r/1", index=1, rewards={"a": None}),
+    ]
     returns = DiscountedReturns(weights={"b": 0.1}).returns(make_trajectory("r", calls, reward=0.5))
     np.testing.assert_allclose(returns, [2.5, 0.5])
 
@@ -56,15 +64,22 @@ def test_discount_never_crosses_branches_of_one_history() -> None:
 
 
 def test_discount_passes_between_roles_with_histories_of_their_own() -> None:
-    calls = [make_transition("write", agent="write"), make_transition("rewrite", index=1, agent="rewrite", rewards={"turn": 1.0})]
-    np.testing.assert_allclose(DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 2.0])
+    calls = [
+        make_transition("write", agent="write"),
+        make_transition("rewrite", index=1, agent="rewrite", rewards={"turn": 1.0}),
+    ]
+    np.testing.assert_allclose(
+        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 2.0]
+    )
 
 
 def test_a_rewrite_is_compared_with_other_rewrites_only() -> None:
     """Rewrites happen after a failure, so against the whole group even a good one looks bad."""
 
     def episode(name: str, agents: tuple[str, ...], reward: float) -> object:
-        return make_trajectory(name, [make_transition(f"{name}/{agent}", agent=agent) for agent in agents], reward=reward)
+        return make_trajectory(
+            name, [make_transition(f"{name}/{agent}", agent=agent) for agent in agents], reward=reward
+        )
 
     trajectories = (
         episode("a", ("write",), 1.0),
@@ -74,14 +89,18 @@ def test_a_rewrite_is_compared_with_other_rewrites_only() -> None:
     )
     group = TrajectoryGroup(id="g", trajectories=trajectories)  # type: ignore[arg-type]
     assert firsts(IdenticalAssignment(baseline="dr_grpo").assign(group))[2][1] == pytest.approx(0.1)
-    assert firsts(assign_credit(IdenticalAssignment(baseline="dr_grpo"), group, compare="role"))[2][1] == pytest.approx(0.4)
+    assert firsts(assign_credit(IdenticalAssignment(baseline="dr_grpo"), group, compare="role"))[2][1] == pytest.approx(
+        0.4
+    )
 
 
 def test_agent_seen_in_one_trajectory_only_gets_no_gradient() -> None:
     group = TrajectoryGroup(
         id="g",
         trajectories=(
-            make_trajectory("a", [make_transition("a/0", agent="solver"), make_transition("a/1", agent="judge")], reward=1.0),
+            make_trajectory(
+                "a", [make_transition("a/0", agent="solver"), make_transition("a/1", agent="judge")], reward=1.0
+            ),
             make_trajectory("b", [make_transition("b/0", agent="solver")], reward=0.0),
         ),
     )
@@ -95,7 +114,9 @@ def test_comparing_by_role_without_returns_says_what_to_add() -> None:
         def assign(self, group: TrajectoryGroup) -> Advantages:
             return ()
 
-    with pytest.raises(ConfigError, match=r"'Mine' cannot compare by role: it has no `returns.*set credit.compare = 'group'"):
+    with pytest.raises(
+        ConfigError, match=r"'Mine' cannot compare by role: it has no `returns.*set credit.compare = 'group'"
+    ):
         check_comparison(Mine(), "role")
     check_comparison(Mine(), "group")
 

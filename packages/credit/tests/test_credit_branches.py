@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightningrl.advantages.needs import check_needs
 from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, BranchPoint, RolloutMode, TrajectoryGroup
 from lightningrl_credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
+from lightningrl_credit.needs import check_needs
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_testing.groups import make_group
@@ -27,13 +27,26 @@ def with_branches(group: TrajectoryGroup, returns: Mapping[tuple[int, int], Sequ
         source = group.trajectories[i]
         for number, value in enumerate(values):
             calls = tuple(
-                replace(call, id=f"{call.id}/b{t}-{number}", trainable=index >= t, replayed_from=call.id if index < t else None)
+                replace(
+                    call,
+                    id=f"{call.id}/b{t}-{number}",
+                    trainable=index >= t,
+                    replayed_from=call.id if index < t else None,
+                )
                 for index, call in enumerate(source.transitions)
             )
             point = BranchPoint(rollout_id=source.rollout_id, attempt=1, calls=t)
             name = f"{source.rollout_id}.after-{t}-{number}"
             branches.append(
-                replace(source, rollout_id=name, transitions=calls, reward=value, branch=point, mode=RolloutMode.BRANCH, group_id=name)
+                replace(
+                    source,
+                    rollout_id=name,
+                    transitions=calls,
+                    reward=value,
+                    branch=point,
+                    mode=RolloutMode.BRANCH,
+                    group_id=name,
+                )
             )
     return replace(group, branches=tuple(branches))
 
@@ -117,7 +130,10 @@ def test_a_rollout_alone_is_finite_and_one_without_a_reward_is_left_out() -> Non
 
 def test_where_and_how_often_to_branch() -> None:
     group = make_group((0, 0, 1.0), (0, 0.0))
-    calls = {(point.rollout_id, point.calls): samples for point, samples in Branches(samples=7).branch_points(group.trajectories).items()}
+    calls = {
+        (point.rollout_id, point.calls): samples
+        for point, samples in Branches(samples=7).branch_points(group.trajectories).items()
+    }
     assert calls == {("g-0", 1): 7, ("g-0", 2): 7, ("g-1", 1): 7}
     assert [point.rollout_id for point in Branches(rollouts=1, points=1).branch_points(group.trajectories)] == ["g-0"]
     equal = make_group((0, 0, 1.0), (0, 1.0))
@@ -129,7 +145,8 @@ def test_the_states_to_branch_at_are_those_after_the_least_likely_calls() -> Non
     (one, other) = make_group((0, 0, 0, 1.0), (0.0,)).trajectories
     likely = (-0.1, -3.0, -0.2, -9.0)
     calls = tuple(
-        replace(call, logprobs=np.full_like(call.logprobs, logprob)) for call, logprob in zip(one.transitions, likely, strict=True)
+        replace(call, logprobs=np.full_like(call.logprobs, logprob))
+        for call, logprob in zip(one.transitions, likely, strict=True)
     )
     points = Branches(points=2).branch_points([replace(one, transitions=calls), other])
     assert [point.calls for point in points] == [2, 3]
@@ -149,7 +166,10 @@ def test_trap_06_what_was_repeated_is_never_trained_again_and_what_was_sampled_o
     found = Branches(train=True).assign(group)
     assert of_calls(found, 2) == [None, 0.5, 0.5]  # 1.0 against 0.0 and the rollout's own 1.0
     samples = build_samples([group], [found], rows="merged")
-    tokens_of = {one.rollout_id: sum(len(call.completion_ids) for call in one.transitions if call.trainable) for one in group.members}
+    tokens_of = {
+        one.rollout_id: sum(len(call.completion_ids) for call in one.transitions if call.trainable)
+        for one in group.members
+    }
     trained: dict[str, int] = {}
     for sample in samples:
         trained[sample.rollout_id] = trained.get(sample.rollout_id, 0) + int(sample.mask.sum())
@@ -170,7 +190,8 @@ def test_trap_06_all_samples_from_a_state_are_by_the_weights_of_the_rollout_that
 
     check_needs(recipe(0), "branches", Branches().requires)
     with pytest.raises(
-        ConfigError, match=r"'branches' needs 'branches'; a branch is sampled by the weights .*: set loop\.max_staleness = 0"
+        ConfigError,
+        match=r"'branches' needs 'branches'; a branch is sampled by the weights .*: set loop\.max_staleness = 0",
     ):
         check_needs(recipe(1), "branches", Branches().requires)
 
@@ -180,7 +201,9 @@ def test_trap_07_a_branch_alone_is_compared_with_the_rollout_that_it_left() -> N
     assert of_calls(Branches(train=True).assign(group), 2) == [None, -1.0, -1.0]
 
 
-@pytest.mark.parametrize(("options", "what"), [({"samples": 0}, "samples"), ({"points": -1}, "points"), ({"rollouts": -1}, "rollouts")])
+@pytest.mark.parametrize(
+    ("options", "what"), [({"samples": 0}, "samples"), ({"points": -1}, "points"), ({"rollouts": -1}, "rollouts")]
+)
 def test_options_that_make_no_sense_are_one_sentence(options: dict[str, int], what: str) -> None:
     with pytest.raises(ConfigError, match=f"'branches': {what} is"):
         Branches(**options)  # type: ignore[arg-type]
@@ -190,7 +213,11 @@ def test_a_sum_branches_where_a_part_does_and_its_other_parts_see_no_branch() ->
     group = with_branches(make_group((0, 0, 1.0), (0, 0, 0.0)), {(0, 1): (1.0, 0.0), (0, 2): (1.0,)})
     both = Sum((Branches(), 1.0), (IdenticalAssignment(baseline="dr_grpo"), 0.5))
     assert both.branch_points(group.trajectories) == Branches().branch_points(group.trajectories)
-    alone, plain, found = Branches().assign(group), IdenticalAssignment(baseline="dr_grpo").assign(group), both.assign(group)
+    alone, plain, found = (
+        Branches().assign(group),
+        IdenticalAssignment(baseline="dr_grpo").assign(group),
+        both.assign(group),
+    )
     for i, calls in enumerate(alone):
         for t, credit in enumerate(calls):
             other, summed = plain[i][t], found[i][t]
@@ -206,9 +233,14 @@ def test_roles_that_are_paid_apart_see_the_branches_with_their_own_rewards() -> 
     group = make_group((0, 1.0), (0, 0.0))
     earned = ({"write": 1.0, "check": 0.0}, {"write": 0.0, "check": 0.0})
     group = replace(
-        group, trajectories=tuple(replace(one, rewards=rewards) for one, rewards in zip(group.trajectories, earned, strict=True))
+        group,
+        trajectories=tuple(
+            replace(one, rewards=rewards) for one, rewards in zip(group.trajectories, earned, strict=True)
+        ),
     )
     group = with_branches(group, {(0, 1): (1.0, 1.0)})
     group = replace(group, branches=tuple(replace(one, rewards={"write": 0.0, "check": 1.0}) for one in group.branches))
     found = assign_credit(Branches(), group, paid=paid)
-    assert of_calls(found, 0) == [round(1 / 3, 6), -1.0], "the writer's call led to 0, 0 and 1; the checker's to 0, and might have to 1"
+    assert of_calls(found, 0) == [round(1 / 3, 6), -1.0], (
+        "the writer's call led to 0, 0 and 1; the checker's to 0, and might have to 1"
+    )

@@ -15,11 +15,20 @@ from openai import AsyncOpenAI
 from lightningrl.advantages.samples import teaching_rows
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe_tables import SamplesConfig
-from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import Advantages, TrajectoryGroup, Transition
-from lightningrl_credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, center, has_signal, mean, whiten
+from lightningrl_credit import (
+    Baseline,
+    DiscountedReturns,
+    IdenticalAssignment,
+    assign_credit,
+    center,
+    has_signal,
+    mean,
+    whiten,
+)
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_testing.live_gateway import live_gateway
@@ -70,10 +79,14 @@ def test_outcomes_are_compared_first_and_discounted_then() -> None:
     np.testing.assert_allclose(credit[1], [-high], rtol=1e-6)
 
 
-def test_turn_rewards_are_compared_with_the_same_turn_of_the_others_and_an_episode_that_is_over_has_nothing_to_come() -> None:
+def test_turn_rewards_are_compared_with_the_same_turn_of_the_others_and_an_episode_that_is_over_has_nothing_to_come() -> (
+    None
+):
     group = make_group((0.0, 1.0, 2.0), (4.0,), (0.0, 1.0), rewards=(1.0,) * 3)
     credit = firsts(DiscountedReturns(gamma=0.5, baseline="dr_grpo").assign(group))
-    np.testing.assert_allclose(credit[0], [1.0 - (1.0 + 4.0 + 0.5) / 3, 2.0 - (2.0 + 0.0 + 1.0) / 3, 2.0 - 2.0 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        credit[0], [1.0 - (1.0 + 4.0 + 0.5) / 3, 2.0 - (2.0 + 0.0 + 1.0) / 3, 2.0 - 2.0 / 3], rtol=1e-6
+    )
     np.testing.assert_allclose(credit[1], [4.0 - (1.0 + 4.0 + 0.5) / 3], rtol=1e-6)
     np.testing.assert_allclose(credit[2], [0.5 - (1.0 + 4.0 + 0.5) / 3, 1.0 - (2.0 + 0.0 + 1.0) / 3], rtol=1e-6)
 
@@ -81,7 +94,9 @@ def test_turn_rewards_are_compared_with_the_same_turn_of_the_others_and_an_episo
 def test_outcome_and_turn_rewards_have_baselines_of_their_own() -> None:
     group = make_group((5.0, 0.0), (3.0, 0.0), rewards=(0.0, 1.0))
     both = firsts(DiscountedReturns().assign(group))
-    outcome, turns = (firsts(IdenticalAssignment().assign(make_group((0.0, value), (0.0, 1.0 - value)))) for value in (0.0, 1.0))
+    outcome, turns = (
+        firsts(IdenticalAssignment().assign(make_group((0.0, value), (0.0, 1.0 - value)))) for value in (0.0, 1.0)
+    )
     np.testing.assert_allclose(both[0], [outcome[0][0] + turns[0][0], outcome[0][1]], atol=1e-6)
     np.testing.assert_allclose(both[1], [outcome[1][0] + turns[1][0], outcome[1][1]], atol=1e-6)
 
@@ -92,8 +107,12 @@ def choice(name: str, reward: float, **fields: Any) -> Transition:
 
 def test_choices_of_one_call_are_no_sequence() -> None:
     calls = [choice("r/0", 0.0), choice("r/0-1", 5.0)]
-    np.testing.assert_allclose(DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 5.0])
-    np.testing.assert_allclose(DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 6.0])
+    np.testing.assert_allclose(
+        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 5.0]
+    )
+    np.testing.assert_allclose(
+        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 6.0]
+    )
 
 
 async def test_choices_that_the_gateway_kept_are_no_sequence(tmp_path: Path) -> None:
@@ -106,7 +125,8 @@ async def test_choices_that_the_gateway_kept_are_no_sequence(tmp_path: Path) -> 
         calls = [replace(call, rewards={"turn": float(t)}) for t, call in enumerate(await attempt.transitions())]
     assert len(calls) == 4
     np.testing.assert_allclose(
-        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0 + 2 / 2 + 3 / 4, 1 + 2 / 2 + 3 / 4, 2, 3]
+        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)),
+        [0 + 2 / 2 + 3 / 4, 1 + 2 / 2 + 3 / 4, 2, 3],
     )
 
 
@@ -114,14 +134,20 @@ def test_what_follows_a_choice_is_credited_to_it_and_not_to_those_beside_it() ->
     calls = [
         choice("r/0", 0.0),
         choice("r/0-1", 0.0),
-        replace(make_transition("r/1", prompt=[1, 2, 3, 4, 5, 6], parent="r/0-1", rewards={"turn": 4.0}), started_at=101.0),
+        replace(
+            make_transition("r/1", prompt=[1, 2, 3, 4, 5, 6], parent="r/0-1", rewards={"turn": 4.0}), started_at=101.0
+        ),
     ]
-    np.testing.assert_allclose(DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 2.0, 4.0])
+    np.testing.assert_allclose(
+        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 2.0, 4.0]
+    )
 
 
 def test_equal_prompts_one_after_the_other_are_a_sequence() -> None:
     calls = [replace(choice("r/0", 0.0), started_at=99.0), choice("r/1", 5.0)]
-    np.testing.assert_allclose(DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [2.5, 5.0])
+    np.testing.assert_allclose(
+        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [2.5, 5.0]
+    )
 
 
 @pytest.mark.parametrize("values", [[0.1] * 3, [0.1] * 7, [-3.7e5] * 6, [1 / 3] * 11])
@@ -203,7 +229,9 @@ def test_the_suite_says_what_is_wrong_with_equal_rewards() -> None:
         def make_assigner(self) -> CreditAssigner:
             return Loud()
 
-    with pytest.raises(AssertionError, match=r"equal rewards of 1 gave an advantage of 1; take their mean with lightningrl\.mean"):
+    with pytest.raises(
+        AssertionError, match=r"equal rewards of 1 gave an advantage of 1; take their mean with lightningrl\.mean"
+    ):
         Suite().test_equal_rewards_are_scored_without_gradient()
 
 

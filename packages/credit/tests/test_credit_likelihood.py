@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.advantages.needs import check_answers
 from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import load_plugins
@@ -20,6 +19,7 @@ from lightningrl.protocols import CreditAssigner, Services, Witness
 from lightningrl.recipe import Recipe
 from lightningrl.types import Task, Trajectory, TrajectoryGroup
 from lightningrl_credit.likelihood import Hindsight, InformationGain
+from lightningrl_credit.needs import check_answers
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_testing.scripted_services import ScriptedServices
@@ -49,7 +49,11 @@ def of_calls(assigner: Any, group: TrajectoryGroup) -> list[list[float]]:
 
 
 def evidence(group: TrajectoryGroup, name: str) -> list[list[float]]:
-    return [[round(float(value), 4) for value in one.evidence.calls[name]] for one in group.trajectories if one.evidence is not None]
+    return [
+        [round(float(value), 4) for value in one.evidence.calls[name]]
+        for one in group.trajectories
+        if one.evidence is not None
+    ]
 
 
 # ---------------------------------------------------------------------- information gain
@@ -73,14 +77,21 @@ def test_a_gain_is_the_difference_to_the_prompt_before_from_the_empty_history_on
     heard = hear(assigner, two(), by_prompt)
     assert evidence(heard, "gain") == [[0.2, 0.3, 0.0], [0.0, 0.1, 0.0]]
     assert evidence(heard, "answer") == [[0.1, 0.3, 0.6], [0.1, 0.1, 0.2]]
-    assert assigner.finish_step([heard], [assigner.assign(heard)]) == {"gain": pytest.approx(0.1), "answer": pytest.approx(0.6)}
+    assert assigner.finish_step([heard], [assigner.assign(heard)]) == {
+        "gain": pytest.approx(0.1),
+        "answer": pytest.approx(0.6),
+    }
     assert assigner.finish_step([], []) == {}
 
 
 def test_an_answer_that_the_policy_never_says_in_this_form_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """Gains of 1e-6 are noise, which the baseline makes as large as the outcome."""
     assigner = InformationGain()
-    unsaid = hear(assigner, two(), lambda tokens, context: [math.log(1e-6 * PROBABILITIES[context[0]][len(context) % 3])] * len(tokens))
+    unsaid = hear(
+        assigner,
+        two(),
+        lambda tokens, context: [math.log(1e-6 * PROBABILITIES[context[0]][len(context) % 3])] * len(tokens),
+    )
     for _ in range(2):
         assert assigner.finish_step([unsaid], [assigner.assign(unsaid)])["answer"] < 1e-6
     (warning,) = caplog.messages
@@ -135,7 +146,11 @@ def test_gains_go_on_along_branches_and_never_across() -> None:
     chance = {1: 0.1, 2: 0.2, 3: 0.4, 4: 0.6, 9: 0.5}
     other = [make_transition("o", prompt=[9])]
     group = TrajectoryGroup(
-        id="g", trajectories=(make_trajectory("a", calls, reward=0.0, answer="42"), make_trajectory("b", other, reward=0.0, answer="42"))
+        id="g",
+        trajectories=(
+            make_trajectory("a", calls, reward=0.0, answer="42"),
+            make_trajectory("b", other, reward=0.0, answer="42"),
+        ),
     )
     assigner = InformationGain(gamma=0.5, baseline="none")
     heard = hear(assigner, group, lambda tokens, context: [math.log(chance[context[0]])])
@@ -168,7 +183,9 @@ def test_the_outcomes_size_says_nothing_of_the_gains() -> None:
     small, large = two(), with_answer(make_group((None,) * 3, (None,) * 3, rewards=(1000.0, 0.0)))
     assert of_calls(assigner, hear(assigner, small, by_prompt)) == of_calls(assigner, hear(assigner, large, by_prompt))
     equal = with_answer(make_group((None,) * 3, (None,) * 3, rewards=(1.0, 1.0)))
-    assert of_calls(InformationGain(baseline="dr_grpo"), hear(assigner, equal, by_prompt))[0] == [0.2, 0.1, 0.0], "gains teach alone"
+    assert of_calls(InformationGain(baseline="dr_grpo"), hear(assigner, equal, by_prompt))[0] == [0.2, 0.1, 0.0], (
+        "gains teach alone"
+    )
 
 
 def test_four_equal_rollouts_teach_nothing_whatever_their_gains() -> None:
@@ -231,7 +248,9 @@ def test_of_several_right_answers_the_likeliest_counts() -> None:
 
 def test_a_task_without_an_answer_is_refused_at_the_start_and_left_out_afterwards() -> None:
     assigner = InformationGain()
-    with pytest.raises(ConfigError, match=r"'likelihood' needs 'answers', and task 'b' has none; give each training task an `answer`"):
+    with pytest.raises(
+        ConfigError, match=r"'likelihood' needs 'answers', and task 'b' has none; give each training task an `answer`"
+    ):
         check_answers("likelihood", assigner.requires, [Task(id="a", input=1, answer=0), Task(id="b", input=1)])
     check_answers("likelihood", InformationGain(answer=lambda task: "x").requires, [Task(id="b", input=1)])
     with pytest.raises(ConfigError, match="task 't' has no answer to be likely"):
@@ -271,8 +290,12 @@ def test_hindsight_is_added_to_the_outcome_and_harms_no_success_by_hand() -> Non
     assigner = Hindsight(temperature=1.0, baseline="dr_grpo")
     heard = hear(assigner, group, of_first)
     assert of_calls(assigner, heard) == [[0.5, 0.35, 0.65], [0.5, 0.55, 0.45], [0.5, 0.55, 0.45], [-1.5, -1.45, -1.55]]
-    half = Hindsight(temperature=1.0, baseline="dr_grpo", omega=0.5, gamma=0.5)  # normalised, then discounted: ·(0.25, 0.5, 1)
-    assert of_calls(half, heard)[0] == [round(0.25 + 0.5 * factor * term, 4) for factor, term in ((0.25, 0.25), (0.5, 0.1), (1.0, 0.4))]
+    half = Hindsight(
+        temperature=1.0, baseline="dr_grpo", omega=0.5, gamma=0.5
+    )  # normalised, then discounted: ·(0.25, 0.5, 1)
+    assert of_calls(half, heard)[0] == [
+        round(0.25 + 0.5 * factor * term, 4) for factor, term in ((0.25, 0.25), (0.5, 0.1), (1.0, 0.4))
+    ]
 
 
 def test_negative_hindsight_is_masked_in_a_success_and_stands_in_a_failure() -> None:
@@ -280,7 +303,11 @@ def test_negative_hindsight_is_masked_in_a_success_and_stands_in_a_failure() -> 
     assigner = Hindsight(baseline="dr_grpo", omega=1.0)
     heard = hear(assigner, group, in_hindsight)
     outcomes = [1.0 - 4 / 3, 3.0 - 4 / 3, -4 / 3]
-    assert of_calls(assigner, heard) == [[round(outcomes[0], 4)], [round(2 * outcomes[1], 4)], [round(2 * outcomes[2], 4)]]
+    assert of_calls(assigner, heard) == [
+        [round(outcomes[0], 4)],
+        [round(2 * outcomes[1], 4)],
+        [round(2 * outcomes[2], 4)],
+    ]
 
 
 def test_smoothing_takes_a_part_of_the_next_calls_credit() -> None:
@@ -305,7 +332,9 @@ def test_what_is_told_in_hindsight_is_in_no_row_that_is_trained() -> None:
     rows = build_samples([heard], [assigner.assign(heard)])
     plain = build_samples([group], [assigner.assign(heard)])
     assert [row.token_ids.tolist() for row in rows] == [row.token_ids.tolist() for row in plain]
-    assert all(secret[:3] != row.token_ids[start : start + 3].tolist() for row in rows for start in range(len(row.token_ids)))
+    assert all(
+        secret[:3] != row.token_ids[start : start + 3].tolist() for row in rows for start in range(len(row.token_ids))
+    )
 
 
 # ---------------------------------------------------------------------- the recipe
@@ -331,7 +360,9 @@ def test_an_option_that_cannot_be_is_refused_in_a_sentence(options: dict[str, An
 
 
 def make_scorer(folder: Path, **options: Any) -> Any:
-    (folder / "gold.py").write_text("def right(task, output, trajectory): ...\ndef say(task): return 'x'\n", encoding="utf-8")
+    (folder / "gold.py").write_text(
+        "def right(task, output, trajectory): ...\ndef say(task): return 'x'\n", encoding="utf-8"
+    )
     recipe = {
         "agent": "gold.py:right",
         "tasks": {"train": "gold.py:right"},
@@ -346,7 +377,9 @@ def make_scorer(folder: Path, **options: Any) -> Any:
 def test_a_recipe_says_what_it_needs(tmp_path: Path) -> None:
     assert make_scorer(tmp_path).requires == {"group", "logprobs", "answers"}
     assert make_scorer(tmp_path, answer="gold.py:say").requires == {"group", "logprobs"}
-    assert make_scorer(tmp_path, method="hindsight", bounds=[0.5, 2.0], smoothing=0.5, baseline="none").requires == {"logprobs"}
+    assert make_scorer(tmp_path, method="hindsight", bounds=[0.5, 2.0], smoothing=0.5, baseline="none").requires == {
+        "logprobs"
+    }
 
 
 def test_a_rewarded_rollout_without_evidence_is_a_defect_and_not_a_zero() -> None:
@@ -396,6 +429,8 @@ class TestHindsight(_Likely):
     def make_assigner(self) -> CreditAssigner:
         return Hindsight()
 
-    @pytest.mark.xfail(reason="success in hindsight is a second look at the outcome: it counts up to 1 + ω times", strict=True)
+    @pytest.mark.xfail(
+        reason="success in hindsight is a second look at the outcome: it counts up to 1 + ω times", strict=True
+    )
     def test_without_turn_rewards_it_is_the_outcome_method(self) -> None:
         super().test_without_turn_rewards_it_is_the_outcome_method()

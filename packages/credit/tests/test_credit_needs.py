@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from distributions import install_in_place, write_blocks
 
-from lightningrl.advantages.needs import Need, check_needs, find_unrecorded, installed_needs
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
-from lightningrl.protocols import Capabilities
+from lightningrl.protocols import Capabilities, Need
 from lightningrl.recipe import Recipe
 from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.needs import check_needs, find_unrecorded, installed_needs
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group
 from lightningrl_training.build import build_credit
@@ -61,7 +61,9 @@ def test_recorded_groups_that_do_not_have_it_are_left_alone(plugins: PluginManag
 
 
 def test_what_nobody_provides_is_named_with_all_that_there_is(plugins: PluginManager) -> None:
-    with pytest.raises(ConfigError, match=r"needs 'larg_group'; which no run provides; there are: agents, .*, large_group, logprobs"):
+    with pytest.raises(
+        ConfigError, match=r"needs 'larg_group'; which no run provides; there are: agents, .*, large_group, logprobs"
+    ):
         check_needs(make_recipe(), "mine", {"larg_group"}, needs=installed_needs(plugins))
 
 
@@ -69,7 +71,9 @@ def test_a_trainer_backend_may_provide_it_by_declaring_it(plugins: PluginManager
     needs = {"hidden_states": Need(lambda recipe: True, "use a backend that tells them", is_service=True)}
 
     def declared(*services: str) -> Capabilities:
-        return Capabilities(losses=frozenset(), devices=frozenset(), lora=False, reference_kl=False, services=frozenset(services))
+        return Capabilities(
+            losses=frozenset(), devices=frozenset(), lora=False, reference_kl=False, services=frozenset(services)
+        )
 
     check_needs(make_recipe(), "mine", {"hidden_states"}, declared("hidden_states"), needs)
     with pytest.raises(ConfigError, match="needs 'hidden_states'; use a backend that tells them"):
@@ -83,7 +87,9 @@ def test_two_needs_of_one_name_are_refused_also_where_one_is_ours(plugins: Plugi
             yield Plugin(name="group", summary="", factory=lambda: None)
 
     plugins.register(Again(), distribution="again 1.0")
-    with pytest.raises(PluginError, match=r"two credit needs are named 'group': from lightningrl .* and again 1.0; uninstall one"):
+    with pytest.raises(
+        PluginError, match=r"two credit needs are named 'group': from lightningrl .* and again 1.0; uninstall one"
+    ):
         installed_needs(plugins)
 
 

@@ -6,20 +6,28 @@ from typing import Any
 
 import pytest
 
-from lightningrl.advantages.needs import check_needs
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Capabilities
 from lightningrl.recipe import Recipe
+from lightningrl_credit.needs import check_needs
 
 
 def make_recipe(**values: Any) -> Recipe:
     return Recipe.model_validate(
-        {"agent": "a.py:a", "tasks": {"train": "a.py:t"}, "policy": {"model": "m"}, "rewards": {"r": {"use": "a.py:r"}}, **values}
+        {
+            "agent": "a.py:a",
+            "tasks": {"train": "a.py:t"},
+            "policy": {"model": "m"},
+            "rewards": {"r": {"use": "a.py:r"}},
+            **values,
+        }
     )
 
 
 def declared(*services: str) -> Capabilities:
-    return Capabilities(losses=frozenset(), devices=frozenset(), lora=False, reference_kl=False, services=frozenset(services))
+    return Capabilities(
+        losses=frozenset(), devices=frozenset(), lora=False, reference_kl=False, services=frozenset(services)
+    )
 
 
 @pytest.mark.parametrize(

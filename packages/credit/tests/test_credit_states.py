@@ -14,12 +14,12 @@ import pytest
 
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.recipe_tables import SamplesConfig
-from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import Advantages, ToolCall, Trajectory, TrajectoryGroup
 from lightningrl_credit import IdenticalAssignment, StateGroups, assign_credit
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.state_keys import KEYS, find_key, normalize, state_keys
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_testing.groups import make_trajectory, make_transition
 
 
@@ -28,7 +28,9 @@ def firsts(advantages: Advantages) -> list[list[float]]:
     return [[float(tokens[0]) for tokens in credit if tokens is not None] for credit in advantages]
 
 
-def walk(name: str, states: Sequence[int], reward: float, *, turns: Sequence[float] = (), says: Sequence[int] = ()) -> Trajectory:
+def walk(
+    name: str, states: Sequence[int], reward: float, *, turns: Sequence[float] = (), says: Sequence[int] = ()
+) -> Trajectory:
     """An episode through numbered states: the prompt is the state."""
     calls = [
         make_transition(
@@ -55,7 +57,9 @@ def test_gigpo_worked_by_hand() -> None:
     group = group_of(walk("a", [1, 2, 3], 1.0), walk("b", [1, 2], 0.0), walk("c", [1, 4], 1.0))
     found = firsts(StateGroups(gamma=0.5, omega=2.0, baseline="dr_grpo").assign(group))
     first, second, episode = 0.75 / 3, 0.5 / 2, 2 / 3
-    np.testing.assert_allclose(found[0], [1 - episode + 2 * (0.25 - first), 1 - episode + 2 * (0.5 - second), 1 - episode], rtol=1e-6)
+    np.testing.assert_allclose(
+        found[0], [1 - episode + 2 * (0.25 - first), 1 - episode + 2 * (0.5 - second), 1 - episode], rtol=1e-6
+    )
     np.testing.assert_allclose(found[1], [-episode - 2 * first, -episode - 2 * second], rtol=1e-6)
     np.testing.assert_allclose(found[2], [1 - episode + 2 * (0.5 - first), 1 - episode], rtol=1e-6)
 
@@ -120,7 +124,10 @@ def test_by_role_the_outcome_is_compared_within_each_role() -> None:
     roles = [["write", "check"], ["write"], ["write"]]
     named = group_of(
         *(
-            replace(one, transitions=tuple(replace(call, agent=role) for call, role in zip(one.transitions, names, strict=True)))
+            replace(
+                one,
+                transitions=tuple(replace(call, agent=role) for call, role in zip(one.transitions, names, strict=True)),
+            )
             for one, names in zip(group.trajectories, roles, strict=True)
         )
     )
@@ -134,14 +141,18 @@ def test_by_role_the_outcome_is_compared_within_each_role() -> None:
 
 def test_hgpo_worked_by_hand() -> None:
     """Two earlier states, weights 2 : 3 : 4 over those that compare; a and b share 1 2 3, c comes to 3 by another way, d to 2 3."""
-    group = group_of(walk("a", [1, 2, 3], 3.0), walk("b", [1, 2, 3], 0.0), walk("c", [7, 8, 3], 0.0), walk("d", [9, 2, 3], 1.0))
+    group = group_of(
+        walk("a", [1, 2, 3], 3.0), walk("b", [1, 2, 3], 0.0), walk("c", [7, 8, 3], 0.0), walk("d", [9, 2, 3], 1.0)
+    )
     last = [calls[2] for calls in firsts(StateGroups(episode=0.0, history=2, baseline="dr_grpo").assign(group))]
     one, two, three = np.array([2.0, -1, -1, 0]), np.array([5 / 3, -4 / 3, 0, -1 / 3]), np.array([1.5, -1.5, 0, 0])
     assert last[0] == pytest.approx((2 * one[0] + 3 * two[0] + 4 * three[0]) / 9)
     assert last[1] == pytest.approx((2 * one[1] + 3 * two[1] + 4 * three[1]) / 9)
     assert last[2] == pytest.approx(one[2])
     assert last[3] == pytest.approx((2 * one[3] + 3 * two[3]) / 5)
-    flat = [calls[2] for calls in firsts(StateGroups(episode=0.0, history=2, alpha=0.0, baseline="dr_grpo").assign(group))]
+    flat = [
+        calls[2] for calls in firsts(StateGroups(episode=0.0, history=2, alpha=0.0, baseline="dr_grpo").assign(group))
+    ]
     assert flat[0] == pytest.approx((one[0] + two[0] + three[0]) / 3)
 
 
@@ -203,12 +214,17 @@ def test_options_that_make_no_sense_are_one_sentence(options: dict[str, Any], sa
 def searching(name: str, *results: str | None) -> Trajectory:
     """A call for each result of its tool, None for a call without one, and a last call."""
     calls = [make_transition(f"{name}/{t}", index=t, tool_call_ids=(f"{name}-{t}",)) for t in range(len(results) + 1)]
-    tools = [ToolCall(id=f"{name}-{t}", name="find", result=result) for t, result in enumerate(results) if result is not None]
+    tools = [
+        ToolCall(id=f"{name}-{t}", name="find", result=result) for t, result in enumerate(results) if result is not None
+    ]
     return make_trajectory(name, calls, tool_calls=tools)
 
 
 def test_the_last_tool_result_is_what_was_seen_before_a_call() -> None:
-    one, other = (state_keys(searching(name, *results), KEYS["tool_result"]) for name, results in (("a", ("x", "y")), ("b", ("y", "y"))))
+    one, other = (
+        state_keys(searching(name, *results), KEYS["tool_result"])
+        for name, results in (("a", ("x", "y")), ("b", ("y", "y")))
+    )
     assert one[0] == other[0]
     assert one[1] != other[1]
     assert one[2] == other[2] != one[0]
@@ -222,7 +238,9 @@ def test_a_call_after_one_without_tools_is_in_a_state_of_its_own() -> None:
 def test_the_observation_is_what_a_prompt_adds_to_the_call_that_it_continues() -> None:
     def chat(name: str, said: int, seen: int) -> Trajectory:
         first = make_transition(f"{name}/0", prompt=[1, 2], completion=[said])
-        return make_trajectory(name, [first, make_transition(f"{name}/1", prompt=[1, 2, said, seen], index=1, parent=first.id)])
+        return make_trajectory(
+            name, [first, make_transition(f"{name}/1", prompt=[1, 2, said, seen], index=1, parent=first.id)]
+        )
 
     a, b, c = (state_keys(chat(*scene), KEYS["observation"]) for scene in (("a", 8, 5), ("b", 9, 5), ("c", 9, 6)))
     assert a == b
@@ -254,14 +272,22 @@ def test_what_changes_from_run_to_run_is_stripped(one: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("3 rows", "4 rows"), ("room 101", "room 102"), ("cafe", "face"), ("price 12", "price 13"), ("4 steps left", "5 steps left")],
+    [
+        ("3 rows", "4 rows"),
+        ("room 101", "room 102"),
+        ("cafe", "face"),
+        ("price 12", "price 13"),
+        ("4 steps left", "5 steps left"),
+    ],
 )
 def test_what_is_the_state_stays(one: str, other: str) -> None:
     assert normalize(one) != normalize(other)
 
 
 def test_a_users_function_is_a_key_by_file_or_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "board.py").write_text("def board(trajectory):\n    return [len(call.prompt_ids) for call in trajectory.transitions]\n")
+    (tmp_path / "board.py").write_text(
+        "def board(trajectory):\n    return [len(call.prompt_ids) for call in trajectory.transitions]\n"
+    )
     trajectory = walk("a", [1, 2], 1.0)
     assert list(state_keys(trajectory, find_key("board.py:board", tmp_path))) == [1, 1]
     assert list(state_keys(trajectory, find_key(lambda one: [call.index for call in one.transitions]))) == [0, 1]
@@ -270,7 +296,10 @@ def test_a_users_function_is_a_key_by_file_or_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        ([[1], [2]], "state key 'mine' returned a list for call 0 of rollout 'a', which is not hashable; return a text"),
+        (
+            [[1], [2]],
+            "state key 'mine' returned a list for call 0 of rollout 'a', which is not hashable; return a text",
+        ),
         (["one"], "state key 'mine' returned 1 keys for rollout 'a' with 2 calls; return one for each"),
         ("ab", "state key 'mine' returned str for rollout 'a'; return a list with one key for each call"),
         (None, "state key 'mine' returned NoneType for rollout 'a'"),

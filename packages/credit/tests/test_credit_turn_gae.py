@@ -15,10 +15,10 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, Services
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import SamplesConfig
-from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import Outcome, Trajectory, TrajectoryGroup
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_credit.turn_gae import Level, TurnGae
 from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_testing.groups import make_trajectory, make_transition
@@ -34,7 +34,10 @@ def by_length(context: list[int]) -> float:
 
 
 def chain(
-    *lengths: int, rewards: Sequence[float | None] = (), reward: float | None = 1.0, outcome: Outcome = Outcome.SUCCEEDED
+    *lengths: int,
+    rewards: Sequence[float | None] = (),
+    reward: float | None = 1.0,
+    outcome: Outcome = Outcome.SUCCEEDED,
 ) -> Trajectory:
     """Calls of one growing history, of so many tokens each, a tool's three tokens between them."""
     history, calls = [7], []
@@ -42,7 +45,9 @@ def chain(
         turn = {} if not rewards else {"turn": rewards[t]}
         completion = list(range(10, 10 + length))
         parent = f"r/{t - 1}" if t else None
-        calls.append(make_transition(f"r/{t}", prompt=history, completion=completion, index=t, parent=parent, rewards=turn))
+        calls.append(
+            make_transition(f"r/{t}", prompt=history, completion=completion, index=t, parent=parent, rewards=turn)
+        )
         history = [*history, *completion, 500, 501, 502]
     return make_trajectory("r", calls, reward=reward, outcome=outcome)
 
@@ -65,7 +70,9 @@ def targets(assigner: TurnGae, trajectory: Trajectory, value: Value = by_length)
 # ------------------------------------------------------------------ agreement
 
 
-def of_verl(core_algos: Any, rewards: Sequence[float], values: Sequence[float], mask: Sequence[int], gamma: float, lam: float) -> Any:
+def of_verl(
+    core_algos: Any, rewards: Sequence[float], values: Sequence[float], mask: Sequence[int], gamma: float, lam: float
+) -> Any:
     """Advantages before verl whitens them, and returns."""
     import torch
 
@@ -93,7 +100,9 @@ def test_over_tokens_it_is_verls_and_observation_tokens_are_no_steps(core_algos:
     values = [by_length(row[:position]) if position else 9.9 for position in range(len(row))]
     theirs, returns = of_verl(core_algos, rewards.tolist(), values, mask.tolist(), gamma, lam)
     assigner = TurnGae(level="token", gamma=gamma, lam=lam)
-    np.testing.assert_allclose(np.concatenate(advantages(assigner, trajectory)), theirs[mask == 1], atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(advantages(assigner, trajectory)), theirs[mask == 1], atol=1e-6, rtol=1e-6
+    )
     np.testing.assert_allclose(np.concatenate(targets(assigner, trajectory)), returns[mask == 1], atol=1e-6, rtol=1e-6)
 
 
@@ -130,7 +139,10 @@ def test_both_levels_give_each_token_its_turns_return_less_its_own_value() -> No
     trajectory = chain(2, 2, reward=10.0)
     assigner = TurnGae(level="both", gamma=0.5, lam=1.0)
     assert advantages(assigner, trajectory, lambda context: value.get(len(context), 99.0)) == [[4.0, 3.0], [6.0, 2.0]]
-    assert advantages(TurnGae(gamma=0.5, lam=1.0), trajectory, lambda context: value[len(context)]) == [[4.0, 4.0], [6.0, 6.0]]
+    assert advantages(TurnGae(gamma=0.5, lam=1.0), trajectory, lambda context: value[len(context)]) == [
+        [4.0, 4.0],
+        [6.0, 6.0],
+    ]
 
 
 # ------------------------------------------------------------------ traps
@@ -140,7 +152,8 @@ def test_verbosity_changes_no_turns_advantage() -> None:
     """Trap 5: γλ per turn. A λ per token would decay with the length of the turns that follow."""
     lengths_of = ((1, 1, 1), (1, 40, 9))
     short, long = (
-        [calls[0] for calls in advantages(TurnGae(), chain(*lengths, reward=1.0), lambda context: 0.0)] for lengths in lengths_of
+        [calls[0] for calls in advantages(TurnGae(), chain(*lengths, reward=1.0), lambda context: 0.0)]
+        for lengths in lengths_of
     )
     assert short == long == pytest.approx([(0.99 * 0.9) ** 2, 0.99 * 0.9, 1.0])
 
@@ -162,11 +175,15 @@ def test_a_discount_never_crosses_branches() -> None:
     ids = {"main": None, "left": "main", "right": "main", "more": "left"}
     prompts = {"main": [1], "left": [1, 4, 5], "right": [1, 4, 5, 6], "more": [1, 4, 5, 4, 5]}
     calls = [
-        make_transition(name, prompt=prompts[name], index=n, parent=parent, rewards={"turn": 100.0 if name == "more" else 0.0})
+        make_transition(
+            name, prompt=prompts[name], index=n, parent=parent, rewards={"turn": 100.0 if name == "more" else 0.0}
+        )
         for n, (name, parent) in enumerate(ids.items())
     ]
     trajectory = make_trajectory("r", calls, reward=1.0)
-    main, left, right, more = (one[0] for one in advantages(TurnGae(gamma=0.5, lam=1.0), trajectory, lambda context: 0.0))
+    main, left, right, more = (
+        one[0] for one in advantages(TurnGae(gamma=0.5, lam=1.0), trajectory, lambda context: 0.0)
+    )
     assert (main, left, right, more) == (0.5 * (50.5 + 1.0) / 2, 0.5 * 101.0, 1.0, 101.0)
 
 
@@ -221,7 +238,10 @@ def test_targets_stand_at_their_tokens_and_are_never_whitened(rows: Any) -> None
 def test_targets_that_are_infinite_are_the_assigners_defect() -> None:
     class Broken(TurnGae):
         def value_targets(self, group: TrajectoryGroup) -> Any:
-            return tuple(tuple(np.full(len(call.completion_ids), np.inf) for call in one.transitions) for one in group.trajectories)
+            return tuple(
+                tuple(np.full(len(call.completion_ids), np.inf) for call in one.transitions)
+                for one in group.trajectories
+            )
 
     assigner = Broken()
     scorer = make_scorer(assigner, whitened=False)
@@ -243,8 +263,14 @@ def test_an_option_out_of_range_is_named(option: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"credit": {"use": "turn_gae"}}, r"'turn_gae' needs 'values'; use a trainer backend with a critic .* a table \[learner\.critic\]"),
-        ({"credit": {"use": "grpo"}, "learner": {"critic": {}}}, r"\[learner\.critic\] is set, and credit\.use 'grpo' teaches it nothing"),
+        (
+            {"credit": {"use": "turn_gae"}},
+            r"'turn_gae' needs 'values'; use a trainer backend with a critic .* a table \[learner\.critic\]",
+        ),
+        (
+            {"credit": {"use": "grpo"}, "learner": {"critic": {}}},
+            r"\[learner\.critic\] is set, and credit\.use 'grpo' teaches it nothing",
+        ),
         (
             {
                 "credit": {"use": "gae"},
@@ -256,9 +282,16 @@ def test_an_option_out_of_range_is_named(option: str, value: float) -> None:
         ),
     ],
 )
-def test_a_critic_without_a_teacher_and_a_teacher_without_a_critic_are_refused_at_the_start(parts: Any, says: str, tmp_path: Any) -> None:
+def test_a_critic_without_a_teacher_and_a_teacher_without_a_critic_are_refused_at_the_start(
+    parts: Any, says: str, tmp_path: Any
+) -> None:
     (tmp_path / "a.py").write_text("def right(task, output, trajectory): ...\ndef t(): ...\n", encoding="utf-8")
-    base: dict[str, Any] = {"agent": "a.py:a", "tasks": {"train": "a.py:t"}, "policy": {"model": "org/m"}, "folder": tmp_path}
+    base: dict[str, Any] = {
+        "agent": "a.py:a",
+        "tasks": {"train": "a.py:t"},
+        "policy": {"model": "org/m"},
+        "folder": tmp_path,
+    }
     recipe = Recipe.model_validate({**base, "rewards": {"right": {"use": "a.py:right"}}, **parts})
     with pytest.raises(ConfigError, match=says):
         Parts.build(recipe, load_plugins())

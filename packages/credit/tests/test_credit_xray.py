@@ -24,10 +24,10 @@ import lightningrl
 from lightningrl.commands import app
 from lightningrl.errors import LightningError
 from lightningrl.recipe_tables import SamplesConfig
-from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import Advantages, Evidence, TrajectoryGroup
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_credit.xray import XRay
 from lightningrl_testing.groups import make_group
 from lightningrl_training.commands.xray import read_steps
@@ -47,13 +47,21 @@ OWN: dict[str, Mapping[str, Any]] = {
     "turns": {"credit.use": "turns", "credit.options.gamma": 0.9, **TURNS},
     "states": {"credit.use": "states", "credit.options": {"key": "tool_result", "history": 1}},
     "per_agent": {"credit.use": "per_agent", "credit.options": {"of": {"use": "states"}}},
-    "sum": {"credit.use": "sum", "credit.options": {"parts": [{"use": "turns", "weight": 0.5}, {"use": "states"}]}, **TURNS},
+    "sum": {
+        "credit.use": "sum",
+        "credit.options": {"parts": [{"use": "turns", "weight": 0.5}, {"use": "states"}]},
+        **TURNS,
+    },
     "by role": {"credit.use": "grpo", "credit.compare": "role"},
     "whitened": {"credit.use": "reinforce", "credit.whiten": True},
     "per reward": {"credit.use": "grpo", "credit.per_reward": True},
     "dynamic sampling": {"credit.use": "grpo", "loop.dynamic_sampling": 1.0, "loop.group_size": 2},
     "branches": {"credit.use": "branches", "credit.options.samples": 2},
-    "trained branches": {"credit.use": "branches", "credit.options": {"samples": 2, "train": True}, "credit.whiten": True},
+    "trained branches": {
+        "credit.use": "branches",
+        "credit.options": {"samples": 2, "train": True},
+        "credit.whiten": True,
+    },
 }
 
 
@@ -139,7 +147,10 @@ class Remembering:
 
     def assign(self, group: lightningrl.TrajectoryGroup) -> Any:
         return tuple(
-            tuple(np.full(len(call.completion_ids), self.steps + (one.reward or 0.0), np.float32) for call in one.transitions)
+            tuple(
+                np.full(len(call.completion_ids), self.steps + (one.reward or 0.0), np.float32)
+                for call in one.transitions
+            )
             for one in group.trajectories
         )
 
@@ -197,7 +208,9 @@ def test_methods_of_ones_own_stand_beside_those_installed(run: Run) -> None:
 
 
 def test_what_is_not_there_is_one_sentence(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(lightningrl.ConfigError, match=r"has no trained rollouts of step 7; it has those of steps 1 to 2"):
+    with pytest.raises(
+        lightningrl.ConfigError, match=r"has no trained rollouts of step 7; it has those of steps 1 to 2"
+    ):
         run.xray(steps=[7])
     with pytest.raises(lightningrl.LightningError, match="no rollout 'nobody'; near it are"):
         run.xray(rollout="nobody")
@@ -289,8 +302,12 @@ def test_steps_that_the_run_does_not_have_are_named_and_no_reward_is_tried_on_th
 
 
 def test_which_reward_is_meant_has_to_be_said(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", {"rewards.short.use": f"{recorded_runs.__file__}:coin", "rewards.short.weight": 0.5}, steps=1)
-    with pytest.raises(lightningrl.ConfigError, match=r"has the rewards 'right', 'short'; say with --name which is meant"):
+    run = recorded(
+        tmp_path / "run", {"rewards.short.use": f"{recorded_runs.__file__}:coin", "rewards.short.weight": 0.5}, steps=1
+    )
+    with pytest.raises(
+        lightningrl.ConfigError, match=r"has the rewards 'right', 'short'; say with --name which is meant"
+    ):
         run.rescore(upside_down)
     with pytest.raises(lightningrl.ConfigError, match=r"has no reward 'long'; choose one of: right, short"):
         run.rescore(upside_down, name="long")
@@ -313,7 +330,9 @@ async def pages(run: Run, *paths: str) -> list[httpx.Response]:
         viewed = ViewedRun(name="one", folder=run.folder, run=stored)
         try:
             transport = httpx.ASGITransport(create_viewer(OneRun(viewed), key="view-key"))
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", follow_redirects=True) as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1", follow_redirects=True
+            ) as client:
                 await client.get("/?key=view-key")
                 return [await client.get(path) for path in paths]
         finally:
@@ -375,7 +394,10 @@ async def test_code_that_prints_breaks_no_answer_and_shifts_none(tmp_path: Path)
         answers = [await xrays.ask(Question(step=step)) for step in (1, 2)]
     finally:
         xrays.close()
-    assert [answer.xray and (answer.xray.steps, answer.xray.own_difference) for answer in answers] == [((1,), 0.0), ((2,), 0.0)]
+    assert [answer.xray and (answer.xray.steps, answer.xray.own_difference) for answer in answers] == [
+        ((1,), 0.0),
+        ((2,), 0.0),
+    ]
 
 
 WAITING = """
@@ -397,7 +419,9 @@ async def test_pages_that_wait_for_an_xray_leave_the_servers_threads_to_others(t
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     xrays = CreditXRays(run.folder)
-    pages = [asyncio.create_task(xrays.ask(Question(step=1))) for _ in range(40)]  # an event loop has at most 32 threads
+    pages = [
+        asyncio.create_task(xrays.ask(Question(step=1))) for _ in range(40)
+    ]  # an event loop has at most 32 threads
     await asyncio.sleep(0)  # each has asked
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -419,10 +443,15 @@ async def test_a_viewer_that_ends_waits_for_no_xray(tmp_path: Path) -> None:
     opened = await asyncio.to_thread(os.open, tmp_path / "gate", os.O_WRONLY)  # waits until the assigner reads there
     xrays.close()
     os.close(opened)
-    assert {type(answer) for answer in await asyncio.gather(*pages, return_exceptions=True)} <= {LightningError, asyncio.CancelledError}
+    assert {type(answer) for answer in await asyncio.gather(*pages, return_exceptions=True)} <= {
+        LightningError,
+        asyncio.CancelledError,
+    }
 
 
-async def test_names_that_an_agent_made_up_are_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_that_an_agent_made_up_are_shown_and_not_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorded_runs, "ROLES", ("<script>alert(1)</script>", "\x1b[2J\u202eevil"))
     run = await asyncio.to_thread(recorded, tmp_path / "run", OWN["turns"], steps=1)
     (page,) = await pages(run, "/credit?group=g000000")

@@ -20,12 +20,12 @@ from sizes import sized
 
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
-from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 from lightningrl_credit import Baseline, DiscountedReturns
 from lightningrl_credit.farming import FarmingWatch
 from lightningrl_credit.rewards import NamedReward, RewardSet, ToolStatusReward, ToolStatusShaping, TurnReward
 from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_training.evaluator import Evaluator
 
@@ -51,12 +51,22 @@ class Policy:
             calls.append(make_transition(f"{name}/{turn}", index=turn, completion=(int(farms),)))
             if not farms:
                 break
-            tools.append(ToolCall(id=f"{name}-{turn}", name="sql", arguments="{}", status=ToolStatus.OK, transition_id=f"{name}/{turn}"))
+            tools.append(
+                ToolCall(
+                    id=f"{name}-{turn}",
+                    name="sql",
+                    arguments="{}",
+                    status=ToolStatus.OK,
+                    transition_id=f"{name}/{turn}",
+                )
+            )
         has_answered = len(tools) < len(calls)
         found = make_trajectory(name, calls, reward=None, group_id=group, output=has_answered, tool_calls=tools)
         return replace(found, rewards={}, step=step)
 
-    def learn(self, trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[np.ndarray | None]], rate: float) -> None:
+    def learn(
+        self, trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[np.ndarray | None]], rate: float
+    ) -> None:
         """∇ log π · A, summed over the calls and divided by the rollouts."""
         gradient = np.zeros(TURNS)
         for trajectory, of_calls in zip(trajectories, advantages, strict=True):
@@ -70,7 +80,11 @@ def make_scorers(reward: TurnReward, gamma: float, baseline: Baseline) -> tuple[
     rewards = RewardSet([NamedReward(name="right", function=lambda task, output, trajectory: float(output))])
     credit = DiscountedReturns(gamma=gamma, baseline=baseline)
     evaluator = Evaluator(
-        rewards=rewards, intermediate={reward.name: reward}, credit=credit, outcomes=OutcomesConfig(), plugins=load_plugins()
+        rewards=rewards,
+        intermediate={reward.name: reward},
+        credit=credit,
+        outcomes=OutcomesConfig(),
+        plugins=load_plugins(),
     )
     return evaluator, Scorer(
         credit=credit,
@@ -85,7 +99,9 @@ def train(
     form: Literal["plain", "potential"], *, ok: float, gamma: float = 1.0, baseline: Baseline = "dr_grpo"
 ) -> tuple[Policy, list[dict[str, float]]]:
     """A policy after so many steps of four groups of eight, and the metrics of each step."""
-    evaluator, scorer = make_scorers(TurnReward(name="tools", function=ToolStatusReward(ok=ok), form=form, gamma=gamma), gamma, baseline)
+    evaluator, scorer = make_scorers(
+        TurnReward(name="tools", function=ToolStatusReward(ok=ok), form=form, gamma=gamma), gamma, baseline
+    )
     policy, random, metrics = Policy(), np.random.default_rng(7), []
 
     async def run() -> None:
@@ -109,7 +125,9 @@ def test_a_policy_that_is_paid_for_tools_farms_them_and_the_run_warns_once(caplo
     (warning,) = [record.getMessage() for record in caplog.records if "may farm" in record.getMessage()]
     assert warning.startswith("step ")
     assert "intermediate rewards grew from" in warning
-    assert "the policy may farm 'tools'; set intermediate_rewards.tools.form = 'potential', or lower its weight" in warning
+    assert (
+        "the policy may farm 'tools'; set intermediate_rewards.tools.form = 'potential', or lower its weight" in warning
+    )
 
 
 @pytest.mark.parametrize(("gamma", "baseline"), [(1.0, "dr_grpo"), (0.9, "dr_grpo"), (1.0, "grpo")])
@@ -143,7 +161,10 @@ def watch(steps: Sequence[tuple[Sequence[float], Sequence[float]]]) -> FarmingWa
 
 
 def test_both_grow_and_nobody_is_warned() -> None:
-    assert watch([((0.1 * step, 0.1 * step + 0.1), (0.05 * step, 0.05 * step + 0.1)) for step in range(20)]).explain() is None
+    assert (
+        watch([((0.1 * step, 0.1 * step + 0.1), (0.05 * step, 0.05 * step + 0.1)) for step in range(20)]).explain()
+        is None
+    )
 
 
 def test_pay_grows_while_the_outcome_stands_still() -> None:
@@ -170,6 +191,8 @@ def test_a_shaping_reward_is_not_watched_and_a_run_without_any_has_no_metric() -
     assert TurnReward(name="a", function=ToolStatusShaping()).is_potential
     assert FarmingWatch([]).finish_step([make_group((0.1,), rewards=(1.0,))]) == {}
     seen = FarmingWatch(["turn"])
-    assert seen.finish_step([make_group((0.1,), (0.3,), rewards=(0.0, 1.0))]) == pytest.approx({"air/turn": 0.2, "air/correlation": 1.0})
+    assert seen.finish_step([make_group((0.1,), (0.3,), rewards=(0.0, 1.0))]) == pytest.approx(
+        {"air/turn": 0.2, "air/correlation": 1.0}
+    )
     assert seen.finish_step([make_group((0.1,), (0.1,), rewards=(0.0, 1.0))]) == pytest.approx({"air/turn": 0.1})
     assert seen.finish_step([make_group((0.1,), (0.1,), rewards=(None, None))]) == {}

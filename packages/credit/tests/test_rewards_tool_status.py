@@ -8,7 +8,14 @@ import pytest
 
 from lightningrl.protocols import IntermediateReward
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
-from lightningrl_credit.rewards import ExecutionErrors, RepeatedCalls, ToolStatusReward, ToolStatusShaping, TurnReward, ValidArguments
+from lightningrl_credit.rewards import (
+    ExecutionErrors,
+    RepeatedCalls,
+    ToolStatusReward,
+    ToolStatusShaping,
+    TurnReward,
+    ValidArguments,
+)
 from lightningrl_credit.rewards.plugins import INTERMEDIATE_PLUGINS, PLUGINS
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.reward_conformance import IntermediateRewardConformance

@@ -21,8 +21,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sizes import PATIENCE_S
 from starlette.types import Receive, Scope, Send
 
+from lightningrl import control_api as api
 from lightningrl import wire
-from lightningrl.control import api
 from lightningrl.errors import ServerError
 from lightningrl.keys import worker_key
 from lightningrl.records import Lease
@@ -50,7 +50,9 @@ def make_spans(*told: dict[str, str], evaluation: float | None = None) -> bytes:
     request = ExportTraceServiceRequest()
     scope = request.resource_spans.add().scope_spans.add()
     for number, attributes in enumerate(told, 1):
-        span = scope.spans.add(name="span", span_id=bytes([number] * 8), trace_id=b"\1" * 16, start_time_unix_nano=10**18)
+        span = scope.spans.add(
+            name="span", span_id=bytes([number] * 8), trace_id=b"\1" * 16, start_time_unix_nano=10**18
+        )
         for name, value in attributes.items():
             span.attributes.add(key=name).value.string_value = value
         if evaluation is not None and number == len(told):
@@ -64,7 +66,9 @@ def evaluate(span: Span, score: float) -> None:
     event.attributes.add(key="gen_ai.evaluation.score.value").value.double_value = score
 
 
-def make_result(spans: bytes | None = None, then: api.ThenLease | None = None, outcome: Outcome = Outcome.SUCCEEDED) -> api.Result:
+def make_result(
+    spans: bytes | None = None, then: api.ThenLease | None = None, outcome: Outcome = Outcome.SUCCEEDED
+) -> api.Result:
     return api.Result(outcome=outcome, output=42, spans=spans, then=then)
 
 
@@ -192,7 +196,9 @@ async def losing_the_first(url: str, lost: str) -> AsyncIterator[tuple[str, Coun
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
 
 
-async def test_a_lease_whose_worker_went_before_its_answer_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_whose_worker_went_before_its_answer_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with live_gateway(tmp_path, attach=False) as control:
         await lease_of_two(control)
         finish, has_gone = control.store.finish_and_lease, asyncio.Event()
@@ -223,7 +229,10 @@ async def test_a_server_that_is_killed_over_results_keeps_each_once_and_leases_e
     """Workers report and go on while the server is killed three times: every rollout succeeds, with its one tool call."""
     settings = ServerSettings(store_url=f"sqlite:///{tmp_path}/store.db", run_key=RUN_KEY)
     names = [f"r{number}" for number in range(120)]
-    async with ServerProcess(settings, log_path=tmp_path / "server.log") as server, ServerClient(server.url, RUN_KEY) as client:
+    async with (
+        ServerProcess(settings, log_path=tmp_path / "server.log") as server,
+        ServerClient(server.url, RUN_KEY) as client,
+    ):
         await client.create_rollouts([make_spec(name, max_attempts=1) for name in names])
         ran: Counter[str] = Counter()
 
@@ -245,7 +254,9 @@ async def test_a_server_that_is_killed_over_results_keeps_each_once_and_leases_e
             await server.restart()
         await asyncio.gather(*working)
         assert set(await client.wait(names, 60.0)) == set(names)
-        found = [one for start in range(0, len(names), 40) for one in await client.trajectories(names[start : start + 40])]
+        found = [
+            one for start in range(0, len(names), 40) for one in await client.trajectories(names[start : start + 40])
+        ]
     assert {one.outcome for one in found} == {Outcome.SUCCEEDED}
     assert {len(one.tool_calls) for one in found} == {1}
     assert {tuple(one.reported.items()) for one in found} == {(("style", 0.5),)}
@@ -264,7 +275,9 @@ async def test_an_evaluation_in_the_spans_is_kept_with_the_result(control: LiveG
     assert (await trajectory(control)).transitions[0].reported == {"style": 0.25}
 
 
-async def test_spans_that_cannot_be_read_are_refused_with_their_result_and_nothing_has_ended(control: LiveGateway) -> None:
+async def test_spans_that_cannot_be_read_are_refused_with_their_result_and_nothing_has_ended(
+    control: LiveGateway,
+) -> None:
     await lease_of_two(control)
     answer = await send(control.url, make_result(b"\xff\xff\xff", THEN))
     assert answer.status_code == 400
@@ -276,7 +289,9 @@ async def test_spans_that_cannot_be_read_are_refused_with_their_result_and_nothi
     assert [(await control.store.rollout(name)).state for name in "ab"] == [RolloutState.RUNNING, RolloutState.QUEUED]
 
 
-async def test_a_worker_whose_spans_cannot_be_read_loses_them_alone(control: LiveGateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_whose_spans_cannot_be_read_loses_them_alone(
+    control: LiveGateway, caplog: pytest.LogCaptureFixture
+) -> None:
     lease = await lease_of_two(control)
     with caplog.at_level(logging.WARNING, "lightningrl"):
         after = await report(control.url, lease, make_result(b"\xff\xff\xff", THEN))
@@ -285,9 +300,13 @@ async def test_a_worker_whose_spans_cannot_be_read_loses_them_alone(control: Liv
     assert "rollout a: its spans are lost" in caplog.text and "no OTLP" in caplog.text
 
 
-async def test_spans_that_are_too_large_beside_a_result_go_by_themselves(control: LiveGateway, caplog: pytest.LogCaptureFixture) -> None:
+async def test_spans_that_are_too_large_beside_a_result_go_by_themselves(
+    control: LiveGateway, caplog: pytest.LogCaptureFixture
+) -> None:
     lease = await lease_of_two(control)
-    spans = make_spans({**TOOL, "gen_ai.tool.call.arguments": "x" * 16_000})  # as base64 with the result, more than 20,000 bytes
+    spans = make_spans(
+        {**TOOL, "gen_ai.tool.call.arguments": "x" * 16_000}
+    )  # as base64 with the result, more than 20,000 bytes
     with caplog.at_level(logging.WARNING, "lightningrl"):
         after = await report(control.url, lease, make_result(spans, THEN))
     assert after is not None and after.rollout_id == "b"
@@ -372,5 +391,8 @@ async def test_a_server_of_another_version_is_told_in_a_sentence_by_trainer_and_
             await client.status()
         with pytest.raises(ServerError, match="is it of the same version"):
             await client.trajectories(["r1"])
-        with contextlib.closing(ControlClient(url, RUN_KEY)) as line, pytest.raises(ServerError, match="is it of the same version"):
+        with (
+            contextlib.closing(ControlClient(url, RUN_KEY)) as line,
+            pytest.raises(ServerError, match="is it of the same version"),
+        ):
             await asyncio.to_thread(line.lease, worker_id="w", wait_s=0.0, lease_s=60.0)

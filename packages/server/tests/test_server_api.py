@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from processes import all_ended
 from sizes import PATIENCE_S
 
-from lightningrl.control import api
+from lightningrl import control_api as api
 from lightningrl.errors import ServerError
 from lightningrl.records import Lease, Score
 from lightningrl.types import Outcome, RolloutState, SamplingSettings, ToolStatus, Transition
@@ -92,7 +92,10 @@ async def test_a_rollout_goes_all_the_way(scene: Scene) -> None:
     assert await is_still_running(scene)
     await scene.client.ask(api.REWARDS, api.Rewards(rewards={"style": 0.5}, transition_id="c1"), rid="a", n=1)
     waiting = asyncio.create_task(scene.client.wait(["a"], 5.0))
-    assert await scene.client.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "SELECT 1"}, duration_s=0.1) is RolloutState.SUCCEEDED
+    assert (
+        await scene.client.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "SELECT 1"}, duration_s=0.1)
+        is RolloutState.SUCCEEDED
+    )
     assert await waiting == ("a",)
     (got,), (kept,) = await scene.client.trajectories(["a"]), await scene.store.trajectories(["a"])
     assert (got.output, got.task, got.outcome, got.duration_s) == (kept.output, kept.task, kept.outcome, 0.1)
@@ -101,7 +104,15 @@ async def test_a_rollout_goes_all_the_way(scene: Scene) -> None:
         for name in Transition.__slots__:
             assert np.array_equal(getattr(one, name), getattr(same, name)), name
     await scene.client.set_scores(
-        [Score(rollout_id="a", attempt=1, rewards={"match": 1.0}, reward=1.0, advantages={"c0": np.ones(1, np.float32), "c1": None})]
+        [
+            Score(
+                rollout_id="a",
+                attempt=1,
+                rewards={"match": 1.0},
+                reward=1.0,
+                advantages={"c0": np.ones(1, np.float32), "c1": None},
+            )
+        ]
     )
     await scene.client.mark_trained(1, ["a"], {"loss": 0.5, "odd": float("nan")})
     (step,) = await scene.client.steps()
@@ -128,7 +139,9 @@ async def test_a_worker_that_went_away_while_waiting_gets_no_rollout(scene: Scen
     with pytest.raises(httpx.ReadTimeout):
         await scene.post("/leases", {"worker_id": "gone", "wait_s": 5.0, "lease_s": 600.0}, timeout=0.2)
     await scene.client.create_rollouts([make_spec("a")])
-    lease = await scene.client.lease("w", 60.0, wait_s=PATIENCE_S)  # at once, or when the server gives up on the one that went
+    lease = await scene.client.lease(
+        "w", 60.0, wait_s=PATIENCE_S
+    )  # at once, or when the server gives up on the one that went
     assert lease is not None and (lease.rollout_id, lease.attempt) == ("a", 1)
 
 
@@ -195,15 +208,23 @@ async def test_tool_spans_become_tool_calls(scene: Scene, zipped: bool) -> None:
         "c0",
     )
     assert (first.agent, first.duration_s) == ("planner", 0.5)
-    assert (second.name, second.error_type, second.transition_id, second.status) == ("other", "ValueError", "c1", ToolStatus.ERROR)
+    assert (second.name, second.error_type, second.transition_id, second.status) == (
+        "other",
+        "ValueError",
+        "c1",
+        ToolStatus.ERROR,
+    )
     assert [one.agent for one in trajectory.transitions] == [None, "planner"]
 
 
 async def test_the_api_describes_itself(scene: Scene) -> None:
     schema = (await scene.http.get("/openapi.json")).json()
-    assert {"/api/v1/leases", "/api/v1/wait", "/api/v1/trajectories", "/api/v1/rollouts/{rid}/attempts/{n}/v1/traces"} <= set(
-        schema["paths"]
-    )
+    assert {
+        "/api/v1/leases",
+        "/api/v1/wait",
+        "/api/v1/trajectories",
+        "/api/v1/rollouts/{rid}/attempts/{n}/v1/traces",
+    } <= set(schema["paths"])
     assert all(operation["summary"] for path in schema["paths"].values() for operation in path.values())
     assert (await scene.http.get("/health")).json() == {"ok": True}
 
@@ -215,10 +236,16 @@ async def test_wrong_keys(scene: Scene) -> None:
     lease = await scene.leased()
     await scene.leased("b")
     answer = await scene.post("/leases", {"worker_id": "w"}, key="wrong")
-    assert answer.status_code == 401 and sentence(answer) == "wrong key for '/api/v1/leases'; send the run key as 'Authorization: Bearer …'"
+    assert (
+        answer.status_code == 401
+        and sentence(answer) == "wrong key for '/api/v1/leases'; send the run key as 'Authorization: Bearer …'"
+    )
     assert (await scene.post("/leases", {"worker_id": "w"}, key=lease.key)).status_code == 401
     other = await scene.post("/rollouts/b/attempts/1/result", {"outcome": "succeeded"}, key=lease.key)
-    assert other.status_code == 401 and sentence(other) == "wrong key for attempt 1 of rollout 'b'; use the key of its lease"
+    assert (
+        other.status_code == 401
+        and sentence(other) == "wrong key for attempt 1 of rollout 'b'; use the key of its lease"
+    )
     nothing = await scene.http.post("/api/v1/leases", json={"worker_id": "w"})
     assert nothing.status_code == 401 and "needs a key" in sentence(nothing)
     assert (await scene.store.rollout("b")).state is RolloutState.RUNNING
@@ -257,7 +284,10 @@ async def test_rollouts_that_cannot_be(scene: Scene) -> None:
 
 async def test_oversized_bodies(scene: Scene) -> None:
     answer = await scene.post("/rollouts", content=b"x" * 200_001)
-    assert answer.status_code == 413 and sentence(answer) == "the request body is larger than 200000 bytes; send less at a time"
+    assert (
+        answer.status_code == 413
+        and sentence(answer) == "the request body is larger than 200000 bytes; send less at a time"
+    )
 
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(300):
@@ -267,7 +297,9 @@ async def test_oversized_bodies(scene: Scene) -> None:
     assert answer.status_code == 413
     lease = await scene.leased()
     bomb = gzip.compress(b"\0" * 5_000_000)
-    answer = await scene.post("/rollouts/a/attempts/1/v1/traces", key=lease.key, content=bomb, headers={"content-encoding": "gzip"})
+    answer = await scene.post(
+        "/rollouts/a/attempts/1/v1/traces", key=lease.key, content=bomb, headers={"content-encoding": "gzip"}
+    )
     assert answer.status_code == 400 and "larger than 200000 bytes when unpacked" in sentence(answer)
 
 
@@ -278,7 +310,9 @@ async def test_spans_that_are_none(scene: Scene) -> None:
         ({"content-encoding": "gzip"}, "no gzip stream"),
         ({"content-encoding": "br"}, "not understood"),
     ):
-        answer = await scene.post("/rollouts/a/attempts/1/v1/traces", key=lease.key, content=b"\xff\xff\xff", headers=headers)
+        answer = await scene.post(
+            "/rollouts/a/attempts/1/v1/traces", key=lease.key, content=b"\xff\xff\xff", headers=headers
+        )
         assert answer.status_code == 400 and says in sentence(answer)
 
 
@@ -296,7 +330,9 @@ async def test_a_rollout_trained_twice(scene: Scene) -> None:
     await scene.client.create_rollouts([make_spec("a")])
     await scene.client.mark_trained(1, ["a"], {})
     answer = await scene.post("/steps", {"step": 2, "rollout_ids": ["a"], "metrics": {}})
-    assert answer.status_code == 409 and sentence(answer) == "rollout 'a' was trained in step 1; a rollout is trained once"
+    assert (
+        answer.status_code == 409 and sentence(answer) == "rollout 'a' was trained in step 1; a rollout is trained once"
+    )
 
 
 async def test_paths_that_are_none(scene: Scene) -> None:
@@ -348,7 +384,9 @@ async def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = ServerProcess(settings(tmp_path, port=port), log_path=tmp_path / "server.log")
-        with pytest.raises(ServerError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; stop what uses the port"):
+        with pytest.raises(
+            ServerError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; stop what uses the port"
+        ):
             await server.start()
     assert await server.wait_ended() == 1
 
@@ -371,7 +409,9 @@ async def test_the_server_goes_when_its_parent_goes(tmp_path: Path) -> None:
         "    await asyncio.sleep(100_000)\n"
         "asyncio.run(main())\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, settings(tmp_path).model_dump_json()], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, settings(tmp_path).model_dump_json()], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     (tmp_path / "pid").write_text(await asyncio.to_thread(parent.stdout.readline))
     async with all_ended(tmp_path / "pid"):
@@ -388,7 +428,9 @@ def test_the_server_imports_no_machine_learning() -> None:
         "import lightningrl_server.rendering.renderer\n"
         "print(sorted({'torch', 'langchain', 'verl', 'ray', 'vllm'} & {name.partition('.')[0] for name in sys.modules}))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def make_export(*spans: tuple[str, str, str, dict[str, str]]) -> bytes:
@@ -396,7 +438,9 @@ def make_export(*spans: tuple[str, str, str, dict[str, str]]) -> bytes:
     request = ExportTraceServiceRequest()
     scope = request.resource_spans.add().scope_spans.add()
     for index, (name, span_id, parent, attributes) in enumerate(spans):
-        span = scope.spans.add(name=name, span_id=bytes.fromhex(span_id), parent_span_id=bytes.fromhex(parent), trace_id=b"\1" * 16)
+        span = scope.spans.add(
+            name=name, span_id=bytes.fromhex(span_id), parent_span_id=bytes.fromhex(parent), trace_id=b"\1" * 16
+        )
         span.start_time_unix_nano = 10**18 + index
         span.end_time_unix_nano = span.start_time_unix_nano + 500_000_000
         for key, value in attributes.items():

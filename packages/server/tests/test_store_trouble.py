@@ -13,10 +13,10 @@ import httpx
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.control import repeats
-from lightningrl.control.api import Result
+from lightningrl.control_api import Result
 from lightningrl.errors import ServerError
 from lightningrl.types import Outcome
+from lightningrl_client.control import repeats
 from lightningrl_client.control.blocking import ControlClient
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.pool import WorkerPool
@@ -64,14 +64,21 @@ async def run(control: LiveGateway, folder: Path, task: str, *, max_attempts: in
     (folder / "agent.py").write_text(AGENT)
     await control.store.create_rollouts([make_spec("r", task, max_attempts=max_attempts)])
     async with WorkerPool(
-        control.url, control.run_key, "agent.py:answer", workers=1, base_dir=folder, log_folder=folder, patience_s=patience_s
+        control.url,
+        control.run_key,
+        "agent.py:answer",
+        workers=1,
+        base_dir=folder,
+        log_folder=folder,
+        patience_s=patience_s,
     ):
         assert await control.store.wait_finished(["r"], PATIENCE_S) == ("r",)
     return await control.store.rollout("r")
 
 
 @pytest.mark.parametrize(
-    ("task", "where", "trouble"), [("report", "_reward_rows", "busy"), *(("say", "finish", trouble) for trouble in CODES)]
+    ("task", "where", "trouble"),
+    [("report", "_reward_rows", "busy"), *(("say", "finish", trouble) for trouble in CODES)],
 )
 async def test_a_result_that_meets_passing_trouble_of_the_store_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, where: str, trouble: str
@@ -85,7 +92,9 @@ async def test_a_result_that_meets_passing_trouble_of_the_store_is_kept(
     assert trajectory.reported == ({"polite": 1.0} if task == "report" else {})
 
 
-async def test_a_report_that_the_store_never_keeps_is_no_failure_of_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_report_that_the_store_never_keeps_is_no_failure_of_the_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with live_gateway(tmp_path, attach=False) as control:
         fail(monkeypatch, "_reward_rows", sqlite3.SQLITE_IOERR, lambda _: True)
         rollout = await run(control, tmp_path, "report", patience_s=0.2)
@@ -128,12 +137,17 @@ async def test_who_waits_for_rollouts_hears_of_a_store_that_keeps_nothing_for_lo
         assert await control.store.wait_finished(["r"], 0.0) == (), "a commit ends the trouble"
 
 
-async def test_a_result_that_the_store_never_keeps_ends_its_attempt_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_result_that_the_store_never_keeps_ends_its_attempt_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with live_gateway(tmp_path, attach=False) as control:
         fail(monkeypatch, "finish", sqlite3.SQLITE_IOERR, lambda number: number <= 2)
         rollout = await run(control, tmp_path, "say", max_attempts=2, patience_s=0.0)
     assert Outcome.AGENT_ERROR not in [one.outcome for one in rollout.attempts]
-    assert [rollout.attempts[0].outcome, rollout.attempts[-1].outcome] == [Outcome.INFRASTRUCTURE_ERROR, Outcome.SUCCEEDED]
+    assert [rollout.attempts[0].outcome, rollout.attempts[-1].outcome] == [
+        Outcome.INFRASTRUCTURE_ERROR,
+        Outcome.SUCCEEDED,
+    ]
 
 
 async def test_a_report_of_a_call_that_never_was_stays_the_agents_failure(tmp_path: Path) -> None:
@@ -142,7 +156,9 @@ async def test_a_report_of_a_call_that_never_was_stays_the_agents_failure(tmp_pa
     assert [one.outcome for one in rollout.attempts] == [Outcome.AGENT_ERROR]
 
 
-@pytest.mark.parametrize(("trouble", "status"), [("busy", 503), ("input or output", 503), ("read-only", 503), ("full", 507)])
+@pytest.mark.parametrize(
+    ("trouble", "status"), [("busy", 503), ("input or output", 503), ("read-only", 503), ("full", 507)]
+)
 async def test_the_control_api_says_not_now_where_its_database_is_in_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, status: int
 ) -> None:
@@ -152,5 +168,7 @@ async def test_the_control_api_says_not_now_where_its_database_is_in_trouble(
         assert lease is not None
         fail(monkeypatch, "finish", CODES[trouble], lambda _: True)
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {control.run_key}"}) as http:
-            answer = await http.post(f"{control.url}/api/v1/rollouts/r/attempts/1/result", json={"outcome": "succeeded"})
+            answer = await http.post(
+                f"{control.url}/api/v1/rollouts/r/attempts/1/result", json={"outcome": "succeeded"}
+            )
     assert answer.status_code == status and answer.json()["error"]["code"] in ("store_error", "store_full")

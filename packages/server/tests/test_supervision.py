@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.control import api
+from lightningrl import control_api as api
 from lightningrl.keys import worker_key
 from lightningrl.types import Outcome, RolloutState
 from lightningrl_client.control.client import ServerClient
@@ -48,7 +48,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make_pool(url: str, run_key: str, folder: Path, workers: int = 1, **options: float) -> WorkerPool:
-    return WorkerPool(url, run_key, "agent.py:answer", workers=workers, base_dir=folder, log_folder=folder / "logs", **options)  # type: ignore[arg-type]
+    return WorkerPool(
+        url, run_key, "agent.py:answer", workers=workers, base_dir=folder, log_folder=folder / "logs", **options
+    )  # type: ignore[arg-type]
 
 
 async def until(found: Callable[[], Awaitable[bool]]) -> None:
@@ -105,7 +107,9 @@ async def test_what_a_stopped_pool_did_not_finish_is_finished_by_another_uncharg
 async def test_what_runs_beside_an_attempt_that_overruns_is_run_again_uncharged(folder: Path) -> None:
     """It used up the tries of its neighbours: of an agent whose rollouts often take too long, most of the others were lost with it."""
     async with live_gateway(folder, attach=False) as control:
-        await control.store.create_rollouts([make_spec("a", "hang", timeout_s=2.0), make_spec("b", "hang once", max_attempts=1)])
+        await control.store.create_rollouts(
+            [make_spec("a", "hang", timeout_s=2.0), make_spec("b", "hang once", max_attempts=1)]
+        )
         async with make_pool(control.url, control.run_key, folder, concurrency=2):
             await control.store.wait_finished(["a", "b"], PATIENCE_S)
         assert (await control.store.rollout("a")).outcome is Outcome.TIMEOUT
@@ -115,7 +119,9 @@ async def test_what_runs_beside_an_attempt_that_overruns_is_run_again_uncharged(
 
 
 @pytest.mark.slow
-async def test_a_lease_whose_answer_is_under_way_when_its_pool_stops_is_given_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_whose_answer_is_under_way_when_its_pool_stops_is_given_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with live_gateway(folder, attach=False) as control:
         lease, leased = control.store.lease, asyncio.Event()
 
@@ -146,7 +152,8 @@ async def test_workers_that_the_server_refuses_end_the_pool_and_leave_the_server
         monkeypatch.setattr(control.store, "lease", refuse)
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(
-                WorkerPoolError, match=r"workers died 5 times in a row .*\(the last one lost the server\); see '.*worker-0.log'"
+                WorkerPoolError,
+                match=r"workers died 5 times in a row .*\(the last one lost the server\); see '.*worker-0.log'",
             ):
                 await pool.wait()
         await pool.stop(grace_s=0.0)
@@ -155,7 +162,10 @@ async def test_workers_that_the_server_refuses_end_the_pool_and_leave_the_server
 
 
 async def test_an_order_to_stop_is_heard_at_once_and_by_those_it_is_for(tmp_path: Path) -> None:
-    async with live_gateway(tmp_path, attach=False) as control, ServerClient(control.url, worker_key(control.run_key)) as client:
+    async with (
+        live_gateway(tmp_path, attach=False) as control,
+        ServerClient(control.url, worker_key(control.run_key)) as client,
+    ):
         for name in ("a-0", "a-1", "b-0"):
             assert not (await client.ask(api.BEAT, BEAT, wid=name)).stop
         held = api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY, wait_s=60.0)
@@ -205,7 +215,10 @@ async def test_a_new_process_of_a_worker_starts_afresh_and_the_list_is_bounded()
 @pytest.mark.slow
 async def test_an_attempt_that_overruns_while_the_server_is_killed_ends_as_timeout_all_the_same(folder: Path) -> None:
     settings = ServerSettings(store_url=f"sqlite:///{folder}/store.db", run_key="the-run-key", policies={})
-    async with ServerProcess(settings, log_path=folder / "server.log") as server, ServerClient(server.url, "the-run-key") as client:
+    async with (
+        ServerProcess(settings, log_path=folder / "server.log") as server,
+        ServerClient(server.url, "the-run-key") as client,
+    ):
         await client.create_rollouts([make_spec("a", "hang", timeout_s=3.0), make_spec("b", "say")])
         async with make_pool(server.url, "the-run-key", folder, lease_s=600.0):
 
@@ -219,7 +232,9 @@ async def test_an_attempt_that_overruns_while_the_server_is_killed_ends_as_timeo
             await server.restart()
             assert await client.wait(["a", "b"], PATIENCE_S) == ("a", "b")
             ended = (await client.rollout("a")).attempts[-1]
-            assert ended.outcome is Outcome.TIMEOUT and (ended.error or "").startswith("the agent ran longer than its time limit of 3 s")
+            assert ended.outcome is Outcome.TIMEOUT and (ended.error or "").startswith(
+                "the agent ran longer than its time limit of 3 s"
+            )
             assert (await client.rollout("b")).outcome is Outcome.SUCCEEDED
 
 
@@ -237,7 +252,9 @@ async def test_an_agent_that_prints_cannot_speak_as_its_worker(folder: Path) -> 
 async def test_a_wrong_key_is_said_before_any_worker_is_waited_for(folder: Path) -> None:
     async with live_gateway(folder, attach=False) as control:
         pool = make_pool(control.url, worker_key("another"), folder)
-        with pytest.raises(WorkerPoolError, match="the worker pool cannot work for the server: wrong key for '/api/v1/workers'"):
+        with pytest.raises(
+            WorkerPoolError, match="the worker pool cannot work for the server: wrong key for '/api/v1/workers'"
+        ):
             await pool.start()
         await pool.stop()
 
@@ -245,7 +262,9 @@ async def test_a_wrong_key_is_said_before_any_worker_is_waited_for(folder: Path)
 @pytest.mark.slow
 async def test_a_worker_that_dies_now_and_then_does_not_end_the_pool(folder: Path) -> None:
     """Only deaths in a row do: between two of them a rollout was finished."""
-    (folder / "agent.py").write_text("import os\ndef answer(task): return task if task == 'say' else os.kill(os.getpid(), 11)")
+    (folder / "agent.py").write_text(
+        "import os\ndef answer(task): return task if task == 'say' else os.kill(os.getpid(), 11)"
+    )
     specs = [make_spec(f"r{number}", "say" if number % 2 == 0 else "die") for number in range(14)]
     async with live_gateway(folder, attach=False) as control:
         await control.store.create_rollouts(specs)

@@ -10,7 +10,15 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_torch.cold_start import NUMBERS, Demonstration, build_model, build_tokenizer, cold_start, encode, write_policy
+from lightningrl_torch.cold_start import (
+    NUMBERS,
+    Demonstration,
+    build_model,
+    build_tokenizer,
+    cold_start,
+    encode,
+    write_policy,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "a plus b", "parameters": {"type": "object", "properties": {}}}}]
 

@@ -17,10 +17,10 @@ from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Continuation, CreditAssigner, Valuer
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
-from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings, Task, Trajectory, Transition
 from lightningrl_credit.rewards import NamedReward, RewardSet
 from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_credit.turn_gae import TurnGae
 from lightningrl_testing.groups import make_trajectory
 from lightningrl_torch.backend import TorchBackend
@@ -42,7 +42,9 @@ def critic_of(policy: str) -> Callable[..., dict[str, Any]]:
     return table
 
 
-def taught(prompt: Sequence[int], completion: Sequence[int], target: float, advantage: float = 0.0, **others: Any) -> Sample:
+def taught(
+    prompt: Sequence[int], completion: Sequence[int], target: float, advantage: float = 0.0, **others: Any
+) -> Sample:
     """A call whose start is worth `target`."""
     sample = make_sample(prompt, completion, advantage, **others)
     targets = np.full(len(sample.token_ids), np.nan, np.float32)
@@ -61,7 +63,10 @@ def values(backend: TorchBackend, *contexts: Sequence[int], tokens: Sequence[int
     def ids(one: Sequence[int]) -> Any:
         return np.array(one, np.int32)
 
-    return [one.tolist() for one in backend.values([Continuation(context=ids(context), tokens=ids(tokens)) for context in contexts])]
+    return [
+        one.tolist()
+        for one in backend.values([Continuation(context=ids(context), tokens=ids(tokens)) for context in contexts])
+    ]
 
 
 def weights(backend: TorchBackend) -> dict[str, torch.Tensor]:
@@ -76,7 +81,9 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_value_is_the_heads_of_the_state_after_the_token(make_backend: MakeBackend, critic_of: Any, kind: str) -> None:
+def test_a_value_is_the_heads_of_the_state_after_the_token(
+    make_backend: MakeBackend, critic_of: Any, kind: str
+) -> None:
     backend = make_backend(**critic_of(kind), max_tokens_per_microbatch=16)
     assert isinstance(backend, Valuer)
     critic = backend.learner.critic
@@ -95,7 +102,9 @@ def test_a_value_is_the_heads_of_the_state_after_the_token(make_backend: MakeBac
         np.testing.assert_allclose(numbers, expected.detach().numpy(), atol=1e-4)
 
 
-def test_a_context_that_is_full_has_a_value_and_a_longer_one_has_none(make_backend: MakeBackend, critic_of: Any) -> None:
+def test_a_context_that_is_full_has_a_value_and_a_longer_one_has_none(
+    make_backend: MakeBackend, critic_of: Any
+) -> None:
     backend = make_backend(**critic_of("trunk"))
     backend.learn(lessons())
     ((full,),) = values(backend, [3] * 128)
@@ -171,7 +180,9 @@ def test_a_step_that_is_not_finite_leaves_the_critic_as_it_was(make_backend: Mak
     backend = make_backend(**critic_of("own"), epochs=2)
     backend.learn(lessons(advantage=1.0))
     before, policy = values(backend, [1, 2, 3]), weights(backend)
-    with pytest.raises(BackendError, match=r"its gradient's norm .*, the critic's (inf|nan); the weights stay at version 1"):
+    with pytest.raises(
+        BackendError, match=r"its gradient's norm .*, the critic's (inf|nan); the weights stay at version 1"
+    ):
         backend.learn([taught([1, 2, 3], [4], 3e38, 1.0)])
     assert values(backend, [1, 2, 3]) == before
     assert are_equal(weights(backend), policy)
@@ -181,7 +192,9 @@ def test_a_step_that_is_not_finite_leaves_the_critic_as_it_was(make_backend: Mak
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_goes_on_bit_for_bit_and_is_no_part_of_the_export(make_backend: MakeBackend, critic_of: Any, tmp_path: Path, kind: str) -> None:
+def test_it_goes_on_bit_for_bit_and_is_no_part_of_the_export(
+    make_backend: MakeBackend, critic_of: Any, tmp_path: Path, kind: str
+) -> None:
     straight, resumed = (make_backend(**critic_of(kind), minibatches=2, epochs=2) for _ in range(2))
     straight.learn(lessons(advantage=0.3))
     straight.save(tmp_path / "saved")
@@ -192,8 +205,13 @@ def test_it_goes_on_bit_for_bit_and_is_no_part_of_the_export(make_backend: MakeB
     assert are_equal(weights(straight), weights(resumed))
     straight.export(tmp_path / "with")
     make_backend().export(tmp_path / "without")
-    assert load_file(tmp_path / "with" / "model.safetensors").keys() == load_file(tmp_path / "without" / "model.safetensors").keys()
-    with pytest.raises(BackendError, match=r"does not fit policy .*'critic\.head\.bias' is \(1,\) there and None here; use the"):
+    assert (
+        load_file(tmp_path / "with" / "model.safetensors").keys()
+        == load_file(tmp_path / "without" / "model.safetensors").keys()
+    )
+    with pytest.raises(
+        BackendError, match=r"does not fit policy .*'critic\.head\.bias' is \(1,\) there and None here; use the"
+    ):
         make_backend().load(tmp_path / "saved")
 
 
@@ -201,9 +219,13 @@ def test_what_cannot_be_a_critic_is_one_sentence(make_backend: MakeBackend, tmp_
     with pytest.raises(ConfigError, match=r"the model of the critic .*no-such"):
         make_backend(critic={"model": str(tmp_path / "no-such")})
     small = save_policy(tmp_path / "small", vocab_size=257)
-    with pytest.raises(ConfigError, match="reads 257 tokens and the policy has 264; take a model with the policy's tokenizer"):
+    with pytest.raises(
+        ConfigError, match="reads 257 tokens and the policy has 264; take a model with the policy's tokenizer"
+    ):
         make_backend(critic={"model": small})
-    with pytest.raises(ConfigError, match="critic has no setting 'modle'; it takes: clip, coefficient, joint, learning_rate, model"):
+    with pytest.raises(
+        ConfigError, match="critic has no setting 'modle'; it takes: clip, coefficient, joint, learning_rate, model"
+    ):
         make_backend(critic={"modle": "trunk"})
     with pytest.raises(ConfigError, match="the policy's layers, not for a model of its own"):
         make_backend(critic={"model": small, "joint": True})
@@ -247,9 +269,16 @@ async def ppo(backend: TorchBackend, steps: int) -> tuple[list[float], dict[str,
     rewards = RewardSet([NamedReward(name="wanted", function=reward)])
     credit = cast("CreditAssigner", TurnGae(level="token", gamma=1.0, lam=0.95))
     evaluator = Evaluator(
-        rewards=rewards, intermediate={}, credit=credit, outcomes=OutcomesConfig(), plugins=load_plugins(), policies=policies
+        rewards=rewards,
+        intermediate={},
+        credit=credit,
+        outcomes=OutcomesConfig(),
+        plugins=load_plugins(),
+        policies=policies,
     )
-    scorer = Scorer(credit=credit, rewards=rewards.weights, whitened=True, samples=SamplesConfig(), trained={"main": TrainedCalls()})
+    scorer = Scorer(
+        credit=credit, rewards=rewards.weights, whitened=True, samples=SamplesConfig(), trained={"main": TrainedCalls()}
+    )
     means: list[float] = []
     metrics: dict[str, float] = {}
     for step in range(steps):

@@ -10,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightningrl_torch.losses import LOSSES, TokenBatch, approximate_kl, masked_importance, mean_by_call, ppo_clip, truncated_importance
+from lightningrl_torch.losses import (
+    LOSSES,
+    TokenBatch,
+    approximate_kl,
+    masked_importance,
+    mean_by_call,
+    ppo_clip,
+    truncated_importance,
+)
 from lightningrl_torch.schedules import schedule_factor
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -22,7 +22,7 @@ import pandas as pd
 import pytest
 
 from lightningrl import wire
-from lightningrl.control.api import Result
+from lightningrl.control_api import Result
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import DEEPEST, NotPlain, to_plain
 from lightningrl.types import Outcome, RolloutSpec, Task
@@ -125,7 +125,10 @@ REFUSED: list[tuple[Any, str]] = [
     (np.complex64(1j), "answer is a complex"),
     (np.longdouble(1), "answer is a numpy.longdouble"),
     (np.zeros(1, dtype=[("x", "i4")]), "answer is a numpy.ndarray"),
-    (pd.Series([1], index=["a"]), "answer is a pandas.Series, which is not JSON; give what it holds: value.to_dict(), value.tolist()"),
+    (
+        pd.Series([1], index=["a"]),
+        "answer is a pandas.Series, which is not JSON; give what it holds: value.to_dict(), value.tolist()",
+    ),
     (pd.DataFrame({"a": [1]}), "answer is a pandas.DataFrame"),
     (uuid.UUID(int=1), "answer is an UUID, which is not JSON; give text: str(value)"),
     (pathlib.Path("a"), "Path, which is not JSON; give text: str(value)"),
@@ -148,7 +151,9 @@ def test_what_no_json_has_is_refused_with_its_task_its_place_and_its_type(given:
     assert sentence in str(caught.value)
     ended = report_output({"found": given}, agent="agent.py:answer", duration_s=0.0)
     assert ended.outcome is Outcome.AGENT_ERROR and ended.output is None
-    assert ended.error is not None and ended.error.startswith("the agent 'agent.py:answer' returned a dict that cannot be kept: ")
+    assert ended.error is not None and ended.error.startswith(
+        "the agent 'agent.py:answer' returned a dict that cannot be kept: "
+    )
     assert sentence.replace("answer", "output['found']", 1) in ended.error
 
 
@@ -186,7 +191,15 @@ def test_tasks_made_by_the_source_itself_are_read_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("given", "right"),
-    [(3, "3"), (np.int64(3), "3"), (3.0, "3"), (np.float64(3), "3"), (np.str_("a"), "a"), (2**70, str(2**70)), (10**400, str(10**400))],
+    [
+        (3, "3"),
+        (np.int64(3), "3"),
+        (3.0, "3"),
+        (np.float64(3), "3"),
+        (np.str_("a"), "a"),
+        (2**70, str(2**70)),
+        (10**400, str(10**400)),
+    ],
 )
 def test_a_whole_number_is_an_id_whatever_type_it_came_in(given: Any, right: str) -> None:
     (task,) = read({"id": given, "input": "x"})
@@ -201,7 +214,9 @@ def test_an_id_that_names_nothing_is_refused(given: Any) -> None:
 
 def test_the_wire_makes_bytes_of_token_arrays_alone() -> None:
     """A task that a program hands to the control API itself, past `read_tasks`."""
-    spec = RolloutSpec(id="r", task=Task(id="t", input=np.array([3, 5], dtype=np.int32), answer=np.int64(4)), group_id="g")
+    spec = RolloutSpec(
+        id="r", task=Task(id="t", input=np.array([3, 5], dtype=np.int32), answer=np.int64(4)), group_id="g"
+    )
     back = wire.decode(wire.encode(spec), RolloutSpec)
     assert back.task.input == [3, 5] and back.task.answer == 4
     back_result = wire.decode(wire.encode(Result(outcome=Outcome.SUCCEEDED, output={"a": np.float32(0.5)})), Result)

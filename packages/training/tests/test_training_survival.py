@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightningrl.control.repeats import Repeats
 from lightningrl.recipe_file import load_recipe
+from lightningrl_client.control.repeats import Repeats
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
@@ -36,9 +36,11 @@ def test_trainer_and_workers_wait_for_their_server_as_long_as_it_may_take_to_sta
     assert inspect.signature(ServerProcess).parameters["most_s"].default <= PATIENCE_S
 
 
-def test_a_client_is_as_patient_after_a_request_that_took_long_as_after_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_as_patient_after_a_request_that_took_long_as_after_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
-    monkeypatch.setattr("lightningrl.control.repeats.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("lightningrl_client.control.repeats.time", SimpleNamespace(monotonic=lambda: now))
     repeats, at_once = Repeats(60.0), Repeats(0.0)
     now = cut = 60.0
     assert at_once.next_pause() is None

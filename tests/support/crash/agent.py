@@ -9,7 +9,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from lightningrl.control.api import Result
+from lightningrl.control_api import Result
 from lightningrl.records import Lease
 from lightningrl_client.control.blocking import ControlClient
 

@@ -5,7 +5,6 @@ from lightningrl.call_origin import CallOrigin as CallOrigin
 from lightningrl_client.attribution.role import role as role
 from lightningrl_client.client import report_reward as report_reward, tool as tool
 from lightningrl.advantages.baselines import center as center, mean as mean
-from lightningrl.advantages.needs import Need as Need
 from lightningrl.advantages.spread import spread as spread
 from lightningrl.dialects import DIALECTS as DIALECTS, Dialect as Dialect
 from lightningrl.errors import (
@@ -25,6 +24,7 @@ from lightningrl.protocols import (
     IntermediateReward as IntermediateReward,
     LearnReport as LearnReport,
     MetricLogger as MetricLogger,
+    Need as Need,
     Reward as Reward,
     StepReport as StepReport,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lightningrl.types import (
     Advantages,
@@ -21,6 +21,9 @@ from lightningrl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+
+if TYPE_CHECKING:
+    from lightningrl.recipe import Recipe
 
 __all__ = [
     "Ask",
@@ -39,6 +42,7 @@ __all__ = [
     "LearnReport",
     "Measured",
     "MetricLogger",
+    "Need",
     "Reward",
     "Services",
     "Speed",
@@ -67,7 +71,9 @@ class Engine(Protocol):
 class Reward(Protocol):
     """A terminal reward: a float, or None where it has nothing to say. Sync or async."""
 
-    def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float | Awaitable[float | None] | None: ...
+    def __call__(
+        self, task: Task, output: Any, trajectory: Trajectory, /
+    ) -> float | Awaitable[float | None] | None: ...
 
 
 class IntermediateReward(Protocol):
@@ -90,7 +96,12 @@ class Services(Ask, Protocol):
     Raises BackendError where there is no answer, or the budget (`credit.max_tokens`) is used up."""
 
     async def logprobs(
-        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None, reference: bool = False
+        self,
+        tokens: Sequence[int] | IntArray,
+        context: Sequence[int] | IntArray,
+        *,
+        policy: str | None = None,
+        reference: bool = False,
     ) -> Array:
         """log π(token | context, the tokens before it), one per token, at temperature 1: of the policy's weights of now, or of those that
         it started from (`reference`)."""
@@ -149,10 +160,28 @@ class GroupWitness(Protocol):
 class CreditMonitor(Protocol):
     """The part of a credit assigner that looks at whole steps."""
 
-    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> Mapping[str, float]:
+    def finish_step(
+        self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /
+    ) -> Mapping[str, float]:
         """Metrics of a step, from all its groups and what `assign` made of them; they are reported as `credit/NAME`. Called once for each
         step: here a `CreditMemory` takes in what the next step is compared with."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that a credit assigner `requires` and that not every run has; see `CreditAssigner.requires`."""
+
+    is_met: Callable[[Recipe], bool]
+    """True where a run of this recipe will have it."""
+    remedy: str
+    """The change to a recipe that does not meet it."""
+    is_recorded: Callable[[Sequence[TrajectoryGroup]], bool] = lambda groups: True
+    """True where recorded groups have it."""
+    later: str = ""
+    """The remedy for rollouts that are recorded already, where it is another."""
+    is_service: bool = False
+    """The trainer backend provides it, where `Capabilities.services` has its name."""
 
 
 @runtime_checkable
@@ -183,7 +212,7 @@ class CreditAssigner(Protocol):
 
     @property
     def requires(self) -> frozenset[str]:
-        """What the run must provide, by the names of `lightningrl.advantages.needs`. Checked when the run starts."""
+        """What the run must provide, by the names of `lightningrl_credit.needs`. Checked when the run starts."""
         ...
 
     def assign(self, group: TrajectoryGroup) -> Advantages: ...
@@ -219,7 +248,12 @@ class Capabilities:
             "several policies": self.several_policies,
         }
         return ", ".join(
-            [*sorted(self.devices), *sorted(self.losses), *(name for name, is_able in can.items() if is_able), *sorted(self.services)]
+            [
+                *sorted(self.devices),
+                *sorted(self.losses),
+                *(name for name, is_able in can.items() if is_able),
+                *sorted(self.services),
+            ]
         )
 
 

@@ -184,7 +184,9 @@ class TokenChunk:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
-            raise ValueError(f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; an engine must return one each")
+            raise ValueError(
+                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; an engine must return one each"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,7 +294,7 @@ class Transition:
     reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """What the agent reported of this call, by its own names; None = nobody scored it."""
     trainable: bool = True
-    """As recorded: its policy is. Read for credit, also that it is training data by the recipe (`lightningrl.trained_calls`)."""
+    """As recorded: its policy is. Read for credit, also that it is training data by the recipe (`lightningrl_credit.trained_calls`)."""
     replayed_from: str | None = None
     """The call of another rollout whose answer it repeats (`BranchPoint`): never trained; None = it was sampled."""
     started_at: float = 0.0
@@ -306,7 +308,9 @@ class Transition:
                 "ask the engine for logprobs"
             )
         if len(self.completion_ids) == 0:
-            raise ValueError(f"transition {self.id}: no completion tokens; a call without an action is not a transition")
+            raise ValueError(
+                f"transition {self.id}: no completion tokens; a call without an action is not a transition"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,16 @@ import numpy as np
 
 from lightningrl.advantages.spread import Counted, ReturnBased
 from lightningrl.errors import ConfigError
-from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher, GroupWitness, Services, Witness
+from lightningrl.protocols import (
+    Brancher,
+    CreditAssigner,
+    CreditMemory,
+    CreditMonitor,
+    CriticTeacher,
+    GroupWitness,
+    Services,
+    Witness,
+)
 from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
 from lightningrl_credit.comparison import ComparesRoles, assign_by_role, check_comparison, of_members
 from lightningrl_credit.rewards.potential import Joins, discount_of

@@ -16,7 +16,7 @@ def lightningrl_credit_assigners() -> Iterable[Plugin]:
 
 @hookimpl
 def lightningrl_credit_needs() -> Iterable[Plugin]:
-    from lightningrl.advantages.needs import PLUGINS
+    from lightningrl_credit.needs import PLUGINS
 
     yield from PLUGINS
 

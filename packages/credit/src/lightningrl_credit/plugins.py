@@ -12,7 +12,17 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
 from lightningrl.plugins import Plugin
 from lightningrl.protocols import CreditAssigner
-from lightningrl_credit import Baseline, Branches, Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten
+from lightningrl_credit import (
+    Baseline,
+    Branches,
+    Clip,
+    IdenticalAssignment,
+    PerAgent,
+    StateGroups,
+    Sum,
+    TurnReturns,
+    Whiten,
+)
 from lightningrl_credit.judge_assigner import Aggregate, Bench, GroupJudge, OutcomeUse, Prompt, Scale, TurnJudge
 from lightningrl_credit.likelihood import Answer, Compared, Follows, Hindsight, InformationGain
 from lightningrl_credit.turn_gae import TurnGae

@@ -28,7 +28,6 @@ from lightningrl.protocols import (
 from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.records import Score
 from lightningrl.roles import is_role_among
-from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
 from lightningrl.types import (
     Advantages,
     BranchPoint,
@@ -42,6 +41,7 @@ from lightningrl_credit.comparison import Compare, assign_credit, check_comparis
 from lightningrl_credit.farming import FarmingWatch
 from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
 from lightningrl_credit.rewards.weights import RewardWeights
+from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
 from lightningrl_credit.whiten import whiten
 
 __all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "only_trained", "score_of"]
@@ -81,7 +81,10 @@ class ScoredStep:
     def scores(self) -> list[Score]:
         """What the store keeps for showing."""
         return [
-            replace(score_of(trajectory), advantages=dict(zip((call.id for call in trajectory.transitions), calls, strict=True)))
+            replace(
+                score_of(trajectory),
+                advantages=dict(zip((call.id for call in trajectory.transitions), calls, strict=True)),
+            )
             for group, group_advantages in zip(self.groups, self.advantages, strict=True)
             for trajectory, calls in zip(group.members, group_advantages, strict=True)
         ]
@@ -175,7 +178,9 @@ class Scorer:
         """Of `group`. Calls that are not trained have None, whatever the assigner says of them. Raises PluginError for one that raises,
         or whose advantages do not fit."""
         paid = self._rewards if self._rewards.roles else None
-        judged = group if group.branches else self._without_side_calls(group)  # branches count all calls of whom they left
+        judged = (
+            group if group.branches else self._without_side_calls(group)
+        )  # branches count all calls of whom they left
         with _named(self._credit, f"for group {group.id!r}"):
             advantages = assign_credit(self._credit, judged, compare=self._compare, paid=paid, weights=self._weights)
             targets = self._credit.value_targets(judged) if isinstance(self._credit, CriticTeacher) else None
@@ -184,7 +189,9 @@ class Scorer:
             advantages = _for_all_calls(group, judged, advantages)
             targets = None if targets is None else _for_all_calls(group, judged, targets)
         advantages = _of_trained(group, advantages)
-        return CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages), value_targets=targets)
+        return CreditedGroup(
+            group=group, advantages=advantages, has_signal=has_signal(group, advantages), value_targets=targets
+        )
 
     def _without_side_calls(self, group: TrajectoryGroup) -> TrajectoryGroup:
         """The group without the side calls that are not trained: no credit is spread over them. The group itself where there is none."""
@@ -195,7 +202,9 @@ class Scorer:
     def _main_calls(self, trajectory: Trajectory) -> Trajectory:
         side = side_calls(trajectory.transitions)
         left_out = calls_left_out(trajectory.transitions, self._trained, side) if side else {}
-        places = [place for place, call in enumerate(trajectory.transitions) if call.id not in side or call.id not in left_out]
+        places = [
+            place for place, call in enumerate(trajectory.transitions) if call.id not in side or call.id not in left_out
+        ]
         if len(places) == len(trajectory.transitions):
             return trajectory
         evidence = trajectory.evidence
@@ -204,7 +213,9 @@ class Scorer:
                 calls={name: values[places] for name, values in evidence.calls.items()},
                 tokens={name: tuple(values[place] for place in places) for name, values in evidence.tokens.items()},
             )
-        return replace(trajectory, transitions=tuple(trajectory.transitions[place] for place in places), evidence=evidence)
+        return replace(
+            trajectory, transitions=tuple(trajectory.transitions[place] for place in places), evidence=evidence
+        )
 
     def finish(self, credited: Sequence[CreditedGroup]) -> tuple[tuple[Advantages, ...], Mapping[str, float]]:
         """What a step is trained on, and credit's own metrics: groups without signal are silent, all is whitened where the recipe says so.
@@ -239,7 +250,9 @@ class Scorer:
     def _count_left_out(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Calls that are no training data by a rule, or as side calls; nothing where there is none."""
         reasons = Counter(
-            reason for trajectory in trajectories for reason in calls_left_out(trajectory.transitions, self._trained).values()
+            reason
+            for trajectory in trajectories
+            for reason in calls_left_out(trajectory.transitions, self._trained).values()
         )
         names = {"calls_left_out": LeftOut.RULE, "side_calls": LeftOut.SIDE}
         return {name: float(reasons[reason]) for name, reason in names.items() if reasons[reason]}
@@ -251,7 +264,9 @@ class Scorer:
             json.dumps(state)
         except (TypeError, ValueError) as error:
             name = type(self._credit).__name__
-            raise PluginError(f"state() of credit assigner {name!r} gave no JSON ({error}); return numbers, texts, lists, dicts") from None
+            raise PluginError(
+                f"state() of credit assigner {name!r} gave no JSON ({error}); return numbers, texts, lists, dicts"
+            ) from None
         return state
 
     def load(self, state: Any) -> None:
@@ -261,14 +276,18 @@ class Scorer:
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
         """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""
         named = self._rewards.roles.union(*(trained.agents or () for trained in self._trained.values()))
-        calling = {call.agent for trajectory in trajectories for call in trajectory.transitions if call.agent is not None}
+        calling = {
+            call.agent for trajectory in trajectories for call in trajectory.transitions if call.agent is not None
+        }
         missing = [role for role in sorted(named) if not any(is_role_among(agent, {role}) for agent in calling)]
         if not missing:
             return None
         names, seen = (", ".join(map(repr, sorted(roles))) or "none" for roles in (missing, calling))
         return f"no call has the role {names}, which `trained_agents` or `rewards.NAME.agents` names; roles of the calls: {seen}"
 
-    def group(self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()) -> tuple[TrajectoryGroup, ...]:
+    def group(
+        self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()
+    ) -> tuple[TrajectoryGroup, ...]:
         """Those of one task together, with their branches; calls that are not trained are said to be so."""
         by_group: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
@@ -331,7 +350,9 @@ def _named(assigner: CreditAssigner, when: str) -> Iterator[None]:
     except LightningError:
         raise
     except Exception as error:  # the boundary to a user's own code
-        raise PluginError(f"credit assigner {type(assigner).__name__!r} failed {when}: {describe_raised(error)}; mend it") from error
+        raise PluginError(
+            f"credit assigner {type(assigner).__name__!r} failed {when}: {describe_raised(error)}; mend it"
+        ) from error
 
 
 def _for_all_calls(group: TrajectoryGroup, judged: TrajectoryGroup, advantages: Advantages) -> Advantages:
@@ -365,7 +386,12 @@ def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
 
     def only(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
         return tuple(
-            replace(one, transitions=tuple(call if call.policy == policy else replace(call, trainable=False) for call in one.transitions))
+            replace(
+                one,
+                transitions=tuple(
+                    call if call.policy == policy else replace(call, trainable=False) for call in one.transitions
+                ),
+            )
             for one in trajectories
         )
 

@@ -58,8 +58,7 @@ class Access:
         """Raise Forbidden unless the run key or the worker key is shown."""
         if self.worker_shown(request):
             raise Forbidden(
-                f"the key of one worker does not open {request.url.path!r}; "
-                "send the worker key as 'Authorization: Bearer …'"
+                f"the key of one worker does not open {request.url.path!r}; send the worker key as 'Authorization: Bearer …'"
             )
 
     async def worker(self, request: Request) -> None:

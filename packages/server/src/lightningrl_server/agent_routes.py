@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from lightningrl.control import api
-from lightningrl.control.api import ReportedToolCall
+from lightningrl import control_api as api
+from lightningrl.control_api import ReportedToolCall
 from lightningrl.dialects import Dialect, call_of
 from lightningrl.records import ToolCallRecord
 from lightningrl.sanitize import as_text
@@ -67,8 +67,7 @@ async def find_transitions(
         transition_id = call_of(answer_id, dialects)
         if transition_id not in call_ids:
             raise UnknownRecord(
-                f"rollout {rollout_id!r} has no call {answer_id!r}; "
-                "give the id of an answer that this attempt was given"
+                f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given"
             )
         transition_ids.append(transition_id)
     return transition_ids

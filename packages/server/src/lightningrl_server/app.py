@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from lightningrl.control.api import ENDPOINTS, WorkerFilter
+from lightningrl.control_api import ENDPOINTS, WorkerFilter
 from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl.keys import view_key
 from lightningrl_server.access import Access

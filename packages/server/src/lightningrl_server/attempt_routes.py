@@ -7,7 +7,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from lightningrl.control import api
+from lightningrl import control_api as api
 from lightningrl.errors import ServerError
 from lightningrl.records import AttemptEnd, Lease
 from lightningrl.types import OtherCall, OtherCallKind, Outcome

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
-from lightningrl.control.api import WorkerRecord
+from lightningrl.control_api import WorkerRecord
 from lightningrl.types import PolicyStatus
 from lightningrl_server.store.protocol import Store
 

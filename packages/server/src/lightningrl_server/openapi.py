@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.control.api import Endpoint
+from lightningrl.control_api import Endpoint
 
 __all__ = ["describe"]
 

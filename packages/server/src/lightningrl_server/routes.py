@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from lightningrl import wire
-from lightningrl.control.api import Endpoint
+from lightningrl.control_api import Endpoint
 from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
 from lightningrl_server.access import Access

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from lightningrl import control_api as api
 from lightningrl import wire
-from lightningrl.control import api
 from lightningrl.records import RolloutFilter, RolloutRecord, StepRecord
 from lightningrl.types import RolloutSpec
 from lightningrl_server.access import Access

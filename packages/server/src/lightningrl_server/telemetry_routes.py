@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from lightningrl.control import api
+from lightningrl import control_api as api
 from lightningrl.dialects import Dialect, call_of
 from lightningrl.records import SpanRecord, ToolCallRecord
 from lightningrl_server.access import Access

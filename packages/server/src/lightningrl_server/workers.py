@@ -16,9 +16,9 @@ from typing import Final
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from lightningrl.control import api
-from lightningrl.control.api import Orders, WorkerBeat, WorkerFilter, WorkerRecord, WorkerState
-from lightningrl.control.api import Workers as WorkerList
+from lightningrl import control_api as api
+from lightningrl.control_api import Orders, WorkerBeat, WorkerFilter, WorkerRecord, WorkerState
+from lightningrl.control_api import Workers as WorkerList
 from lightningrl.records import RunningAttempt
 from lightningrl_server.access import Access, Forbidden
 from lightningrl_server.routes import route, while_connected

@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lightningrl import wire
-from lightningrl.control.api import Result
+from lightningrl.control_api import Result
 from lightningrl.records import AttemptRecord
 from lightningrl.types import RolloutSpec, RolloutState, SamplingSettings, Task
 from lightningrl_server.gateway.dialects.responses import parse_responses_request

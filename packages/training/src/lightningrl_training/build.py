@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningrl.advantages.needs import check_answers, check_needs, installed_needs
+from lightningrl_credit.needs import check_answers, check_needs, installed_needs
 from lightningrl.credentials import read_key
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, LightningError, describe_raised, gather
@@ -23,7 +23,7 @@ from lightningrl.protocols import Backend, CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import check_options
 from lightningrl.recipe_tables import RewardConfig
-from lightningrl.trained_calls import TrainedCalls, trained_calls_of
+from lightningrl_credit.trained_calls import TrainedCalls, trained_calls_of
 from lightningrl_credit.comparison import check_comparison
 from lightningrl_credit.judge import Judge
 from lightningrl_credit.rewards import (

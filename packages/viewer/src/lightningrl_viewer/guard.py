@@ -22,8 +22,7 @@ __all__ = ["Guard"]
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _SAID: Final = {
-    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -62,8 +61,7 @@ class Guard:
         if not _is_here(scope, headers):
             return _say(
                 403,
-                "the viewer answers on this machine only; from elsewhere, forward its port: "
-                "ssh -L PORT:127.0.0.1:PORT HOST",
+                "the viewer answers on this machine only; from elsewhere, forward its port: ssh -L PORT:127.0.0.1:PORT HOST",
             )
         if scope["method"] not in {"GET", "HEAD"}:
             return _say(405, "the viewer only shows; it takes GET and HEAD")
@@ -73,8 +71,7 @@ class Guard:
         if not hmac.compare_digest(self._shown(headers).encode(), self._value.encode()):
             return _say(
                 403,
-                "open the link that was printed by `lightningrl view` or `lightningrl train`: "
-                "it has the key to this run",
+                "open the link that was printed by `lightningrl view` or `lightningrl train`: it has the key to this run",
             )
         return None
 

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlsplit
 from msgspec import structs
 
 from lightningrl import wire
-from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
-from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
+from lightningrl.control_api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
+from lightningrl_client.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 from lightningrl.errors import ServerError
 from lightningrl.records import Lease
 from lightningrl.types import Outcome

@@ -14,14 +14,14 @@ from typing import Any, Self, TypeVar, cast
 import httpx
 import msgspec
 
+from lightningrl import control_api as api
 from lightningrl import wire
-from lightningrl.control import api
-from lightningrl.control.api import Endpoint
-from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
+from lightningrl.control_api import Endpoint
 from lightningrl.credentials import check_key
 from lightningrl.errors import ServerError
 from lightningrl.records import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
 from lightningrl.types import Outcome, RolloutSpec, RolloutState, Trajectory
+from lightningrl_client.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 
 __all__ = ["ServerClient"]
 

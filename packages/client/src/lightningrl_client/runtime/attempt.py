@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from lightningrl.control.api import Result
+from lightningrl.control_api import Result
 from lightningrl.records import Lease
 from lightningrl.types import Outcome
 from lightningrl_client.attribution.scope import ActiveRollout

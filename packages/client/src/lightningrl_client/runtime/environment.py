@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from lightningrl.control.api import LOGS, TRACES
+from lightningrl.control_api import LOGS, TRACES
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.keys import KEY_VARIABLE
 from lightningrl_client.attribution.model_calls import UNATTRIBUTED_KEY

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from lightningrl.control.api import Orders, WorkerBeat, WorkerState
+from lightningrl.control_api import Orders, WorkerBeat, WorkerState
 from lightningrl.errors import ServerError
 from lightningrl_client.control.blocking import ControlClient
 from lightningrl_client.runtime.attempt import Attempt

@@ -22,7 +22,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
-from lightningrl.control.api import Result, ThenLease, WorkerBeat, WorkerState
+from lightningrl.control_api import Result, ThenLease, WorkerBeat, WorkerState
 from lightningrl.errors import ServerError
 from lightningrl.records import Lease
 from lightningrl.types import Outcome

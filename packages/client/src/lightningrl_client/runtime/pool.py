@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from lightningrl.control import api
-from lightningrl.control.api import WorkerState
+from lightningrl import control_api as api
+from lightningrl.control_api import WorkerState
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import is_worker_key, worker_key

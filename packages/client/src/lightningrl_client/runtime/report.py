@@ -12,7 +12,7 @@ import traceback
 from typing import Any, Final
 
 from lightningrl import sanitize
-from lightningrl.control.api import Result
+from lightningrl.control_api import Result
 from lightningrl.errors import iterate_causes
 from lightningrl.keys import Mask
 from lightningrl.sanitize import NotPlain, to_plain

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from lightningrl.control import api
-from lightningrl.control.api import WorkerState
+from lightningrl import control_api as api
+from lightningrl.control_api import WorkerState
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import process_key
 from lightningrl.records import RunningAttempt

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightningrl.control.api import Result, ThenLease, WorkerState
+from lightningrl.control_api import Result, ThenLease, WorkerState
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.processes import die_with_parent
 from lightningrl.records import Lease

@@ -17,7 +17,16 @@ from typing import Literal
 import numpy as np
 
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.types import Advantages, Array, RolloutMode, Sample, Trajectory, TrajectoryGroup, Transition, common_tokens
+from lightningrl.types import (
+    Advantages,
+    Array,
+    RolloutMode,
+    Sample,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+    common_tokens,
+)
 
 __all__ = ["Aggregation", "Rows", "build_samples", "check_advantages", "count_distinct", "sort_by_tokens", "teaching_rows"]
 

@@ -19,7 +19,15 @@ from lightningrl_server.gateway.calls import PolicyCalls
 from lightningrl_server.gateway.dialects.chat_answer import write_model, write_models
 from lightningrl_server.gateway.dialects.format import CountingFormat, DialectFormat, DialectRequest, EventStream
 from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.exchange import ClientGone, ReceivedCall, authorise, call_context, read_body, send_json, while_connected
+from lightningrl_server.gateway.exchange import (
+    ClientGone,
+    ReceivedCall,
+    authorise,
+    call_context,
+    read_body,
+    send_json,
+    while_connected,
+)
 from lightningrl_server.gateway.refusals import RefusalLog
 from lightningrl_server.gateway.request import Answer, AnswerStart, Delivery
 from lightningrl_server.gateway.settings import GatewaySettings

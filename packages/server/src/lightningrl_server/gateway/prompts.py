@@ -9,7 +9,15 @@ from typing import Any
 from lightningrl.types import IntArray
 from lightningrl_server.gateway.conversations import Conversations, digest_head
 from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.history import History, PastCall, as_ids, chain_digests, digest_tools, extend_digest, pack
+from lightningrl_server.gateway.history import (
+    History,
+    PastCall,
+    as_ids,
+    chain_digests,
+    digest_tools,
+    extend_digest,
+    pack,
+)
 from lightningrl_server.gateway.request import CallRequest, ForcedCall
 from lightningrl_server.gateway.threads import Threads
 from lightningrl_server.rendering.renderer import PolicyRenderer

@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
-from lightningrl.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools, output_tools, read_execution
+from lightningrl.conventions import (
+    AskedCall,
+    Kind,
+    SpanReading,
+    asked_calls,
+    offered_tools,
+    output_tools,
+    read_execution,
+)
 from lightningrl.records import ToolCallRecord
 from lightningrl.types import ToolCall, ToolStatus
 

@@ -10,7 +10,20 @@ from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Column, Connection, Float, ForeignKey, Integer, LargeBinary, MetaData, String, Table, Text, insert, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    insert,
+    text,
+)
 
 from lightningrl.types import ToolStatus
 from lightningrl_server.store.codec import decode_span, decode_text, encode_text

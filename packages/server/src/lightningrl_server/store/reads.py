@@ -24,7 +24,17 @@ from lightningrl.records import (
     StepRecord,
     StoreCounts,
 )
-from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, Task
+from lightningrl.types import (
+    Array,
+    Evidence,
+    OtherCall,
+    Outcome,
+    RolloutMode,
+    RolloutSpec,
+    RolloutState,
+    SamplingSettings,
+    Task,
+)
 from lightningrl_server.lru import LruCache
 from lightningrl_server.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl_server.store.errors import UnknownRecord

@@ -15,9 +15,9 @@ from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import read_recipe
-from lightningrl.trained_calls import explain_left_out
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 from lightningrl_credit.scoring import score_of
+from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl_training.build import Parts
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
@@ -75,5 +75,7 @@ def _task(parts: Parts, wanted: str | None) -> Task:
     if wanted is None:
         return parts.tasks.train[0]
     if wanted not in tasks:
-        raise ConfigError(f"no task has the id {wanted!r}; ids are: {', '.join(list(tasks)[:8])}{' …' if len(tasks) > 8 else ''}")
+        raise ConfigError(
+            f"no task has the id {wanted!r}; ids are: {', '.join(list(tasks)[:8])}{' …' if len(tasks) > 8 else ''}"
+        )
     return tasks[wanted]

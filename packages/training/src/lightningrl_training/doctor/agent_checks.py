@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightningrl.trained_calls import explain_left_out
+from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolStatus, Trajectory, Transition
 from lightningrl_training.doctor.findings import Finding, failed, passed, warned
 from lightningrl_training.doctor.observation import Observation

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.advantages.needs import NEEDS, Need, find_unrecorded, installed_needs
+from lightningrl_credit.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner

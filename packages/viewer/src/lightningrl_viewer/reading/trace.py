@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from lightningrl.records import RolloutRecord, Score
-from lightningrl.trained_calls import side_calls
 from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition, common_tokens
+from lightningrl_credit.trained_calls import side_calls
 from lightningrl_viewer.reading.segments import Segment, SegmentKind, SegmentReader
 
 __all__ = ["CallTrace", "Trace", "Window", "build_trace", "read_messages", "whole_row"]
@@ -57,7 +57,7 @@ class CallTrace:
     """An earlier call: the parent, else the one whose row begins most alike; where history was rendered anew, they part
     here."""
     is_side: bool = False
-    """A side call, as a title is (`lightningrl.trained_calls`)."""
+    """A side call, as a title is (`lightningrl_credit.trained_calls`)."""
     advantages: Array | None = None
     """One per completion token; None = nobody scored it."""
     tool_calls: tuple[ToolCall, ...] = ()

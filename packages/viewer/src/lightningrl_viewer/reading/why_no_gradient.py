@@ -20,8 +20,8 @@ from typing import Final
 
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutRecord
-from lightningrl.trained_calls import LeftOut, calls_left_out, trained_calls_of
 from lightningrl.types import Outcome, RolloutMode
+from lightningrl_credit.trained_calls import LeftOut, calls_left_out, trained_calls_of
 from lightningrl_viewer.reading.trace import CallTrace, Trace
 
 __all__ = ["NoGradient", "NoGradientKind", "explain_calls", "explain_rollout"]
@@ -121,10 +121,7 @@ def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -
 
 def _of_outcome(outcome: Outcome) -> str:
     if outcome is Outcome.DIVERGED:
-        return (
-            "The branch diverged: its agent did not ask again what was recorded, so it says nothing of the state that "
-            "it should leave."
-        )
+        return "The branch diverged: its agent did not ask again what was recorded, so it says nothing of the state that it should leave."
     if outcome in (Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW):  # those that can be trained
         return f'It ended as {outcome.value}, which outcomes.{outcome.value} = "drop" leaves out of training.'
     return f"It ended as {outcome.value}, which says nothing of the policy and is never trained."

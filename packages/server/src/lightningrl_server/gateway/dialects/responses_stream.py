@@ -18,7 +18,14 @@ import msgspec
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.chat_answer import token_logprobs
 from lightningrl_server.gateway.dialects.responses import ResponsesRequest
-from lightningrl_server.gateway.dialects.responses_items import ended, message, output_text, reasoning, response, tool_call
+from lightningrl_server.gateway.dialects.responses_items import (
+    ended,
+    message,
+    output_text,
+    reasoning,
+    response,
+    tool_call,
+)
 from lightningrl_server.gateway.errors import Refusal
 from lightningrl_server.gateway.request import Answer, AnswerStart
 from lightningrl_server.rendering.completion import TextDelta, ToolRequest

@@ -367,12 +367,18 @@ CREATE = Endpoint[Create, Created]("POST", f"{PREFIX}/rollouts", Create, Created
 LIST = Endpoint[RolloutFilter, Sequence[RolloutRecord]](
     "GET", f"{PREFIX}/rollouts", RolloutFilter, list[RolloutRecord], about="List rollouts, newest first."
 )
-ROLLOUT = Endpoint[None, RolloutRecord]("GET", f"{PREFIX}/rollouts/{{rid}}", None, RolloutRecord, about="One rollout with its attempts.")
+ROLLOUT = Endpoint[None, RolloutRecord](
+    "GET", f"{PREFIX}/rollouts/{{rid}}", None, RolloutRecord, about="One rollout with its attempts."
+)
 WAIT = Endpoint[Wait, Finished]("POST", f"{PREFIX}/wait", Wait, Finished)
-TRAJECTORIES = Endpoint[RolloutIds, Sequence[Trajectory]]("POST", f"{PREFIX}/trajectories", RolloutIds, list[Trajectory])
+TRAJECTORIES = Endpoint[RolloutIds, Sequence[Trajectory]](
+    "POST", f"{PREFIX}/trajectories", RolloutIds, list[Trajectory]
+)
 SCORES = Endpoint[Scores, None]("POST", f"{PREFIX}/scores", Scores, None)
 STEP = Endpoint[Step, None]("POST", f"{PREFIX}/steps", Step, None)
-STEPS = Endpoint[None, Sequence[StepRecord]]("GET", f"{PREFIX}/steps", None, list[StepRecord], about="List training steps.")
+STEPS = Endpoint[None, Sequence[StepRecord]](
+    "GET", f"{PREFIX}/steps", None, list[StepRecord], about="List training steps."
+)
 ROLLBACK = Endpoint[Rollback, Count]("DELETE", f"{PREFIX}/steps", Rollback, Count)
 FORGET = Endpoint[Forget, Count]("POST", f"{PREFIX}/forget", Forget, Count)
 CANCEL = Endpoint[Cancel, Count]("POST", f"{PREFIX}/cancel", Cancel, Count)
@@ -383,12 +389,18 @@ LEASE = Endpoint[LeaseRequest, Lease | None]("POST", f"{PREFIX}/leases", LeaseRe
 BEAT = Endpoint[WorkerBeat, Orders]("POST", f"{PREFIX}/workers/{{wid}}/beat", WorkerBeat, Orders, "worker")
 WORKERS = Endpoint[WorkerFilter, Workers]("GET", f"{PREFIX}/workers", WorkerFilter, Workers, "supervisor")
 STOP_WORKERS = Endpoint[WorkerPrefix, Count]("POST", f"{PREFIX}/workers/stop", WorkerPrefix, Count, "supervisor")
-INTERRUPT_WORKERS = Endpoint[InterruptWorkers, Count]("POST", f"{PREFIX}/workers/interrupt", InterruptWorkers, Count, "supervisor")
+INTERRUPT_WORKERS = Endpoint[InterruptWorkers, Count](
+    "POST", f"{PREFIX}/workers/interrupt", InterruptWorkers, Count, "supervisor"
+)
 RESULT = Endpoint[Result, ResultKept]("POST", f"{_ATTEMPT}/result", Result, ResultKept, "ended_attempt")
 REWARDS = Endpoint[Rewards, None]("POST", f"{_ATTEMPT}/rewards", Rewards, None, "attempt")
 TRACES = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/traces", bytes, bytes, "attempt", about=_SPANS)
 LOGS = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/logs", bytes, bytes, "attempt", about=_LOGS)
 REPORT_REWARDS = Endpoint[ReportedRewards, None]("POST", f"{_AGENT}/rewards", ReportedRewards, None, "attempt")
-REPORT_TOOL_CALLS = Endpoint[ReportedToolCalls, None]("POST", f"{_AGENT}/tool_calls", ReportedToolCalls, None, "attempt")
+REPORT_TOOL_CALLS = Endpoint[ReportedToolCalls, None](
+    "POST", f"{_AGENT}/tool_calls", ReportedToolCalls, None, "attempt"
+)
 
-ENDPOINTS: Final[Sequence[Endpoint[Any, Any]]] = tuple(value for value in vars().values() if isinstance(value, Endpoint))
+ENDPOINTS: Final[Sequence[Endpoint[Any, Any]]] = tuple(
+    value for value in vars().values() if isinstance(value, Endpoint)
+)

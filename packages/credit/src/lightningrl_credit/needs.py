@@ -3,36 +3,20 @@ hook `lightningrl_credit_needs`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import Plugin, PluginManager
+from lightningrl.protocols import Need
 
 if TYPE_CHECKING:
     from lightningrl.protocols import Capabilities
     from lightningrl.recipe import Recipe
     from lightningrl.types import Task, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["NEEDS", "PLUGINS", "Need", "check_answers", "check_needs", "find_unrecorded", "installed_needs"]
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Something that not every run has."""
-
-    is_met: Callable[[Recipe], bool]
-    """Whether a run of this recipe will have it."""
-    remedy: str
-    """What to write where it will not."""
-    is_recorded: Callable[[Sequence[TrajectoryGroup]], bool] = lambda groups: True
-    """Whether recorded groups have it."""
-    later: str = ""
-    """The remedy for rollouts that are recorded already, where it is another."""
-    is_service: bool = False
-    """The trainer backend provides it, where `Capabilities.services` has its name."""
+__all__ = ["NEEDS", "PLUGINS", "check_answers", "check_needs", "find_unrecorded", "installed_needs"]
 
 
 def _trajectories(groups: Sequence[TrajectoryGroup]) -> Iterator[Trajectory]:
@@ -74,24 +58,33 @@ NEEDS: Mapping[str, Need] = {
         "train with credit.use = 'branches'; `lightningrl branch` measures one rollout, and X-rays show that beside all methods",
     ),
     "state_key": Need(lambda recipe: True, "every run has it: see lightningrl_credit.state_keys"),
-    "judge": Need(lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model", _has_evidence),
+    "judge": Need(
+        lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model", _has_evidence
+    ),
     "answers": Need(
         lambda _: True,
         "give each training task an `answer`",
         lambda groups: any(trajectory.task.answer is not None for trajectory in _trajectories(groups)),
     ),
     "logprobs": Need(
-        lambda _: True, "use a trainer backend that tells logprobs of given tokens: backend = 'torch'", _has_evidence, is_service=True
+        lambda _: True,
+        "use a trainer backend that tells logprobs of given tokens: backend = 'torch'",
+        _has_evidence,
+        is_service=True,
     ),
     "values": Need(
-        lambda recipe: all(recipe.options_of(one).get("critic") is not None for one in recipe.all_policies.values() if one.trainable),
+        lambda recipe: all(
+            recipe.options_of(one).get("critic") is not None for one in recipe.all_policies.values() if one.trainable
+        ),
         "use a trainer backend with a critic that tells values, and give it one: backend = 'torch' and a table [learner.critic]",
         _has_evidence,
         is_service=True,
     ),
 }
 """Those of core, by the name that stands in an assigner's `requires`."""
-PLUGINS = tuple(Plugin(name=name, summary=need.remedy, factory=partial(NEEDS.get, name)) for name, need in NEEDS.items())
+PLUGINS = tuple(
+    Plugin(name=name, summary=need.remedy, factory=partial(NEEDS.get, name)) for name, need in NEEDS.items()
+)
 
 
 def installed_needs(plugins: PluginManager) -> dict[str, Need]:
@@ -100,7 +93,11 @@ def installed_needs(plugins: PluginManager) -> dict[str, Need]:
 
 
 def check_needs(
-    recipe: Recipe, use: Any, requires: Collection[str], capabilities: Capabilities | None = None, needs: Mapping[str, Need] = NEEDS
+    recipe: Recipe,
+    use: Any,
+    requires: Collection[str],
+    capabilities: Capabilities | None = None,
+    needs: Mapping[str, Need] = NEEDS,
 ) -> None:
     """Raise ConfigError with those that the run does not meet. `capabilities`: of its trainer backend; None = it declares none."""
 
@@ -116,7 +113,9 @@ def check_needs(
         raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {said}" for name, said in unmet.items()))
 
 
-def find_unrecorded(requires: Collection[str], groups: Sequence[TrajectoryGroup], needs: Mapping[str, Need] = NEEDS) -> str | None:
+def find_unrecorded(
+    requires: Collection[str], groups: Sequence[TrajectoryGroup], needs: Mapping[str, Need] = NEEDS
+) -> str | None:
     """What an assigner needs that recorded groups do not have, with the remedy; None = they have all of it."""
     for name in sorted(requires):
         if name not in needs:
@@ -134,4 +133,6 @@ def check_answers(use: Any, requires: Collection[str], tasks: Iterable[Task]) ->
     """Raise ConfigError for the first training task without an answer, where the assigner needs one of each."""
     without = next((task for task in tasks if task.answer is None), None) if "answers" in requires else None
     if without is not None:
-        raise ConfigError(f"credit assigner {use!r} needs 'answers', and task {without.id!r} has none; {NEEDS['answers'].remedy}")
+        raise ConfigError(
+            f"credit assigner {use!r} needs 'answers', and task {without.id!r} has none; {NEEDS['answers'].remedy}"
+        )

@@ -49,7 +49,9 @@ class Scene:
 
     def check_sound(self, lease: Lease, transitions: int) -> Trajectory:
         """A call is answered as ever, and the attempt reads back: its answered calls, and no other."""
-        answer = self.post(lease, "chat/completions", write({"model": "m", "messages": [{"role": "user", "content": "still there?"}]}))
+        answer = self.post(
+            lease, "chat/completions", write({"model": "m", "messages": [{"role": "user", "content": "still there?"}]})
+        )
         assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == "ok", answer.text
         trajectory = self.end(lease)
         assert len(trajectory.transitions) == transitions + 1
@@ -102,7 +104,9 @@ def count_answers(path: str, answer: httpx.Response) -> int:
     assert not any("error" in event and event["error"] for event in events), answer.text
     ended = {"responses": '"type":"response.', "messages": "message_stop"}.get(path, "[DONE]")
     assert ended in answer.text
-    return len({choice["index"] for event in events for choice in event["choices"]}) if path == "chat/completions" else 1
+    return (
+        len({choice["index"] for event in events for choice in event["choices"]}) if path == "chat/completions" else 1
+    )
 
 
 examples = settings(
@@ -195,7 +199,9 @@ def longest_pause(scene: Scene, name: str, make: Callable[[int], dict[str, Large
             scene.check_sound(lease, count_answers(path, answer) if path in DIALECTS else 0)
         if pause <= LONGEST_PAUSE_S:
             break
-    record("figure", f"pause {min(pauses) * 1e3:5.1f} ms  {name} (context of {scene.server.engine.context_length} tokens)")
+    record(
+        "figure", f"pause {min(pauses) * 1e3:5.1f} ms  {name} (context of {scene.server.engine.context_length} tokens)"
+    )
     return min(pauses)
 
 
@@ -212,7 +218,9 @@ def test_a_large_report_leaves_the_event_loop_to_others(scene: Scene, name: str,
 
 @pytest.mark.parametrize("scene", sized([MILLION], [MILLION, 32_768]), indirect=True)
 @pytest.mark.parametrize("path", sized(DIALECTS[:1], DIALECTS))
-def test_a_large_conversation_goes_on_without_holding_the_event_loop(scene: Scene, path: str, record_property: Record) -> None:
+def test_a_large_conversation_goes_on_without_holding_the_event_loop(
+    scene: Scene, path: str, record_property: Record
+) -> None:
     pauses: list[float] = []
     for number in range(3):
         lease = scene.attempt()
@@ -242,9 +250,14 @@ def test_the_servers_memory_does_not_grow_with_what_it_was_sent(scene: Scene, re
     """Thousands of bodies of every kind: what the second half adds is what nobody forgets, whatever names an agent thinks of. The least of
     some readings counts: what a large body took is given back to the system now and then."""
     all_large = {**large_bodies(0), **large_reports(0)}
-    large = [(one.path, one.make(), one.headers) for name in (*CALLS, *REPORTS) if (one := all_large[name]).path != "result"]
+    large = [
+        (one.path, one.make(), one.headers) for name in (*CALLS, *REPORTS) if (one := all_large[name]).path != "result"
+    ]
     small: list[Any] = [
-        (path, write(body), {}) for path, bodies in SOUND.items() if path not in ("result", "traces", "logs") for body in bodies
+        (path, write(body), {})
+        for path, bodies in SOUND.items()
+        if path not in ("result", "traces", "logs")
+        for body in bodies
     ]
     broken: list[Any] = [(path, body[:-9] + b"@", {}) for path, body, _ in small]
     rounds, halves = 25, []

@@ -19,11 +19,11 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe
 from lightningrl.recipe_tables import CallRule, SamplesConfig
 from lightningrl.records import Score
-from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, explain_left_out, side_calls
 from lightningrl.types import Outcome, Trajectory, Transition
 from lightningrl_credit import IdenticalAssignment, TurnReturns
 from lightningrl_credit.rewards.weights import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, explain_left_out, side_calls
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
@@ -36,7 +36,9 @@ OFFERED = json.dumps({"write": None})
 
 def call(name: str, index: int, *, tools: bool = False, **more: Any) -> Transition:
     """Two tokens of its own."""
-    made = make_transition(name, index=index, completion=(10 * index + 1, 10 * index + 2), prompt=more.pop("prompt", (5, 6)))
+    made = make_transition(
+        name, index=index, completion=(10 * index + 1, 10 * index + 2), prompt=more.pop("prompt", (5, 6))
+    )
     return replace(made, offered=OFFERED if tools else "", **more)
 
 
@@ -46,7 +48,12 @@ def reasons(calls: Sequence[Transition], *rules: CallRule, agents: Sequence[str]
     return [left_out[one.id].value if one.id in left_out else None for one in calls]
 
 
-RECIPE: dict[str, Any] = {"agent": "a.py:b", "tasks": {"train": "a.py:c"}, "rewards": {"r": {"use": "a.py:d"}}, "policy": {"model": "m"}}
+RECIPE: dict[str, Any] = {
+    "agent": "a.py:b",
+    "tasks": {"train": "a.py:c"},
+    "rewards": {"r": {"use": "a.py:d"}},
+    "policy": {"model": "m"},
+}
 TITLE = call("title", 0)
 MAIN = call("main", 1, tools=True)
 LAST = call("last", 2, tools=True, parent_id="main")
@@ -66,7 +73,10 @@ def test_titles_and_commit_messages_are_side_calls_and_left_out() -> None:
         ([replace(TITLE, agent="planner"), MAIN], "it names its role"),
         ([MAIN, call("last", 2, parent_id="main")], "it goes on from one with tools"),
         ([MAIN, call("last", 2, is_break=True)], "the same history, rendered anew without tools"),
-        ([call("plan", 0), call("act", 1, tools=True, is_break=True, prompt=(7, 5, 1, 9))], "one with tools goes on from it"),
+        (
+            [call("plan", 0), call("act", 1, tools=True, is_break=True, prompt=(7, 5, 1, 9))],
+            "one with tools goes on from it",
+        ),
         ([call("plan", 0), call("act", 1, tools=True, parent_id="plan")], "its history is offered tools later"),
         ([replace(call("asks", 0), tool_call_ids=("c1",)), MAIN], "more tools than are kept were offered"),
     ],
@@ -87,7 +97,12 @@ def test_the_first_rule_that_fits_decides_before_roles_and_side_calls() -> None:
         None,
         "side",
     ]
-    assert reasons(calls, CallRule(system="*title*", offers_tools=True), agents=["team"]) == ["role", "role", None, "role"]
+    assert reasons(calls, CallRule(system="*title*", offers_tools=True), agents=["team"]) == [
+        "role",
+        "role",
+        None,
+        "role",
+    ]
     assert reasons(calls, CallRule(system="*commit*", train=False), CallRule()) == [None] * 4, "another pattern"
 
 
@@ -96,7 +111,9 @@ def test_the_first_rule_that_fits_decides_before_roles_and_side_calls() -> None:
 
 def scorer(credit: Any, *rules: CallRule) -> Scorer:
     rewards = RewardWeights([WeightedReward(name="reward")])
-    return Scorer(rewards=rewards, credit=credit, samples=SamplesConfig(), trained={"policy": TrainedCalls(rules=rules)})
+    return Scorer(
+        rewards=rewards, credit=credit, samples=SamplesConfig(), trained={"policy": TrainedCalls(rules=rules)}
+    )
 
 
 def rollouts(*, side: bool) -> list[Trajectory]:
@@ -139,8 +156,12 @@ def test_a_sentence_says_how_many_calls_are_left_out_and_why() -> None:
         "role); policy.calls = [{ train = true }] takes side calls in"
     )
     assert explain_left_out(rollouts(side=False), recipe) is None
-    ruled = Recipe.model_validate(RECIPE | {"policy": {"model": "m", "calls": [{"offers_tools": True, "train": False}, {}]}})
-    assert explain_left_out(rollouts(side=True), ruled) == "left out of training, of 7 calls: 5 by a rule of policy.calls"
+    ruled = Recipe.model_validate(
+        RECIPE | {"policy": {"model": "m", "calls": [{"offers_tools": True, "train": False}, {}]}}
+    )
+    assert (
+        explain_left_out(rollouts(side=True), ruled) == "left out of training, of 7 calls: 5 by a rule of policy.calls"
+    )
 
 
 # ---------------------------------------------------------------------- in a recipe, and at the gateway
@@ -179,7 +200,9 @@ async def ask(attempt: LiveAttempt, system: str, text: str, **more: Any) -> None
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     async with httpx.AsyncClient(trust_env=False) as http:
         headers = {"authorization": f"Bearer {attempt.key}"}
-        answer = await http.post(f"{attempt.base_url}/chat/completions", json={"model": "m", "messages": messages, **more}, headers=headers)
+        answer = await http.post(
+            f"{attempt.base_url}/chat/completions", json={"model": "m", "messages": messages, **more}, headers=headers
+        )
     assert answer.status_code == 200, answer.text
 
 

@@ -1,1 +1,0 @@
-"""The control API: what is asked and answered, said once for the server, its clients and OpenAPI."""
