@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningrl_credit.needs import check_answers, check_needs, installed_needs
 from lightningrl.credentials import read_key
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, LightningError, describe_raised, gather
@@ -23,9 +22,9 @@ from lightningrl.protocols import Backend, CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import check_options
 from lightningrl.recipe_tables import RewardConfig
-from lightningrl_credit.trained_calls import TrainedCalls, trained_calls_of
 from lightningrl_credit.comparison import check_comparison
 from lightningrl_credit.judge import Judge
+from lightningrl_credit.needs import check_answers, check_needs, installed_needs
 from lightningrl_credit.rewards import (
     NamedReward,
     Reported,
@@ -37,6 +36,7 @@ from lightningrl_credit.rewards import (
 )
 from lightningrl_credit.rewards.potential import discount_of
 from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls, trained_calls_of
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.evidence_services import PolicyQueries
 from lightningrl_training.models import check_lengths, check_rendering, resolve_model

@@ -13,11 +13,11 @@ from msgspec import structs
 
 from lightningrl import wire
 from lightningrl.control_api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
-from lightningrl_client.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 from lightningrl.errors import ServerError
 from lightningrl.records import Lease
 from lightningrl.types import Outcome
 from lightningrl_client.attribution.scope import Report
+from lightningrl_client.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 
 __all__ = ["ControlClient", "RefusedError"]
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl_credit.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, Score
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
+from lightningrl_credit.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
 from lightningrl_training.build import build_assigner, build_scorer, required_settings
