@@ -40,7 +40,15 @@ from lightningrl_training.doctor.agent_checks import tools_work
 from lightningrl_training.doctor.bill import Bill, make_bill
 from lightningrl_training.doctor.examination import observe, reward
 from lightningrl_training.doctor.findings import Row, passed, warned
-from lightningrl_training.doctor.forecast import BEYOND, HALF_WAY_NATS, ToCome, completion_tokens, forecast, prompt_tokens, way_gone
+from lightningrl_training.doctor.forecast import (
+    BEYOND,
+    HALF_WAY_NATS,
+    ToCome,
+    completion_tokens,
+    forecast,
+    prompt_tokens,
+    way_gone,
+)
 from lightningrl_training.doctor.machine import Machine, MemoryGrowth
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolStatus, Trajectory, Transition
+from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl_training.doctor.findings import Finding, failed, passed, warned
 from lightningrl_training.doctor.observation import Observation
 from lightningrl_training.explanations import CACHES, explain_cache
