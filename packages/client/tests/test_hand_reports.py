@@ -209,7 +209,7 @@ async def test_a_report_on_a_call_decodes_no_call(tmp_path: Path, monkeypatch: p
 
 def test_outside_of_a_rollout_an_agent_works_as_ever_and_the_log_knows(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1")
-    with caplog.at_level(logging.INFO, "lightningrl"), role("writer"), tool("search", {"q": 1}) as seen:
+    with caplog.at_level(logging.INFO, "lightningrl_client"), role("writer"), tool("search", {"q": 1}) as seen:
         seen.result = object()
         report_reward("good", 1.0)
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]

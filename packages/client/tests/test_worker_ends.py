@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,14 @@ async def test_an_async_agent_that_raises_what_ends_a_loop_ends_only_itself(serv
     results = await run(server, tmp_path, "interrupt", "fine", "interrupt", "exit", "fine", concurrency=2)
     assert [result["outcome"] for result in results] == ["succeeded", "agent_error", "agent_error", "succeeded"]
     assert results[0]["output"] == results[3]["output"]
+
+
+def test_lines_of_a_workers_log_say_when_and_how_grave_and_the_agents_root_logger_gets_none() -> None:
+    code = "import logging; from lightningrl_client.runtime import worker; worker.log_to_stderr()"
+    code += "; logging.basicConfig(format='agent %(message)s'); worker.logger.info('stays'); logging.getLogger('lightningrl.masking').info('stays, too')"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = [line.split(" ", 2)[2] for line in ran.stderr.splitlines()]
+    assert lines == ["lightningrl_client.runtime.worker INFO: stays", "lightningrl.masking INFO: stays, too"]
 
 
 def test_a_log_is_private_and_its_end_is_kept_when_it_is_cut(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class Supervisor:
         self._running = asyncio.create_task(self._run(), name=f"supervisor {self._name}")
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more work, let running attempts finish for `grace_s`, then kill; killed attempts are run by others."""
+        """Take no more work, let running attempts finish for `grace_s`, then kill; others run what was killed."""
         self._stopping.set()
         settings = self._settings
         until = time.monotonic() + grace_s

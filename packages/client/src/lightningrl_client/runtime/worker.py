@@ -306,13 +306,14 @@ class Worker:
 
 
 def log_to_stderr() -> None:
-    """Our own log; the root logger is the agent's."""
+    """Write our own log to stderr; the root logger is the agent's."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
-    ours = logging.getLogger("lightningrl")
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
-    ours.propagate = False
+    for package in ("lightningrl", "lightningrl_client"):
+        ours = logging.getLogger(package)
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)
+        ours.propagate = False
 
 
 def main() -> int:
