@@ -32,9 +32,11 @@ OPTIONS: Mapping[str, list[Mapping[str, Any]]] = {
         {"key": "tool_result"},
         {"history": 4, "shrinkage": 2.0, "gate": 4.0, "lam": 0.9},
     ],
-    "sum": [{"parts": [{"use": "turns", "weight": 0.5}, {"use": "states"}]}],
-    "per_agent": [{"of": {"use": "turns"}}],
-    "whiten": [{"of": {"use": "turns"}}],
+    "sum": [
+        {"parts": [{"use": "turns", "weight": 0.5}, {"use": "states"}]},
+        {"parts": [{"use": "turns", "compare": "role"}]},
+        {"parts": [{"use": "turns", "whiten": True}]},
+    ],
     "clip": [{"of": {"use": "states"}, "at": 5.0}],
 }
 INSTALLED = load_plugins().credit_assigners
@@ -42,7 +44,7 @@ INSTALLED = load_plugins().credit_assigners
 
 def build(part: Mapping[str, Any]) -> CreditAssigner:
     factory = INSTALLED[part["use"]].factory
-    offered = {"build": build} if part["use"] in ("sum", "per_agent", "whiten", "clip") else {}
+    offered = {"build": build} if part["use"] in ("sum", "clip") else {}
     made: CreditAssigner = factory(**part.get("options", {}), **offered)
     return made
 

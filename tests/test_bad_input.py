@@ -117,7 +117,7 @@ def here(tmp_path: Path, warm: WarmCommand) -> Here:
         ("learner.schedule=cosin", "schedule is 'cosin'; choose 'constant', 'linear' or 'cosine'"),
         ("backends.toch.threads=1", "no trainer backend named 'toch'"),
         ("credit.options.gamma=1", "'grpo' has no setting 'gamma'"),
-        ("credit.use=discounted", "needs 'turn_rewards'; add an [intermediate_rewards.NAME] table"),
+        ("credit.use=turns", "needs 'turn_rewards'; add an [intermediate_rewards.NAME] table"),
         ("loop.group_size=1", "needs 'group'; set loop.group_size above 1"),
         ("tasks.train=data.py:no_tasks", "returned no tasks"),
         ("tasks.train=data.py:twice", "two tasks have the id 'one'"),

@@ -103,7 +103,7 @@ def test_what_it_declares_is_taken(plugins: PluginManager, tmp_path: Path) -> No
 )
 def test_torch_refuses_before_a_model_is_looked_for(plugins: PluginManager, tmp_path: Path, learner: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Parts.build(make_recipe(tmp_path, learner=learner, credit={"use": "gae" if "critic" in learner else "grpo"}), plugins)
+        Parts.build(make_recipe(tmp_path, learner=learner, credit={"use": "turn_gae" if "critic" in learner else "grpo"}), plugins)
 
 
 def test_a_loss_beside_the_recipe_reaches_the_backend_by_its_whole_path(plugins: PluginManager, tmp_path: Path) -> None:

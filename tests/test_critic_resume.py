@@ -34,7 +34,7 @@ SETTINGS = (
 left there: numbers are rounded alike only where they are computed beside the same others."""
 CRITICS = {
     "values of turns, of the policy's trunk": (),
-    "bi-level, values of a model of its own": ("credit.options.bi_level=true", "learner.critic.model={policy}"),
+    "bi-level, values of a model of its own": ("credit.options.level=both", "learner.critic.model={policy}"),
     "values of turns, joint": ("learner.critic.joint=true",),
 }
 

@@ -195,8 +195,8 @@ MISTAKES = (
         remedy=in_recipe('"dr_grpo"', '"<1>"'),
     ),
     Mistake(
-        name="discounted without turn rewards",
-        edits=in_recipe('"dr_grpo"', '"discounted"'),
+        name="turns without turn rewards",
+        edits=in_recipe('"dr_grpo"', '"turns"'),
         says=r"add an \[(intermediate_rewards)\.NAME\] table",
         remedy=in_recipe("[sampling]\n", '[<1>.tools]\nuse = "tool_status"\n[sampling]\n'),
     ),

@@ -51,7 +51,7 @@ RECIPE = Recipe.model_validate(
         "tasks": {"train": no_tasks},
         "policy": {"model": "policy", "trained_agents": ["shopper", "planner"]},
         "rewards": {"right": {"use": right}},
-        "credit": {"use": "identical", "options": {"baseline": "dr_grpo"}},
+        "credit": {"use": "sum", "options": {"parts": ["dr_grpo"]}},
         "loop": {"steps": 2, "tasks_per_step": 2, "group_size": 3},
     }
 )

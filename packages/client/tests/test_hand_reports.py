@@ -19,8 +19,8 @@ from sizes import PATIENCE_S
 from lightningrl import report_reward, role, tool
 from lightningrl.types import Outcome, ToolStatus, Trajectory
 from lightningrl_client.attribution.role import current_role
+from lightningrl_credit.plugin import lightningrl_intermediate_rewards
 from lightningrl_credit.rewards import Reported, ReportedOfCalls, ToolStatusReward
-from lightningrl_credit.rewards.plugins import INTERMEDIATE_PLUGINS
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.store import SqlStore
@@ -280,5 +280,5 @@ def test_what_was_reported_of_calls_is_a_turn_reward_where_the_recipe_says_so() 
     told = replace(trajectory, transitions=calls)
     assert ReportedOfCalls()(told) == [0.75, None, None]
     assert ReportedOfCalls(name="kind")(told) == [0.25, None, None]
-    (plugin,) = [plugin for plugin in INTERMEDIATE_PLUGINS if plugin.name == "reported"]
+    (plugin,) = [plugin for plugin in lightningrl_intermediate_rewards() if plugin.name == "reported"]
     assert isinstance(plugin.factory(), ReportedOfCalls)

@@ -7,10 +7,10 @@ import pytest
 
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, TrajectoryGroup
-from lightningrl_credit import DiscountedReturns, IdenticalAssignment, assign_credit
+from lightningrl_credit import IdenticalAssignment, TurnReturns, assign_credit
 from lightningrl_credit.comparison import check_comparison
 from lightningrl_credit.needs import NEEDS
-from lightningrl_credit.plugins import PLUGINS
+from lightningrl_credit.plugin import lightningrl_credit_assigners
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 
 
@@ -40,7 +40,7 @@ def test_grpo_divides_by_the_sample_standard_deviation() -> None:
 
 def test_discounted_returns_to_go() -> None:
     group = make_group((1.0, 2.0, 4.0), rewards=(8.0,))
-    returns = DiscountedReturns(gamma=0.5).returns(group.trajectories[0])
+    returns = TurnReturns(gamma=0.5).returns(group.trajectories[0])
     np.testing.assert_allclose(returns, [1 + 0.5 * (2 + 0.5 * 12), 2 + 0.5 * 12, 12])
 
 
@@ -49,7 +49,7 @@ def test_discount_weighs_turn_rewards_by_name_and_skips_none() -> None:
         make_transition("r/0", rewards={"a": 1.0, "b": 10.0, "c": None}),
         make_transition("r/1", index=1, rewards={"a": None}),
     ]
-    returns = DiscountedReturns(weights={"b": 0.1}).returns(make_trajectory("r", calls, reward=0.5))
+    returns = TurnReturns(weights={"b": 0.1}).returns(make_trajectory("r", calls, reward=0.5))
     np.testing.assert_allclose(returns, [2.5, 0.5])
 
 
@@ -59,7 +59,7 @@ def test_discount_never_crosses_branches_of_one_history() -> None:
         make_transition("left", index=1, parent="root", rewards={"turn": 10.0}),
         make_transition("right", index=2, parent="root", rewards={"turn": 100.0}),
     ]
-    returns = DiscountedReturns(gamma=1.0).returns(make_trajectory("r", calls, reward=0.0))
+    returns = TurnReturns(gamma=1.0).returns(make_trajectory("r", calls, reward=0.0))
     np.testing.assert_allclose(returns, [111.0, 10.0, 100.0])
 
 
@@ -69,7 +69,7 @@ def test_discount_passes_between_roles_with_histories_of_their_own() -> None:
         make_transition("rewrite", index=1, agent="rewrite", rewards={"turn": 1.0}),
     ]
     np.testing.assert_allclose(
-        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 2.0]
+        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 2.0]
     )
 
 
@@ -125,15 +125,15 @@ def test_unknown_baseline_and_bad_gamma_are_named() -> None:
     with pytest.raises(ConfigError, match="no baseline named 'gae'; there are: grpo, dr_grpo, rloo, maxrl, opo, none"):
         IdenticalAssignment(baseline="gae")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"gamma 1\.5"):
-        DiscountedReturns(gamma=1.5)
+        TurnReturns(gamma=1.5)
 
 
 def test_ours_need_what_runs_can_provide() -> None:
-    for plugin in PLUGINS:
-        if plugin.name not in ("sum", "per_agent", "whiten", "clip"):
+    plugins = list(lightningrl_credit_assigners())
+    for plugin in plugins:
+        if plugin.name not in ("sum", "clip"):
             assert plugin.factory().requires <= NEEDS.keys(), plugin.name
     assert {
-        "identical",
         "grpo",
         "dr_grpo",
         "rloo",
@@ -141,11 +141,11 @@ def test_ours_need_what_runs_can_provide() -> None:
         "opo",
         "reinforce",
         "turns",
-        "discounted",
         "states",
+        "sum",
+        "clip",
         "branches",
         "turn_gae",
-        "gae",
         "judge",
         "likelihood",
-    } <= {plugin.name for plugin in PLUGINS}
+    } == {plugin.name for plugin in plugins}

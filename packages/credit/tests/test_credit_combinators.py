@@ -17,7 +17,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
 from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
-from lightningrl_credit import Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten, assign_credit
+from lightningrl_credit import ByRole, Clip, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten, assign_credit
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.scoring import Scorer
 from lightningrl_testing.groups import make_group
@@ -109,14 +109,14 @@ def test_whitening_makes_parts_of_one_size() -> None:
     assert set(all_of(Whiten(IdenticalAssignment()).assign(make_group((1.0,), (1.0, 1.0))))) == {0.0}
 
 
-def test_per_agent_is_what_compare_role_does_also_within_a_sum() -> None:
+def test_each_role_by_itself_is_what_compare_role_does_also_within_a_sum() -> None:
     group = turned_group()
     for assigner in (IdenticalAssignment(), TurnReturns(gamma=0.9), StateGroups(key="observation")):
         by_role = assign_credit(assigner, group, compare="role")
-        assert firsts(PerAgent(assigner).assign(group)) == firsts(by_role)
-        halves = Sum((assigner, 0.5), (PerAgent(assigner), 0.5))
+        assert firsts(ByRole(assigner).assign(group)) == firsts(by_role)
+        halves = Sum((assigner, 0.5), (ByRole(assigner), 0.5))
         np.testing.assert_allclose(all_of(assign_credit(halves, group, compare="role")), all_of(by_role), rtol=1e-6)
-    assert firsts(PerAgent(IdenticalAssignment()).assign(group)) != firsts(IdenticalAssignment().assign(group))
+    assert firsts(ByRole(IdenticalAssignment()).assign(group)) != firsts(IdenticalAssignment().assign(group))
 
 
 # ------------------------------------------------------------------ what passes through
@@ -129,7 +129,7 @@ def test_a_whole_asks_reports_and_remembers_only_where_a_part_does() -> None:
         assert isinstance(loud, protocol)
     assert isinstance(Clip(StateGroups(), at=1.0), CreditMonitor)
     assert loud.requires == {"group", "judge"}
-    assert PerAgent(TurnReturns()).requires == {"group", "turn_rewards", "agents"}
+    assert ByRole(TurnReturns()).requires == {"group", "turn_rewards", "agents"}
 
 
 async def test_each_part_finds_the_evidence_that_it_asked_for() -> None:
@@ -229,9 +229,13 @@ def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
         ("clip", {"of": {"use": "grpo"}}, "'clip' needs the setting 'at'"),
         ("clip", {"of": {"use": "grpo"}, "at": 0}, "clipped at 0, which is not above 0"),
         ("clip", {"of": {"use": "grpo"}, "at": 1, "build": 1}, "'clip' has no setting 'build'"),
-        ("per_agent", {"of": {"use": "grpo"}, "counted": "steps"}, "counts 'rollouts' or 'calls'; counted is 'steps'"),
-        ("per_agent", {"of": {"use": "states"}, "counted": "calls"}, "cannot count calls for 'StateGroups'"),
-        ("per_agent", {"of": {"use": "grpo"}}, "credit assigner 'per_agent' needs 'agents'"),
+        ("sum", {"parts": [{"use": "grpo", "compare": "role", "counted": "steps"}]}, "counts 'rollouts' or 'calls'; counted is 'steps'"),
+        ("sum", {"parts": [{"use": "states", "compare": "role", "counted": "calls"}]}, "cannot count calls for 'StateGroups'"),
+        ("sum", {"parts": [{"use": "grpo", "compare": "role"}]}, "credit assigner 'sum' needs 'agents'"),
+        ("sum", {"parts": [{"use": "grpo", "compare": "agent"}]}, "within the 'group' or each 'role'; compare is 'agent'"),
+        ("sum", {"parts": [{"use": "grpo", "counted": "calls"}]}, "set compare = 'role' beside it, or leave it out"),
+        ("sum", {"parts": [{"use": "grpo", "whiten": "yes"}]}, "whiten is 'yes', set it to true or false"),
+        ("gae", {}, "no credit assigner named 'gae'; installed: branches, clip, .*turn_gae"),
         ("states", {"key": "mixed_credit.py:nothing"}, "has no 'nothing'"),
         ("states", {"key": "tools"}, "no state key named 'tools'"),
         ("states", {"folder": "x"}, "'states' has no setting 'folder'"),

@@ -14,13 +14,13 @@ import pytest
 
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, TrajectoryGroup
-from lightningrl_credit import DiscountedReturns, IdenticalAssignment, assign_credit
+from lightningrl_credit import IdenticalAssignment, TurnReturns, assign_credit
 from lightningrl_credit.rewards import NamedReward, RewardWeights
 from lightningrl_testing.groups import make_trajectory, make_transition
 
 RECORDED = Path(__file__).with_name("data") / "credit_of_the_wrappers.json"
 """By assigner, comparison, payment: of each group the advantages' first tokens in order, float32, NaN for None, as the wrapper classes
-`PerAgent` and `PerReward` of 68fb3e1 gave them."""
+`ByRole` and `PerReward` of 68fb3e1 gave them."""
 PAID = RewardWeights(
     [
         NamedReward(name="team", function=lambda *_: 0.0, weight=2.0),
@@ -32,8 +32,8 @@ ASSIGNERS: dict[str, CreditAssigner] = {
     "grpo": IdenticalAssignment(),
     "dr_grpo": IdenticalAssignment(baseline="dr_grpo"),
     "rloo": IdenticalAssignment(baseline="rloo"),
-    "discounted": DiscountedReturns(gamma=0.9),
-    "discounted-rloo": DiscountedReturns(gamma=0.5, baseline="rloo"),
+    "discounted": TurnReturns(gamma=0.9),
+    "discounted-rloo": TurnReturns(gamma=0.5, baseline="rloo"),
 }
 
 

@@ -11,32 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.advantages.baselines import Baseline
+from lightningrl.advantages.baselines import Baseline, baseline_advantages
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, TrajectoryGroup
-from lightningrl_credit import (
-    Clip,
-    DiscountedReturns,
-    IdenticalAssignment,
-    PerAgent,
-    StateGroups,
-    Sum,
-    TurnReturns,
-    Whiten,
-    assign_credit,
-    baseline_advantages,
-)
+from lightningrl_credit import ByRole, Clip, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten, assign_credit
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group
 
 INSTALLED = load_plugins().credit_assigners
+OURS = ("lightningrl", "lightningrl-credit")
 ASKS_NOBODY = {"group", "turn_rewards", "agents", "state_key"}
 BY_NAME: Mapping[str, Baseline] = {name: name for name in ("dr_grpo", "rloo", "maxrl", "opo")} | {"reinforce": "none"}
 MADE_OF_OTHERS: Mapping[str, Mapping[str, Any]] = {
     "sum": {"parts": [{"use": "turns", "weight": 0.25}, {"use": "states", "weight": 0.75}]},
-    "per_agent": {"of": {"use": "turns"}},
-    "whiten": {"of": {"use": "turns"}},
     "clip": {"of": {"use": "states"}, "at": 100.0},
 }
 
@@ -88,17 +76,15 @@ def suite(name: str, make: Callable[[], CreditAssigner], **fields: Any) -> type[
 
 
 for _name, _plugin in INSTALLED.items():
-    if _name in MADE_OF_OTHERS or (_plugin.distribution.startswith("lightningrl ") and _plugin.factory().requires <= ASKS_NOBODY):
+    if _name in MADE_OF_OTHERS or (_plugin.distribution.partition(" ")[0] in OURS and _plugin.factory().requires <= ASKS_NOBODY):
         globals()[f"Test_{_name}"] = suite(
             f"Test_{_name}",
             lambda name=_name: build({"use": name}),  # type: ignore[misc]
             baseline=BY_NAME.get(_name, "grpo"),
-            is_by_role=_name == "per_agent",
-            is_outcome_method=_name != "whiten",
         )
 
 OPTIONS: Mapping[str, tuple[Callable[[], CreditAssigner], Mapping[str, Any]]] = {
-    "DiscountedRLOO": (lambda: DiscountedReturns(baseline="rloo"), {"baseline": "rloo"}),
+    "DiscountedRLOO": (lambda: TurnReturns(baseline="rloo"), {"baseline": "rloo"}),
     "TurnsLikeMTGRPO": (lambda: TurnReturns(gamma=0.0, outcome_gamma=1.0), {}),
     "TurnsOverAll": (lambda: TurnReturns(compared="all", turn_weight=0.5, turn_baseline="dr_grpo"), {}),
     "StatesWithAllOptions": (
@@ -107,11 +93,13 @@ OPTIONS: Mapping[str, tuple[Callable[[], CreditAssigner], Mapping[str, Any]]] = 
     ),
     "StatesByToolResult": (lambda: StateGroups(key="tool_result", baseline="rloo"), {"is_outcome_method": False}),
     "ByRole": (IdenticalAssignment, {"compare": "role", "is_by_role": True}),
-    "ByRoleDiscounted": (DiscountedReturns, {"compare": "role", "is_by_role": True}),
+    "ByRoleDiscounted": (TurnReturns, {"compare": "role", "is_by_role": True}),
     "ByRoleStates": (StateGroups, {"compare": "role", "is_by_role": True}),
     "ByRoleSum": (lambda: Sum((TurnReturns(), 0.5), (StateGroups(), 0.5)), {"compare": "role", "is_by_role": True}),
-    "PerAgentInASum": (
-        lambda: Sum((PerAgent(IdenticalAssignment()), 1.0), (Clip(Whiten(TurnReturns()), at=3.0), 0.0)),
+    "EachRole": (lambda: ByRole(TurnReturns()), {"is_by_role": True}),
+    "Whitened": (lambda: Whiten(TurnReturns()), {"is_outcome_method": False}),
+    "EachRoleInASum": (
+        lambda: Sum((ByRole(IdenticalAssignment()), 1.0), (Clip(Whiten(TurnReturns()), at=3.0), 0.0)),
         {"is_by_role": True},
     ),
 }
@@ -187,6 +175,7 @@ def test_the_suite_fails_what_is_planted(planted: Callable[[], CreditAssigner], 
 
 
 def test_every_assigner_of_ours_is_among_them() -> None:
-    names = {name for name, plugin in INSTALLED.items() if plugin.distribution.startswith("lightningrl ")}
+    names = {name for name, plugin in INSTALLED.items() if plugin.distribution.partition(" ")[0] in OURS}
+    assert len(names) == 14
     assert {f"Test_{name}" for name in names if build({"use": name}).requires <= ASKS_NOBODY} <= globals().keys()
-    assert json.dumps(sorted(MADE_OF_OTHERS)) == '["clip", "per_agent", "sum", "whiten"]'
+    assert json.dumps(sorted(MADE_OF_OTHERS)) == '["clip", "sum"]'

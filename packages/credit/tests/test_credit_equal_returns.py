@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
+from lightningrl.advantages.baselines import Baseline, center, mean
 from lightningrl.advantages.samples import teaching_rows
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.types import Advantages, TrajectoryGroup, Transition
 from lightningrl_credit import (
-    Baseline,
-    DiscountedReturns,
     IdenticalAssignment,
+    TurnReturns,
     assign_credit,
-    center,
     has_signal,
-    mean,
     whiten,
 )
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
@@ -60,7 +58,7 @@ def last_call(**names: Any) -> CreditAssigner:
 @pytest.mark.parametrize("baseline", RELATIVE)
 def test_four_equal_successes_of_five_turns_are_no_signal_under_a_discount(baseline: Baseline) -> None:
     group = make_group(*((0.0,) * 5,) * 4, rewards=(1.0,) * 4)
-    assigner = DiscountedReturns(gamma=0.9, baseline=baseline)
+    assigner = TurnReturns(gamma=0.9, baseline=baseline)
     assert values_of(assigner.assign(group)) == {0.0}
     assert values_of(assign_credit(assigner, group, compare="role")) == {0.0}
 
@@ -68,12 +66,12 @@ def test_four_equal_successes_of_five_turns_are_no_signal_under_a_discount(basel
 @pytest.mark.parametrize("baseline", RELATIVE)
 def test_turn_rewards_that_only_the_position_tells_apart_are_no_signal(baseline: Baseline) -> None:
     group = make_group(*((0.1, 0.2, 0.3, 0.1),) * 3, rewards=(0.7,) * 3)
-    assert values_of(DiscountedReturns(gamma=0.9, baseline=baseline).assign(group)) == {0.0}
+    assert values_of(TurnReturns(gamma=0.9, baseline=baseline).assign(group)) == {0.0}
 
 
 def test_outcomes_are_compared_first_and_discounted_then() -> None:
     group = make_group((0.0,) * 3, (0.0,), rewards=(1.0, 0.0))
-    credit = firsts(DiscountedReturns(gamma=0.5, epsilon=0.0).assign(group))
+    credit = firsts(TurnReturns(gamma=0.5, epsilon=0.0).assign(group))
     high = 2**-0.5  # (1 - 1/2) / σ, ddof = 1
     np.testing.assert_allclose(credit[0], [high / 4, high / 2, high], rtol=1e-6)
     np.testing.assert_allclose(credit[1], [-high], rtol=1e-6)
@@ -83,7 +81,7 @@ def test_turn_rewards_are_compared_with_the_same_turn_of_the_others_and_an_episo
     None
 ):
     group = make_group((0.0, 1.0, 2.0), (4.0,), (0.0, 1.0), rewards=(1.0,) * 3)
-    credit = firsts(DiscountedReturns(gamma=0.5, baseline="dr_grpo").assign(group))
+    credit = firsts(TurnReturns(gamma=0.5, baseline="dr_grpo").assign(group))
     np.testing.assert_allclose(
         credit[0], [1.0 - (1.0 + 4.0 + 0.5) / 3, 2.0 - (2.0 + 0.0 + 1.0) / 3, 2.0 - 2.0 / 3], rtol=1e-6
     )
@@ -93,7 +91,7 @@ def test_turn_rewards_are_compared_with_the_same_turn_of_the_others_and_an_episo
 
 def test_outcome_and_turn_rewards_have_baselines_of_their_own() -> None:
     group = make_group((5.0, 0.0), (3.0, 0.0), rewards=(0.0, 1.0))
-    both = firsts(DiscountedReturns().assign(group))
+    both = firsts(TurnReturns().assign(group))
     outcome, turns = (
         firsts(IdenticalAssignment().assign(make_group((0.0, value), (0.0, 1.0 - value)))) for value in (0.0, 1.0)
     )
@@ -108,10 +106,10 @@ def choice(name: str, reward: float, **fields: Any) -> Transition:
 def test_choices_of_one_call_are_no_sequence() -> None:
     calls = [choice("r/0", 0.0), choice("r/0-1", 5.0)]
     np.testing.assert_allclose(
-        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 5.0]
+        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 5.0]
     )
     np.testing.assert_allclose(
-        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 6.0]
+        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 6.0]
     )
 
 
@@ -125,7 +123,7 @@ async def test_choices_that_the_gateway_kept_are_no_sequence(tmp_path: Path) -> 
         calls = [replace(call, rewards={"turn": float(t)}) for t, call in enumerate(await attempt.transitions())]
     assert len(calls) == 4
     np.testing.assert_allclose(
-        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)),
+        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)),
         [0 + 2 / 2 + 3 / 4, 1 + 2 / 2 + 3 / 4, 2, 3],
     )
 
@@ -139,14 +137,14 @@ def test_what_follows_a_choice_is_credited_to_it_and_not_to_those_beside_it() ->
         ),
     ]
     np.testing.assert_allclose(
-        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 2.0, 4.0]
+        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 2.0, 4.0]
     )
 
 
 def test_equal_prompts_one_after_the_other_are_a_sequence() -> None:
     calls = [replace(choice("r/0", 0.0), started_at=99.0), choice("r/1", 5.0)]
     np.testing.assert_allclose(
-        DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [2.5, 5.0]
+        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [2.5, 5.0]
     )
 
 

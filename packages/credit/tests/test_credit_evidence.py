@@ -32,7 +32,7 @@ FILE = '''
 import asyncio
 import numpy as np
 from lightningrl import Evidence
-from lightningrl_credit import mean
+from lightningrl.advantages.baselines import mean
 
 def tasks():
     return [{"id": "t", "input": 1}]

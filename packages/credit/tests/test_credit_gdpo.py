@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightningrl.advantages.baselines import Baseline
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
-from lightningrl_credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, has_signal
+from lightningrl_credit import IdenticalAssignment, TurnReturns, assign_credit, has_signal
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_training.build import build_credit
@@ -80,8 +81,8 @@ def test_a_rollout_without_a_reward_stays_out_of_every_mean() -> None:
 def test_turn_rewards_count_once_however_many_rewards_there_are() -> None:
     group = make_group((0.5, 0.0), (0.0, 0.25), rewards=(0.0, 0.0))
     group = replace(group, trajectories=tuple(replace(one, rewards={"right": 0.0, "format": 0.0}) for one in group.trajectories))
-    plain = assign_credit(DiscountedReturns(gamma=0.9), group)
-    apart = assign_credit(DiscountedReturns(gamma=0.9), group, weights=WEIGHTS)
+    plain = assign_credit(TurnReturns(gamma=0.9), group)
+    apart = assign_credit(TurnReturns(gamma=0.9), group, weights=WEIGHTS)
     for calls, others in zip(plain, apart, strict=True):
         for credit, other in zip(calls, others, strict=True):
             assert credit is not None and other is not None

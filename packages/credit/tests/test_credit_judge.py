@@ -19,7 +19,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, GroupWitness, Witness
 from lightningrl.recipe import Recipe
 from lightningrl.types import Evidence, OtherCallKind, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
-from lightningrl_credit import DiscountedReturns
+from lightningrl_credit import TurnReturns
 from lightningrl_credit import judge as judging
 from lightningrl_credit.judge_assigner import Bench, GroupJudge, TurnJudge, read_grades
 from lightningrl_credit.metrics import describe_rollouts
@@ -524,7 +524,7 @@ def test_turns_that_please_the_judge_are_farmed_under_the_sum_and_gain_nothing_u
 def test_intermediate_rewards_of_the_recipe_are_turn_rewards_beside_the_judges() -> None:
     group = make_group((0.25, None), (0.0, 0.5), rewards=(1.0, 0.0))
     neutral = with_grades(group, (0.5, 0.5), (0.5, 0.5))
-    assert of_calls(TurnJudge(aggregate="sum"), neutral) == of_calls(DiscountedReturns(), group)
+    assert of_calls(TurnJudge(aggregate="sum"), neutral) == of_calls(TurnReturns(), group)
 
 
 def test_a_rewarded_rollout_without_grades_is_a_defect_and_not_a_zero() -> None:

@@ -16,7 +16,7 @@ from lightningrl.advantages.baselines import Baseline
 from lightningrl.advantages.samples import build_samples
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
-from lightningrl_credit import IdenticalAssignment, PerAgent, StateGroups, TurnReturns, assign_credit, whiten
+from lightningrl_credit import ByRole, IdenticalAssignment, StateGroups, TurnReturns, assign_credit, whiten
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 
 
@@ -162,12 +162,12 @@ def test_trap_12_whether_a_role_is_compared_by_rollouts_or_by_its_calls_is_chose
 
     group = group_of(episode("a", 3, 1.0), episode("b", 1, 0.0))
     by_rollout, by_call = (
-        firsts(PerAgent(IdenticalAssignment(baseline="dr_grpo"), counted=counted).assign(group)) for counted in ("rollouts", "calls")
+        firsts(ByRole(IdenticalAssignment(baseline="dr_grpo"), counted=counted).assign(group)) for counted in ("rollouts", "calls")
     )
     assert by_rollout == [[0.5] * 3, [-0.5]]
     assert by_call == [[0.25] * 3, [-0.75]]
     paper = (np.array([1.0, 1.0, 1.0, 0.0]) - 0.75) / np.std([1.0, 1.0, 1.0, 0.0], ddof=1)
-    np.testing.assert_allclose(np.concatenate(firsts(PerAgent(IdenticalAssignment(), counted="calls").assign(group))), paper, rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate(firsts(ByRole(IdenticalAssignment(), counted="calls").assign(group))), paper, rtol=1e-5)
 
 
 # ------------------------------------------------------------------ 13

@@ -273,12 +273,12 @@ def test_an_option_out_of_range_is_named(option: str, value: float) -> None:
         ),
         (
             {
-                "credit": {"use": "gae"},
+                "credit": {"use": "turn_gae", "options": {"level": "token"}},
                 "learner": {"critic": {}},
                 "roles": {"a": {"system": "x"}},
                 "rewards": {"right": {"use": "a.py:right", "agents": ["a"]}},
             },
-            "'gae' teaches a critic the rollout's return, and rewards with `agents` pay each role another",
+            "'turn_gae' teaches a critic the rollout's return, and rewards with `agents` pay each role another",
         ),
     ],
 )

@@ -46,7 +46,7 @@ OWN: dict[str, Mapping[str, Any]] = {
     "rloo": {"credit.use": "rloo"},
     "turns": {"credit.use": "turns", "credit.options.gamma": 0.9, **TURNS},
     "states": {"credit.use": "states", "credit.options": {"key": "tool_result", "history": 1}},
-    "per_agent": {"credit.use": "per_agent", "credit.options": {"of": {"use": "states"}}},
+    "sum by role": {"credit.use": "sum", "credit.options": {"parts": [{"use": "states", "compare": "role"}]}},
     "sum": {
         "credit.use": "sum",
         "credit.options": {"parts": [{"use": "turns", "weight": 0.5}, {"use": "states"}]},
@@ -91,10 +91,11 @@ def by_name(xray: XRay) -> dict[str, Any]:
 
 
 def test_methods_that_are_one_on_these_rollouts_say_so_and_others_show_where_they_differ(run: Run) -> None:
-    methods = by_name(xray := run.xray())
+    methods = by_name(xray := run.xray(methods={"a sum of one": {"use": "sum", "options": {"parts": ["grpo"]}}}))
     assert xray.own == "run"
-    assert methods["identical"].same_as == "grpo"
-    assert methods["discounted"].same_as == "turns"
+    assert methods["a sum of one"].same_as == "grpo"
+    assert methods["run by role"].same_as == "run", "the run has one role"
+    assert methods["run whitened"].same_as is None
     assert methods["dr_grpo"].same_as is None, "of another size"
     assert methods["grpo"].outcome.flips == methods["dr_grpo"].outcome.flips == 0.0
     assert methods["dr_grpo"].outcome.rank == pytest.approx(1.0)
@@ -107,7 +108,7 @@ def test_methods_that_are_one_on_these_rollouts_say_so_and_others_show_where_the
 
 def test_what_the_evidence_does_not_allow_is_named_with_its_remedy(run: Run) -> None:
     missing = {method.name: method.why for method in run.xray().missing}
-    assert missing.keys() == {"branches", "sum", "clip", "turn_gae", "gae", "judge", "likelihood"}
+    assert missing.keys() == {"branches", "sum", "clip", "turn_gae", "judge", "likelihood"}
     assert missing["judge"] == "needs 'judge'; add a [judge] table with base_url and model"
     assert "credit.use = 'branches'" in missing["branches"]
     assert "needs the setting 'parts'" in missing["sum"]
@@ -241,11 +242,11 @@ def ask(*words: str) -> str:
 def test_the_terminal_and_the_json_say_the_same(run: Run) -> None:
     said = ask("xray", str(run.folder))
     assert "the run's own method gives exactly what the run used" in said
-    assert "on these rollouts equal to grpo" in said
+    assert "on these rollouts equal to run" in said
     found = json.loads(ask("xray", str(run.folder), "--steps", "1-2", "--json"))
     assert found == json.loads(msgspec.json.encode(run.xray()))
     shown = ask("xray", str(run.folder), "--rollout", found["rollouts"][0]["rollout_id"])
-    assert "run = per_agent (own)" in shown and "grpo = identical" in shown and "1 answer" in shown
+    assert "run = run by role (own)" in shown and "1 answer" in shown
 
 
 def test_steps_are_read_as_people_write_them() -> None:
@@ -353,7 +354,7 @@ async def test_the_page_shows_turns_by_methods_what_they_disagree_on_first(run: 
     assert "Credit of step 2" in step.text and 'href="/credit?step=1"' in step.text
     assert step.text.index(first.rollout_id) < step.text.index("Methods</h2>")
     assert re.search(r'class="n up-5">\+', step.text) and re.search(r'class="n down-\d">−', step.text)
-    assert "equals grpo" in step.text and "[judge] table" in step.text
+    assert "equals run" in step.text and "[judge] table" in step.text
     assert f"Credit of group <bdi>{first.group_id}</bdi>" in group.text
     assert ">1 <bdi" in rollout.text and ">0 <bdi" not in rollout.text
     assert "of the whole run" in whole.text

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from sizes import sized
 
+from lightningrl.advantages.baselines import Baseline
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
-from lightningrl_credit import Baseline, DiscountedReturns
+from lightningrl_credit import TurnReturns
 from lightningrl_credit.farming import FarmingWatch
 from lightningrl_credit.rewards import NamedReward, RewardSet, ToolStatusReward, ToolStatusShaping, TurnReward
 from lightningrl_credit.scoring import Scorer
@@ -78,7 +79,7 @@ class Policy:
 
 def make_scorers(reward: TurnReward, gamma: float, baseline: Baseline) -> tuple[Evaluator, Scorer]:
     rewards = RewardSet([NamedReward(name="right", function=lambda task, output, trajectory: float(output))])
-    credit = DiscountedReturns(gamma=gamma, baseline=baseline)
+    credit = TurnReturns(gamma=gamma, baseline=baseline)
     evaluator = Evaluator(
         rewards=rewards,
         intermediate={reward.name: reward},

@@ -23,7 +23,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.recipe import Recipe
 from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
-from lightningrl_credit import DiscountedReturns, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten
+from lightningrl_credit import IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten
 from lightningrl_credit.judge_assigner import TurnJudge
 from lightningrl_credit.rewards import (
     ExecutionErrors,
@@ -221,7 +221,7 @@ def test_what_a_call_is_paid_from_now_on_does_not_depend_on_what_it_does(which: 
         TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=gamma),
         TurnReward(name="air", function=ToolStatusShaping(scale=1), gamma=gamma),
     ):
-        to_go = DiscountedReturns(gamma=gamma).returns(with_rewards(plain, shaping(plain))) - DiscountedReturns(gamma=gamma).returns(plain)
+        to_go = TurnReturns(gamma=gamma).returns(with_rewards(plain, shaping(plain))) - TurnReturns(gamma=gamma).returns(plain)
         np.testing.assert_allclose(to_go, [-potential for potential in before(plain)], atol=1e-9)
 
 
@@ -339,14 +339,14 @@ def make_evaluator(
         "adapters": ["openai"],
         "rewards": {"right": {"use": "turns.py:right"}},
         "intermediate_rewards": {"air": air},
-        "credit": credit or {"use": "discounted"},
+        "credit": credit or {"use": "turns"},
         "folder": folder,
     }
     return build_credit(Recipe.model_validate(recipe), load_plugins())[0]
 
 
 async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tmp_path: Path) -> None:
-    credit = {"use": "discounted", "options": {"gamma": 0.5}}
+    credit = {"use": "turns", "options": {"gamma": 0.5}}
     evaluator = make_evaluator(tmp_path, credit=credit, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential")
     (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), (OK, None, None))])
     assert [call.rewards for call in rewarded.transitions] == [{"air": 1.0}, {"air": -1.0}, {"air": -2.0}]  # γΦ - 0, γΦ - Φ, 0 - Φ
@@ -361,10 +361,10 @@ POTENTIALS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
 async def test_a_tool_that_works_pays_nothing_by_either_name_of_its_potential(air: dict[str, Any], tmp_path: Path) -> None:
     """`tool_status_shaping` had a γ of its own, 1: under 0.5 a tool that works in the first call paid 0.75, in the next 0.25."""
-    evaluator = make_evaluator(tmp_path, credit={"use": "discounted", "options": {"gamma": 0.5}}, **air)
+    evaluator = make_evaluator(tmp_path, credit={"use": "turns", "options": {"gamma": 0.5}}, **air)
     for statuses in ((OK, None, None), (None, OK, None), (None, None, None)):
         (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), statuses)])
-        assert DiscountedReturns(gamma=0.5).returns(rewarded)[0] == 0.25, "of the outcome alone"
+        assert TurnReturns(gamma=0.5).returns(rewarded)[0] == 0.25, "of the outcome alone"
 
 
 async def test_credit_of_the_users_own_says_how_it_discounts_and_joins_branches(tmp_path: Path) -> None:
@@ -381,8 +381,8 @@ TURNS = {"use": "turns", "options": {"gamma": 0.5}}
     ("use", "options"),
     [
         ("clip", {"of": TURNS, "at": 5.0}),
-        ("whiten", {"of": TURNS}),
-        ("per_agent", {"of": TURNS}),
+        ("sum", {"parts": [{**TURNS, "whiten": True}]}),
+        ("sum", {"parts": [{**TURNS, "compare": "role"}]}),
         ("sum", {"parts": ["grpo", TURNS, {"use": "clip", "options": {"of": TURNS, "at": 1.0}}]}),
     ],
 )
@@ -413,7 +413,7 @@ CRITIC = {"critic": {"model": "trunk"}}
     ("credit", "policy"),
     [
         ({"use": "grpo"}, {}),
-        ({"use": "gae", "options": {"gamma": 0.9}}, {}),
+        ({"use": "turn_gae", "options": {"level": "token", "gamma": 0.9}}, {}),
         ({"use": "sum", "options": {"parts": [TURNS, {"use": "turns", "options": {"gamma": 0.9}}]}}, {}),
         ({"use": "turn_gae"}, {"trained_agents": ["write"]}),
     ],
@@ -435,7 +435,7 @@ def test_a_potential_that_would_pay_is_refused_with_a_sentence(
 @pytest.mark.parametrize(
     ("credit", "policy"),
     [
-        ({"use": "gae"}, {}),
+        ({"use": "turn_gae", "options": {"level": "token"}}, {}),
         ({"use": "turn_gae"}, {}),
         ({"use": "turn_gae", "options": {"gamma": 1.0}}, {"trained_agents": ["write"]}),
     ],
@@ -446,7 +446,7 @@ def test_a_potential_that_pays_nothing_is_taken_beside_a_critic(credit: dict[str
 
 def test_a_potential_is_computed_anew_where_the_credit_discounts_otherwise(tmp_path: Path) -> None:
     def digest(gamma: float) -> str:
-        credit = {"use": "discounted", "options": {"gamma": gamma}}
+        credit = {"use": "turns", "options": {"gamma": gamma}}
         return make_evaluator(tmp_path, credit=credit, **POTENTIALS[0])._digests["intermediate_rewards.air"]
 
     assert digest(0.5) == digest(0.5) != digest(0.9)

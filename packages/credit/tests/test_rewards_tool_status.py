@@ -8,6 +8,7 @@ import pytest
 
 from lightningrl.protocols import IntermediateReward
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
+from lightningrl_credit.plugin import lightningrl_intermediate_rewards, lightningrl_reward_functions
 from lightningrl_credit.rewards import (
     ExecutionErrors,
     RepeatedCalls,
@@ -16,7 +17,6 @@ from lightningrl_credit.rewards import (
     TurnReward,
     ValidArguments,
 )
-from lightningrl_credit.rewards.plugins import INTERMEDIATE_PLUGINS, PLUGINS
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.reward_conformance import IntermediateRewardConformance
 
@@ -76,8 +76,8 @@ def test_shaping_pays_the_change_of_the_last_share_of_successes() -> None:
 
 def test_plugin_records_make_rewards() -> None:
     options: dict[str, dict[str, Any]] = {"latency_budget": {"seconds": 1.0}, "token_budget": {"tokens": 1}}
-    assert all(len(plugin.factory(**options.get(plugin.name, {}))(EPISODES[0])) == 4 for plugin in INTERMEDIATE_PLUGINS)
-    assert {plugin.name: plugin for plugin in PLUGINS}["reported"].factory(name="success").name == "success"
+    assert all(len(plugin.factory(**options.get(plugin.name, {}))(EPISODES[0])) == 4 for plugin in lightningrl_intermediate_rewards())
+    assert {plugin.name: plugin for plugin in lightningrl_reward_functions()}["reported"].factory(name="success").name == "success"
 
 
 # ---------------------------------------------------------------------- what an agent tells of itself

@@ -188,7 +188,7 @@ def test_each_key_of_a_recipe_says_its_value_its_default_and_its_reader(run: Rec
     assert (keys["loop.seed"].is_default, keys["loop.seed"].origin) == (True, "default")
     assert keys["agent"].is_default is None
     assert (keys["validation.sampling.max_tokens"].is_default, keys["validation.sampling.temperature"].is_default) == (True, True)
-    assert keys["credit.options.baseline"].reader == "credit assigner 'identical'"
+    assert keys["credit.options.parts"].reader == "credit assigner 'sum'"
     assert keys["loop.group_size"].about == "Rollouts per task, G."
     assert keys["rewards.right.timeout_s"].is_default and keys["rewards.right.agents"].about.startswith("Roles that this reward pays")
     assert keys["policy.trained_agents"].about.startswith("Roles whose calls are trained")

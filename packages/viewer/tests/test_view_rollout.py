@@ -117,7 +117,7 @@ async def test_the_system_says_who_works_what_failed_and_what_was_refused(run: R
 async def test_the_recipe_says_each_value_where_it_is_from_and_who_reads_it(run: RecordedRun) -> None:
     text = (await page_of(run, "/recipe")).text
     assert "loop.steps 2 --set the training loop" in text
-    assert "credit.options.baseline \"dr_grpo\" recipe credit assigner 'identical'" in text
+    assert "credit.options.parts [\"dr_grpo\"] recipe credit assigner 'sum'" in text
     changed = (await page_of(run, "/recipe?show=changed")).text
     assert "loop.seed" in text and "loop.seed" not in changed and "loop.group_size" in changed
 

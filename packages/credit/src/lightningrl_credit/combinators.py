@@ -1,6 +1,7 @@
-"""Assigners made of assigners: Sum, PerAgent, Whiten, Clip.
+"""Assigners made of assigners: Sum, Clip, and for the parts of a sum ByRole and Whiten.
 
     Sum((TurnReturns(), 1.0), (Clip(StateGroups(), at=5.0), 0.5))       options.parts = [{ use = "turns" }, { use = "clip", … }]
+    Sum((Whiten(ByRole(TurnReturns())), 1.0))             options.parts = [{ use = "turns", compare = "role", whiten = true }]
 
 What a part needs, asks for, reports and remembers is the whole's: evidence and state are kept for each part.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -26,11 +27,13 @@ from lightningrl.protocols import (
     Witness,
 )
 from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
-from lightningrl_credit.comparison import ComparesRoles, assign_by_role, check_comparison, of_members
+from lightningrl_credit.comparison import Compare, ComparesRoles, assign_by_role, check_comparison, of_members, whiten
 from lightningrl_credit.rewards.potential import Joins, discount_of
-from lightningrl_credit.whiten import whiten
 
-__all__ = ["Clip", "Combination", "PerAgent", "Sum", "Whiten"]
+__all__ = ["ByRole", "Clip", "Combination", "Sum", "Whiten", "clip", "sum_of"]
+
+Build = Callable[[Any], CreditAssigner]
+"""Builds a part as the recipe has it: `"grpo"`, or `{ use = …, options = … }`."""
 
 _Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
 
@@ -164,7 +167,7 @@ class _Wrapper(Combination):
         raise NotImplementedError
 
 
-class PerAgent(_Wrapper):
+class ByRole(_Wrapper):
     """Each role's calls are compared with that role's alone (Dr. MAS, arXiv 2602.08847), as `credit.compare = "role"` does it."""
 
     def __init__(self, of: CreditAssigner, *, counted: Counted = "rollouts") -> None:
@@ -173,9 +176,10 @@ class PerAgent(_Wrapper):
         super().__init__(of)
         self.counted: Counted = counted
         if counted not in ("rollouts", "calls"):
-            raise ConfigError(f"per_agent counts 'rollouts' or 'calls'; counted is {counted!r}")
+            raise ConfigError(f"compare = 'role' counts 'rollouts' or 'calls'; counted is {counted!r}")
         if counted == "calls" and isinstance(of, ComparesRoles):
-            raise ConfigError(f"per_agent cannot count calls for {type(of).__name__!r}, which compares roles itself; count 'rollouts'")
+            name = type(of).__name__
+            raise ConfigError(f"compare = 'role' cannot count calls for {name!r}, which compares roles itself; count 'rollouts'")
         self.requires |= {"agents"}
 
     def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
@@ -204,6 +208,33 @@ class Clip(_Wrapper):
 
     def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
         return tuple(tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call) for by_call in advantages)
+
+
+def sum_of(*, parts: Sequence[Any], build: Build) -> Sum:
+    """Build the assigner that a recipe calls `sum`. A part may have a `weight`, and `compare`, `counted` and `whiten` of its own."""
+    return Sum(*(_weighed_part(part, build) for part in parts))
+
+
+def clip(*, of: Any, at: float, build: Build) -> Clip:
+    """Build the assigner that a recipe calls `clip`."""
+    return Clip(build(of), at=at)
+
+
+def _weighed_part(part: Any, build: Build) -> tuple[CreditAssigner, float]:
+    if not isinstance(part, Mapping):
+        return build(part), 1.0
+    own = {key: part[key] for key in ("weight", "compare", "counted", "whiten") if key in part}
+    assigner = build({key: value for key, value in part.items() if key not in own})
+    compare, whitened = own.get("compare", "group"), own.get("whiten", False)
+    if compare not in get_args(Compare):
+        raise ConfigError(f"a part of 'sum' compares within the 'group' or each 'role'; compare is {compare!r}")
+    if "counted" in own and compare != "role":
+        raise ConfigError("counted weighs the calls of a role; set compare = 'role' beside it, or leave it out")
+    if not isinstance(whitened, bool):
+        raise ConfigError(f"a part of 'sum' is whitened or not; whiten is {whitened!r}, set it to true or false")
+    if compare == "role":
+        assigner = ByRole(assigner, counted=own.get("counted", "rollouts"))
+    return Whiten(assigner) if whitened else assigner, own.get("weight", 1.0)
 
 
 def _discounts(part: CreditAssigner) -> set[tuple[float, Joins] | None]:

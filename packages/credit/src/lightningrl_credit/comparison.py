@@ -3,6 +3,7 @@
 compare = "role"   A_{i,t} = (G_{i,t} - μ_k) / (σ_k + ε)     over the calls t in which role k acted  (Dr. MAS, arXiv 2602.08847)
 paid               R_{i,k} = Σ_{rewards j that pay role k} w_j r_{i,j}     then as ever, on R_{·,k} for the calls of role k
 weights            A_{i,t} = Σ_j w_j · A_{i,t}(r_j)     each reward compared by itself, then added  (GDPO, arXiv 2601.05242, eq. 4, 5)
+whiten             A_t ← (A_t - mean) / (std + ε)       over the trained tokens of a whole step  (REINFORCE++, arXiv 2501.03262, eq. 8)
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from lightningrl.advantages.baselines import mean
 from lightningrl.advantages.spread import Counted, ReturnBased, spread
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
-from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
+from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.rewards.weights import RewardWeights
 
-__all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members"]
+__all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members", "whiten"]
 
 Compare = Literal["group", "role"]
 
@@ -123,4 +125,35 @@ def _add(total: Advantages, one: Advantages, rest: Advantages, weight: float) ->
             for mine, its, both in zip(*calls, strict=True)
         )
         for calls in zip(total, one, rest, strict=True)
+    )
+
+
+def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], *, epsilon: float = 1e-8) -> tuple[Advantages, ...]:
+    """Advantages with mean 0 and deviation 1 over each policy's trained tokens of all groups; calls that nobody scored stay None.
+
+    A_t ← (A_t - mean) / (std + ε), over the global batch  (REINFORCE++, arXiv 2501.03262, eq. 8)
+    """
+    trained: dict[str, list[Array]] = {}
+    for group, by_trajectory in zip(groups, advantages, strict=True):
+        for trajectory, by_call in zip(group.members, by_trajectory, strict=True):
+            for transition, credit in zip(trajectory.transitions, by_call, strict=True):
+                if credit is not None and transition.trainable:
+                    trained.setdefault(transition.policy, []).append(credit)
+    if not trained:
+        return tuple(advantages)
+    tokens = {policy: np.concatenate(found).astype(np.float64) for policy, found in trained.items()}
+    scales = {policy: (mean(values), float(values.std()) + epsilon) for policy, values in tokens.items()}
+
+    def scaled(transition: Transition, credit: Array | None) -> Array | None:
+        if credit is None or transition.policy not in scales:
+            return credit
+        middle, deviation = scales[transition.policy]
+        return ((credit - middle) / deviation).astype(np.float32)
+
+    return tuple(
+        tuple(
+            tuple(scaled(transition, credit) for transition, credit in zip(trajectory.transitions, by_call, strict=True))
+            for trajectory, by_call in zip(group.members, by_trajectory, strict=True)
+        )
+        for group, by_trajectory in zip(groups, advantages, strict=True)
     )

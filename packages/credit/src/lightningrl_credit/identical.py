@@ -11,7 +11,7 @@ from lightningrl.advantages.baselines import Baseline, FloatArray, check_baselin
 from lightningrl.advantages.spread import spread
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
-__all__ = ["IdenticalAssignment"]
+__all__ = ["IdenticalAssignment", "with_epsilon", "without_epsilon"]
 
 
 class IdenticalAssignment:
@@ -33,3 +33,13 @@ class IdenticalAssignment:
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return spread(group, self)
+
+
+def with_epsilon(baseline: Baseline, *, epsilon: float = 1e-6) -> IdenticalAssignment:
+    """Build an assigner whose baseline divides by something, as a recipe names it."""
+    return IdenticalAssignment(baseline=baseline, epsilon=epsilon)
+
+
+def without_epsilon(baseline: Baseline) -> IdenticalAssignment:
+    """Build an assigner whose baseline divides by nothing."""
+    return IdenticalAssignment(baseline=baseline)

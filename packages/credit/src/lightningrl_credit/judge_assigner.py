@@ -19,6 +19,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -26,13 +27,15 @@ import numpy as np
 from lightningrl.advantages.baselines import Baseline, FloatArray, check_baseline
 from lightningrl.advantages.spread import Channel, spread
 from lightningrl.errors import ConfigError, JudgeError
+from lightningrl.loading import load_callable
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
 from lightningrl_credit.evidence import evidence_of, mean_evidence
+from lightningrl_credit.options import options_of_kind
 from lightningrl_credit.transcript import clip, shared_lines, transcripts
 from lightningrl_credit.turns import TurnReturns
 
-__all__ = ["Aggregate", "Bench", "GroupJudge", "OutcomeUse", "Prompt", "Scale", "TurnJudge", "read_grades"]
+__all__ = ["Aggregate", "Bench", "GroupJudge", "OutcomeUse", "Prompt", "Scale", "TurnJudge", "judge", "read_grades"]
 
 Aggregate = Literal["min", "sum", "turn"]
 OutcomeUse = Literal["replace", "join"]
@@ -289,3 +292,38 @@ class GroupJudge(_Judge):
         if self.outcome == "replace":
             return (judged,)
         return judged, Channel(returns=np.full(count, float(trajectory.reward or 0.0)), factors=np.ones(count), turns=None)
+
+
+def judge(
+    *,
+    per: Literal["turn", "group"] = "turn",
+    rubric: str | None = None,
+    prompt: Prompt | str | None = None,
+    scale: Scale = "number",
+    tries: int = 3,
+    longest_text: int = 2000,
+    longest: int = 20_000,
+    shows_answer: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    aggregate: Aggregate | None = None,
+    gamma: float | None = None,
+    outcome: OutcomeUse | None = None,
+    weight: float = 1.0,
+    baseline: Baseline = "grpo",
+    epsilon: float = 1e-6,
+    folder: Path | str = ".",
+) -> TurnJudge | GroupJudge:
+    """Build the assigner that a recipe calls `judge`. Raises ConfigError for options of the other kind."""
+    bench = Bench(
+        rubric=rubric,
+        prompt=load_callable(prompt, folder) if isinstance(prompt, str) else prompt,
+        scale=scale,
+        tries=tries,
+        longest_text=longest_text,
+        longest=longest,
+        shows_answer=shows_answer,
+        settings=dict(settings or {}),
+    )
+    shared: dict[str, Any] = {"weight": weight, "baseline": baseline, "epsilon": epsilon}
+    options = options_of_kind("judge", "per", per, {"turn": {"aggregate": aggregate, "gamma": gamma}, "group": {"outcome": outcome}})
+    return TurnJudge(bench, **options, **shared) if per == "turn" else GroupJudge(bench, **options, **shared)

@@ -24,6 +24,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -32,13 +33,15 @@ from numpy.typing import NDArray
 from lightningrl.advantages.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
 from lightningrl.advantages.spread import to_tokens
 from lightningrl.errors import ConfigError
+from lightningrl.loading import load_callable
 from lightningrl.protocols import Services
 from lightningrl.sanitize import as_text
 from lightningrl.types import Advantages, Evidence, IntArray, Task, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.evidence import evidence_of, mean_evidence
+from lightningrl_credit.options import options_of_kind
 from lightningrl_credit.turns import TurnReturns
 
-__all__ = ["Answer", "Compared", "Follows", "Hindsight", "InformationGain"]
+__all__ = ["Answer", "Compared", "Follows", "Hindsight", "InformationGain", "likelihood"]
 
 Answer = Callable[[Task], str]
 Compared = Literal["turn", "all"]
@@ -302,3 +305,38 @@ def _following_calls(transitions: Sequence[Transition], follows: Follows = "hist
             found[before].append(t)
         latest[call.agent, call.policy] = t
     return found
+
+
+def likelihood(
+    *,
+    method: Literal["gain", "hindsight"] = "gain",
+    answer: Answer | str | None = None,
+    follows: Follows | None = None,
+    turn_weight: float | None = None,
+    told: str | None = None,
+    omega: float | None = None,
+    temperature: float | None = None,
+    bounds: Sequence[float] | None = None,
+    smoothing: float | None = None,
+    success: float | None = None,
+    gamma: float = 1.0,
+    compared: Compared = "turn",
+    baseline: Baseline = "grpo",
+    epsilon: float = 1e-6,
+    folder: Path | str = ".",
+) -> InformationGain | Hindsight:
+    """Build the assigner that a recipe calls `likelihood`. Raises ConfigError for options of the other method."""
+    if isinstance(answer, str) and answer.partition(":")[0].endswith(".py"):
+        answer = load_callable(answer, folder)
+    of_gain = {"answer": answer, "follows": follows, "turn_weight": turn_weight}
+    of_hindsight = {
+        "told": told,
+        "omega": omega,
+        "temperature": temperature,
+        "bounds": bounds,
+        "smoothing": smoothing,
+        "success": success,
+    }
+    shared: dict[str, Any] = {"gamma": gamma, "compared": compared, "baseline": baseline, "epsilon": epsilon}
+    options = options_of_kind("likelihood", "method", method, {"gain": of_gain, "hindsight": of_hindsight})
+    return InformationGain(**options, **shared) if method == "gain" else Hindsight(**options, **shared)

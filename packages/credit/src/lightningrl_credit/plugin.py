@@ -1,17 +1,64 @@
-"""Registers credit assigners, what they need, and rewards, as any plugin would; imported when somebody asks for them."""
+"""The credit assigners and rewards that come with LightningRL, a plugin as anybody's: a method is imported when a run uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 from lightningrl.plugins import Plugin, hookimpl
 
 
+class _Lazy:
+    """A factory by its place, `"module:name"`, which is imported when it is called or its settings are read."""
+
+    def __init__(self, place: str, *arguments: Any) -> None:
+        """`arguments` go before the settings."""
+        self._place = place
+        self._arguments = arguments
+
+    def __call__(self, **options: Any) -> Any:
+        return self._load()(**options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._load())
+
+    def _load(self) -> Callable[..., Any]:
+        module, _, name = self._place.partition(":")
+        return partial(getattr(importlib.import_module(module), name), *self._arguments)
+
+
+def _plugin(name: str, summary: str, place: str, *arguments: Any) -> Plugin:
+    return Plugin(name=name, summary=summary, factory=_Lazy(place, *arguments))
+
+
 @hookimpl
 def lightningrl_credit_assigners() -> Iterable[Plugin]:
-    from lightningrl_credit.plugins import PLUGINS
-
-    yield from PLUGINS
+    with_epsilon, without_epsilon = (f"lightningrl_credit.identical:{name}" for name in ("with_epsilon", "without_epsilon"))
+    yield _plugin("grpo", "each call gets (R - mean) / std of its group", with_epsilon, "grpo")
+    yield _plugin("dr_grpo", "each call gets R - mean of its group", without_epsilon, "dr_grpo")
+    yield _plugin("rloo", "each call gets R - mean of the others", without_epsilon, "rloo")
+    yield _plugin("maxrl", "each call gets (R - mean) / mean of its group", with_epsilon, "maxrl")
+    yield _plugin("opo", "each call gets R - mean of its group by tokens", without_epsilon, "opo")
+    yield _plugin("reinforce", "each call gets R, with no baseline", without_epsilon, "none")
+    turns = "turn rewards to go and the outcome, each with its baseline"
+    yield _plugin("turns", turns, "lightningrl_credit.turns:TurnReturns")
+    states = "calls in the same state are compared (GiGPO, HGPO, ECPO)"
+    yield _plugin("states", states, "lightningrl_credit.states:StateGroups")
+    branches = "the value of each state by branching there (VinePPO); it cost more rollouts than it saved in our study"
+    yield _plugin("branches", branches, "lightningrl_credit.branches:Branches")
+    sum_of = "weighted sum of other assigners, each compared by role or whitened where its part says so"
+    yield _plugin("sum", sum_of, "lightningrl_credit.combinators:sum_of")
+    yield _plugin("clip", "another assigner, cut at a bound", "lightningrl_credit.combinators:clip")
+    turn_gae = "advantages over turns or tokens, with a critic (Turn-PPO; PPO; bi-level as in VAGEN)"
+    yield _plugin("turn_gae", turn_gae, "lightningrl_credit.turn_gae:TurnGae")
+    judge = "a judge grades each turn, or the rollouts of a group beside each other"
+    yield _plugin("judge", judge, "lightningrl_credit.judge_assigner:judge")
+    likelihood = "how much likelier a call made the gold answer (IGPO), or success makes the call (HCAPO)"
+    yield _plugin("likelihood", likelihood, "lightningrl_credit.likelihood:likelihood")
 
 
 @hookimpl
@@ -23,13 +70,33 @@ def lightningrl_credit_needs() -> Iterable[Plugin]:
 
 @hookimpl
 def lightningrl_reward_functions() -> Iterable[Plugin]:
-    from lightningrl_credit.rewards.plugins import PLUGINS
-
-    yield from PLUGINS
+    exact = "1 for the task's answer, regardless of case, punctuation and articles"
+    yield _plugin("exact", exact, "lightningrl_credit.rewards.matching:Exact")
+    yield _plugin("numeric", "1 for the task's number, within a tolerance", "lightningrl_credit.rewards.matching:Numeric")
+    yield _plugin("f1", "words shared with the task's answer (token F1)", "lightningrl_credit.rewards.matching:F1")
+    yield _plugin("pattern", "1 where a regular expression matches", "lightningrl_credit.rewards.matching:Pattern")
+    yield _plugin("json_schema", "1 for JSON that fits a schema", "lightningrl_credit.rewards.matching:JsonSchema")
+    execution = "what a command of yours says of the output: exit status or stdout"
+    yield _plugin("execution", execution, "lightningrl_credit.rewards.execution:Execution")
+    reported = "the value that the agent or its telemetry reported under `name`"
+    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:Reported")
 
 
 @hookimpl
 def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
-    from lightningrl_credit.rewards.plugins import INTERMEDIATE_PLUGINS
-
-    yield from INTERMEDIATE_PLUGINS
+    errors = "charges for tools that fail while they run"
+    yield _plugin("execution_errors", errors, "lightningrl_credit.rewards.tool_status:ExecutionErrors")
+    latency = "charges calls that take longer than a budget"
+    yield _plugin("latency_budget", latency, "lightningrl_credit.rewards.budgets:LatencyBudget")
+    repeated = "charges for a tool called again with the same arguments"
+    yield _plugin("repeated_calls", repeated, "lightningrl_credit.rewards.tool_arguments:RepeatedCalls")
+    reported = "what the agent or its telemetry reported of its calls, under `name` or all"
+    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:ReportedOfCalls")
+    tokens = "charges calls that sample more tokens than a budget"
+    yield _plugin("token_budget", tokens, "lightningrl_credit.rewards.budgets:TokenBudget")
+    status = "pays for tools that work, charges for those that fail"
+    yield _plugin("tool_status", status, "lightningrl_credit.rewards.tool_status:ToolStatusReward")
+    shaping = "tool status as a potential: keeps the optimal policy; it helped in no game of our study"
+    yield _plugin("tool_status_shaping", shaping, "lightningrl_credit.rewards.tool_status:ToolStatusShaping")
+    arguments = "charges for arguments that fit no schema of the tool"
+    yield _plugin("valid_arguments", arguments, "lightningrl_credit.rewards.tool_arguments:ValidArguments")

@@ -37,12 +37,11 @@ from lightningrl.types import (
     TrajectoryGroup,
     Transition,
 )
-from lightningrl_credit.comparison import Compare, assign_credit, check_comparison
+from lightningrl_credit.comparison import Compare, assign_credit, check_comparison, whiten
 from lightningrl_credit.farming import FarmingWatch
 from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
 from lightningrl_credit.rewards.weights import RewardWeights
 from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
-from lightningrl_credit.whiten import whiten
 
 __all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "only_trained", "score_of"]
 

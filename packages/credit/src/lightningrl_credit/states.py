@@ -38,11 +38,12 @@ from lightningrl.advantages.spread import call_advantages, to_tokens
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.options import check_gamma
 from lightningrl_credit.rewards.lineages import following
 from lightningrl_credit.rewards.potential import Joins
 from lightningrl_credit.rewards.tools import tools_of_calls
 from lightningrl_credit.state_keys import StateKey, find_key, normalize, state_keys
-from lightningrl_credit.turns import TurnReturns, check_gamma, turn_rewards
+from lightningrl_credit.turns import TurnReturns, turn_rewards
 
 __all__ = ["StateBaseline", "StateGroups"]
 

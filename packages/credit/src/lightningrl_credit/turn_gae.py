@@ -43,16 +43,19 @@ class TurnGae:
     def __init__(
         self,
         *,
-        gamma: float = 0.99,
-        lam: float = 0.9,
+        gamma: float | None = None,
+        lam: float | None = None,
         level: Level = "turn",
         token_lam: float = 1.0,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """`gamma`, `lam`: per turn, with `level = "token"` per token (Turn-PPO: 0.99 and 0.9; verl's PPO: 1 and 1). `token_lam`: λ inside a
-        turn of `both`, where γ is 1 (VAGEN). `weights` weighs turn rewards by name; 1.0 for the others."""
+        """`gamma`, `lam`: per turn, 0.99 and 0.9 as in Turn-PPO unless given; with `level = "token"` per token, 1 and 1 as
+        in verl's PPO. `token_lam`: λ inside a turn of `both`, where γ is 1 (VAGEN). `weights` weighs turn rewards by
+        name; 1.0 for the others."""
         if level not in get_args(Level):
             raise ConfigError(f"credit assigner 'turn_gae': level {level!r} is none of 'turn', 'token', 'both'")
+        default_gamma, default_lam = (1.0, 1.0) if level == "token" else (0.99, 0.9)
+        gamma, lam = default_gamma if gamma is None else gamma, default_lam if lam is None else lam
         for name, value in {"gamma": gamma, "lam": lam, "token_lam": token_lam}.items():
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"credit assigner 'turn_gae': {name} {value!r} is not between 0 and 1; try 0.95")

@@ -26,9 +26,10 @@ from lightningrl.advantages.baselines import Baseline, FloatArray, check_baselin
 from lightningrl.advantages.spread import Channel, spread
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.options import check_gamma
 from lightningrl_credit.rewards.lineages import following
 
-__all__ = ["ComparedTurns", "TurnReturns", "check_gamma", "turn_rewards"]
+__all__ = ["ComparedTurns", "TurnReturns", "turn_rewards"]
 
 ComparedTurns = Literal["turn", "all"]
 
@@ -115,9 +116,3 @@ def turn_rewards(transitions: tuple[Transition, ...], weights: Mapping[str, floa
             if value is not None:
                 rewards[t] += weights.get(name, 1.0) * value
     return rewards
-
-
-def check_gamma(name: str, gamma: float) -> None:
-    """Raise ConfigError for what is no discount."""
-    if not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"{name} {gamma!r} is not between 0 and 1; try 0.95")

@@ -88,7 +88,7 @@ class Settings(LearnerSettings):
 
     critic: CriticSettings | None = None
     """None = none. A table with any of `model`, `joint`, `coefficient`, `learning_rate`, `clip`: credit that needs values has them, and
-    teaches it (`turn_gae`, `gae`)."""
+    teaches it (`turn_gae`)."""
 
     max_batch: Count = 128
     """Most requests decoded together; more wait."""

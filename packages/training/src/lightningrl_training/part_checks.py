@@ -47,7 +47,7 @@ def check_potentials(recipe: Recipe, names: Sequence[str], discount: tuple[float
     )
     if discount is None:
         raise ConfigError(
-            f"{potential} has no `gamma` per call; take credit per turn, such as 'discounted', or a plain reward"
+            f"{potential} has no `gamma` per call; take credit per turn, such as 'turns', or a plain reward"
         )
     gamma, joins = discount
     is_trained = all(
@@ -84,7 +84,7 @@ def check_critic(
     if has_critic and capabilities is not None and "values" in capabilities.services:
         raise ConfigError(
             f"[learner.critic] is set, and credit.use {recipe.credit.use!r} teaches it nothing; set credit.use = "
-            "'turn_gae' or 'gae', or remove the table"
+            "'turn_gae', or remove the table"
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,6 +38,11 @@ EVIDENCE = frozenset({"judge", "logprobs", "values"})
 """Needs that an assigner's `score` meets by asking."""
 MOST = 20
 """Most rollouts that are shown of a run."""
+_VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "by role": ("compared within each role's calls", {"compare": "role"}),
+    "whitened": ("its group's tokens with mean 0 and deviation 1", {"whiten": True}),
+}
+"""Variants of the run's own method: summaries, and keys of a part of `sum`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -218,15 +223,15 @@ class RunXRay:
         for name, plugin in installed.items():
             if is_plain and name == credit.use:
                 continue
-            missing = [key for key in required_settings(plugin.factory) if key != "build"]
-            options = {"of": own} if missing == ["of"] else {}
-            summary = f"{plugin.summary}; here of the run's own" if options else plugin.summary
-            if missing and not options:
+            if missing := [key for key in required_settings(plugin.factory) if key != "build"]:
                 example = f"--method {name}='{{use = \"{name}\", options = …}}'"
                 why = f"needs the setting {missing[0]!r}; give it with its options: {example}"
-                methods.append(TriedMethod(name=name, summary=summary, why=why))
+                methods.append(TriedMethod(name=name, summary=plugin.summary, why=why))
             else:
-                methods.append(self._method(scorer, name, summary, {"use": name, "options": options}))
+                methods.append(self._method(scorer, name, plugin.summary, {"use": name}))
+        for name, (summary, keys) in _VARIANTS.items():
+            part = {"use": "sum", "options": {"parts": [{**own, **keys}]}}
+            methods.append(self._method(scorer, f"{methods[0].name} {name}", f"the run's own, {summary}", part))
         for name, part in self._added.items():
             if any(method.name == name and method.scorer is not None for method in methods):
                 raise ConfigError(f"there is a method {name!r} already; give yours another name")
