@@ -14,29 +14,24 @@ python benchmarks/learner.py critic
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import least_cpu_ms, result
+from measuring import least_cpu_ms
 
 from lightningrl.advantages.samples import Rows, build_samples, count_distinct
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
-from lightningrl_credit.turn_gae import Level, TurnGae
 from lightningrl_testing.groups import make_trajectory, make_transition
-from lightningrl_testing.scripted_services import ScriptedServices
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.device import cpu_threads
 from lightningrl_torch.testing import make_sample, save_policy
-from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 
 VOCABULARY = 768
 SHAPE = {
@@ -221,94 +216,8 @@ def _make_a_team(stays: threading.Event) -> None:
     stays.wait()
 
 
-# ---------------------------------------------------------------------- critic
-
-ROLLOUTS, TURNS, READ, WRITTEN = 16, 8, 40, 24
-"""Rollouts of a step, their turns, and the tokens that a turn reads anew and samples."""
-CREDITED = 128
-"""Rollouts of a step whose credit is timed."""
-CRITICS: dict[str, dict[str, Any] | None] = {
-    "none": None,
-    "head on the policy's layers": {},
-    "the same, joint": {"joint": True},
-    "a model of its own": {"model": "policy"},
-}
-
-
-def make_rollout(number: int) -> Trajectory:
-    chance = np.random.default_rng(number)
-    history: list[int] = [number % 250]
-    calls = []
-    for turn in range(TURNS):
-        history = [*history, *chance.integers(0, 250, READ).tolist()]
-        completion = chance.integers(0, 250, WRITTEN).tolist()
-        parent = f"{number}/{turn - 1}" if turn else None
-        calls.append(make_transition(f"{number}/{turn}", prompt=history, completion=completion, index=turn, parent=parent))
-        history = [*history, *completion]
-    return make_trajectory(str(number), calls, reward=float(number % 2), group_id=str(number))
-
-
-def scored(rollouts: Sequence[Trajectory], assigner: TurnGae) -> list[Trajectory]:
-    """The rollouts with the values that the assigner asks for."""
-    services = ScriptedServices(values=lambda context: 0.25)
-    return [replace(rollout, evidence=asyncio.run(assigner.score(rollout, services))) for rollout in rollouts]
-
-
-def megabytes(backend: TorchBackend) -> float:
-    """Weights, gradients and both moments of all that learns."""
-    critic = backend.learner.critic
-    learning = [*backend.learner.parameters.values(), *(critic.parameters.values() if critic else ())]
-    return 4 * float(sum(parameter.numel() * parameter.element_size() for parameter in learning)) / 1e6
-
-
-def ask_values(backend: TorchBackend, rollouts: Sequence[Trajectory], assigner: TurnGae) -> None:
-    policies = PolicyQueries({})
-    policies.connect("policy", backend)
-
-    async def ask() -> None:
-        services = [RolloutServices(None, policies, rollout) for rollout in rollouts]
-        await asyncio.gather(*map(assigner.score, rollouts, services))
-
-    asyncio.run(ask())
-
-
-def credit_ms(level: Level) -> float:
-    assigner = TurnGae(level=level)
-    rollouts = scored([make_rollout(number) for number in range(CREDITED)], assigner)
-    groups = [TrajectoryGroup(id="g", trajectories=tuple(rollouts[start : start + 8])) for start in range(0, CREDITED, 8)]
-    return least_cpu_ms(lambda: [(assigner.assign(group), assigner.value_targets(group)) for group in groups], 3)
-
-
-def critic(folder: Path, options: argparse.Namespace) -> None:
-    assigner = TurnGae()
-    rollouts = [make_rollout(number) for number in range(ROLLOUTS)]
-    groups = [TrajectoryGroup(id=rollout.group_id, trajectories=(rollout,)) for rollout in scored(rollouts, assigner)]
-    targets = [assigner.value_targets(group) for group in groups]
-    samples = build_samples(groups, [assigner.assign(group) for group in groups], rows="merged", value_targets=targets)
-    shape = {**SHAPE, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "vocab_size": 4096}
-    policy = save_policy(folder, **{**shape, "num_key_value_heads": 2, "max_position_embeddings": 1024})
-    print(f"{ROLLOUTS} rollouts x {TURNS} turns, rows of {TURNS * (READ + WRITTEN)} tokens; beside no critic")
-    first: tuple[float, float] | None = None
-    for kind, table in CRITICS.items():
-        settings = None if table is None else {**table, **({"model": policy} if "model" in table else {})}
-        backend = TorchBackend(policy=policy, device="cpu", threads=1, critic=settings)
-        learn, memory = least_cpu_ms(lambda: backend.learn(samples), 3), megabytes(backend)  # noqa: B023
-        first = first or (learn, memory)
-        line = f"{kind:28} step {learn / first[0]:.2f}x  memory {memory / first[1]:.4f}x"
-        if settings is not None:
-            for name, asking in {"turns": TurnGae(), "tokens": TurnGae(level="token")}.items():
-                spent = least_cpu_ms(lambda: ask_values(backend, rollouts, asking), 3)  # noqa: B023
-                line += f"  values of {name} {spent / first[0]:.2f}x"
-        print(line, flush=True)
-        backend.close()
-    costs = {level: credit_ms(level) for level in ("turn", "token", "both")}
-    for level, spent in costs.items():
-        print(f"credit of {CREDITED} rollouts x {TURNS} turns, level {level!r}: {spent:.1f} ms CPU")
-    result(max(costs.values()))
-
-
 def main() -> None:
-    measures = {measure.__name__: measure for measure in (trees, threads, critic)}
+    measures = {measure.__name__: measure for measure in (trees, threads)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=measures)
     parser.add_argument("--repeats", type=int, default=3)
