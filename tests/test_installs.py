@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -74,8 +74,10 @@ pytestmark = pytest.mark.slow
 class Environment:
     """An environment of its own, with our wheels and what they ask for."""
 
-    def __init__(self, folder: Path, wheels: Path) -> None:
+    def __init__(self, folder: Path, wheels: Path, certificates: Mapping[str, str]) -> None:
+        """`certificates`: variables for uv, which installs from the network."""
         self._wheels = wheels
+        self._certificates = certificates
         self.folder = folder
         self.python = folder / "bin" / "python"
         self._uv("venv", "--python", sys.executable, str(folder))
@@ -108,13 +110,9 @@ class Environment:
         print(f"\n{what}: {size / 1e6:.0f} MB, {len(self.names())} packages, import {', '.join(modules)}: {seconds:.2f} s")
 
     def _uv(self, command: str, *words: str) -> None:
-        ran = subprocess.run(
-            [sys.executable, "-m", "uv", command, *words],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        variables = {**environment(), **self._certificates}
+        words = (sys.executable, "-m", "uv", command, *words)
+        ran = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
 
 
@@ -125,15 +123,18 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory: pytest.TempPathFactory, certificates: Mapping[str, str]) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
-    build_wheels(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in certificates.items():
+            patch.setenv(name, value)
+        build_wheels(folder)
     return folder
 
 
 @pytest.fixture
-def empty(tmp_path: Path, wheels: Path) -> Environment:
-    return Environment(tmp_path / "venv", wheels)
+def empty(tmp_path: Path, wheels: Path, certificates: Mapping[str, str]) -> Environment:
+    return Environment(tmp_path / "venv", wheels, certificates)
 
 
 # ---------------------------------------------------------------------- lightningrl
@@ -184,7 +185,7 @@ async def test_a_viewer_opens_a_colleagues_run(empty: Environment, tmp_path: Pat
             rollouts = await browser.get(httpx.URL(address).copy_with(path="/rollouts", query=None))
     assert page.status_code == rollouts.status_code == 200
     assert "g000000-000" in rollouts.text
-    empty.describe("lightningrl[view]", "lightningrl", "lightningrl_viewer.view.app")
+    empty.describe("lightningrl[view]", "lightningrl", "lightningrl_viewer.app")
 
 
 # ---------------------------------------------------------------------- lightningrl[worker,langchain]
@@ -208,9 +209,9 @@ async def test_a_worker_runs_a_langchain_agent_for_a_server_elsewhere(empty: Env
     folder.mkdir()
     (folder / "agent.py").write_text(AGENT)
     (folder / "recipe.toml").write_text(RECIPE)
-    empty.install("lightningrl[worker,langchain]", "langchain-openai")
+    empty.install("lightningrl[worker,langchain]", "langchain-openai", "langgraph")
     assert empty.ours() == WORKER
-    assert not empty.names() & {"torch", "transformers", "sqlalchemy", "starlette", "matplotlib", "jinja2-templates"}
+    assert not empty.names() & {"torch", "transformers", "sqlalchemy", "starlette", "matplotlib"}
     engine = ScriptedEngine(tiny_tokenizer())
     engine.enqueue("hello")
     async with running_services(folder, engine=engine) as path, working(empty.python, folder, path.url) as worker:
