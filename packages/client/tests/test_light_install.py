@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.hints import EXTRAS, missing_hint
+from lightningrl.commands import PACKAGES, missing_hint
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_testing.whole_path import RUN_KEY, running_services
@@ -23,7 +23,7 @@ from lightningrl_testing.whole_path import RUN_KEY, running_services
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[3]
-LACKING = sorted({*frozenset().union(*EXTRAS.values()), "aiohttp", "huggingface_hub", "openai", "requests", "torch"})
+LACKING = sorted({*frozenset().union(*PACKAGES.values()), "aiohttp", "huggingface_hub", "openai", "requests", "torch"})
 SITE = f"""
 import sys
 
@@ -124,7 +124,7 @@ def test_help_plugins_and_the_public_names_need_none_of_the_extras(bare: dict[st
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", PACKAGES)
 def test_every_package_of_an_extra_has_its_hint(extra: str) -> None:
     brought = {re.split(r"[^\w-]", line)[0] for line in requires("lightningrl") or () if re.search(rf"extra == ['\"]{extra}['\"]", line)}
     assert brought

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from lightningrl.errors import ConfigError, LightningError, PluginError, Stopped
 from lightningrl.plugins import Plugin, load_plugins
 
-__all__ = ["EXTRAS", "app", "describe_command", "main", "run_command"]
+__all__ = ["EXTRAS", "app", "describe_command", "main", "missing_hint", "run_command"]
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 EXTRAS: Final = {
@@ -34,6 +34,12 @@ EXTRAS: Final = {
 }
 """Our commands in the order of the help, and the extra that brings each; core's own need none."""
 FOREIGN_PANEL: Final = "Commands of other packages"
+PACKAGES: Final = {
+    "plot": {"matplotlib"},
+    "server": {"httptools", "jinja2", "jsonschema", "prometheus_client", "renderers", "sqlalchemy", "starlette"}
+    | {"tokenizers", "transformers", "uvicorn", "uvloop", "websockets"},
+}
+"""Packages of others that an extra brings, by the names of import."""
 
 
 def main() -> None:
@@ -51,8 +57,6 @@ def run_command(command: Callable[[], object]) -> None:
         try:
             command()
         except ModuleNotFoundError as error:
-            from lightningrl.hints import missing_hint
-
             if (hint := missing_hint(error.name or "")) is None:
                 raise
             raise ConfigError(hint) from error
@@ -67,6 +71,15 @@ def run_command(command: Callable[[], object]) -> None:
         sys.exit(error.exit_code)
 
 
+def missing_hint(module: str) -> str | None:
+    """The command that installs a module a bare `lightningrl` lacks; None where no extra of ours brings it."""
+    package = module.partition(".")[0]
+    for extra, packages in PACKAGES.items():
+        if package in packages:
+            return f"{package!r} is not installed; it comes with: pip install 'lightningrl[{extra}]'"
+    return None
+
+
 def describe_command(command: Callable[..., Any] | typer.Typer, name: str | None = None) -> Plugin:
     """Describe a function or a `typer.Typer` by its help's first paragraph, for `lightningrl_commands`."""
     if isinstance(command, typer.Typer):
@@ -75,7 +88,9 @@ def describe_command(command: Callable[..., Any] | typer.Typer, name: str | None
         name, text = name or command.__name__, command.__doc__
     if not name or not isinstance(text, str):
         raise TypeError(f"command {command!r} needs a name and a help text")
-    return Plugin(name=name, summary=" ".join(inspect.cleandoc(text).partition("\n\n")[0].split()), factory=lambda: command)
+    return Plugin(
+        name=name, summary=" ".join(inspect.cleandoc(text).partition("\n\n")[0].split()), factory=lambda: command
+    )
 
 
 class CommandGroup(TyperGroup):
@@ -91,7 +106,9 @@ class CommandGroup(TyperGroup):
         """Build the command that is run. Raises ConfigError for one of ours whose package is not installed."""
         name = args[0]
         if name not in self.records and name in EXTRAS and not ctx.resilient_parsing:
-            raise ConfigError(f"command {name!r} is not installed; it comes with: pip install 'lightningrl[{EXTRAS[name]}]'")
+            raise ConfigError(
+                f"command {name!r} is not installed; it comes with: pip install 'lightningrl[{EXTRAS[name]}]'"
+            )
         name, command, rest = super().resolve_command(ctx, args)
         return name, build_command(self.records[name]) if name else command, rest
 
