@@ -35,8 +35,8 @@ from lightningrl.types import (
 )
 from lightningrl.wire import decode_trajectories, encode_trajectories
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.database import open_database
-from lightningrl_server.store.reads import Reader
+from lightningrl_server.store.opening import open_database
+from lightningrl_server.store.reader import Reader
 from lightningrl_server.store.trajectories import read_trajectories
 
 TURNS = 50

@@ -16,7 +16,7 @@ from warm import WarmCommand
 
 from lightningrl.types import Trajectory
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.places import find_store
+from lightningrl_server.store.location import find_store
 
 pytestmark = pytest.mark.slow
 CREDIT = """

@@ -21,7 +21,7 @@ from warm import WarmCommand
 
 from lightningrl.types import OtherCallKind, Trajectory
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.places import find_store
+from lightningrl_server.store.location import find_store
 
 pytestmark = pytest.mark.slow
 SETTINGS = (

@@ -24,7 +24,7 @@ from warm import WarmCommand
 
 from lightningrl.types import OtherCallKind, RolloutMode, Trajectory
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.places import find_store
+from lightningrl_server.store.location import find_store
 from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
 
 pytestmark = pytest.mark.slow

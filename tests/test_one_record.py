@@ -12,21 +12,24 @@ from pathlib import Path
 
 import pytest
 
-import lightningrl
 from lightningrl.records import Lease, Score
 from lightningrl.types import Trajectory, Transition
 
-SOURCES = Path(lightningrl.__file__).parent
+SOURCES = Path(__file__).parents[1] / "packages"
+COPIED = ("core/src/lightningrl", "server/src/lightningrl_server", "testing/src/lightningrl_testing")
 
 EDITS = (
-    ("types.py", "    trainable: bool = True\n", "    trainable: bool = True\n    taken_over: str | None = None\n"),
     (
-        "store/schema.py",
+        "lightningrl/types.py",
+        "    trainable: bool = True\n",
+        "    trainable: bool = True\n    taken_over: str | None = None\n",
+    ),
+    (
+        "lightningrl_server/store/tables.py",
         '    Column("history_key", CleanText),\n',
         '    Column("history_key", CleanText),\n    Column("taken_over", CleanText),\n',
     ),
 )
-"""A store that exists needs a third: the line of its migration."""
 
 GOES_ALL_THE_WAY = """
 import asyncio, sys
@@ -50,9 +53,10 @@ asyncio.run(main(sys.argv[1]))
 
 
 def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
-    shutil.copytree(SOURCES, tmp_path / "lightningrl", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in COPIED:
+        shutil.copytree(SOURCES / package, tmp_path / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, old, new in EDITS:
-        path = tmp_path / "lightningrl" / name
+        path = tmp_path / name
         text = path.read_text(encoding="utf-8")
         assert text.count(old) == 1, (name, old)
         path.write_text(text.replace(old, new), encoding="utf-8")
@@ -69,17 +73,20 @@ def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "places"),
     [
-        (Transition, {"types.py", "gateway/calls.py", "testing/groups.py"}),  # its definition, who makes it, who makes one up
-        (Trajectory, {"types.py", "store/trajectories.py"}),
-        (Lease, {"records.py", "store/sql.py"}),
-        (Score, {"records.py", "store/reads.py"}),
+        (  # its definition, who makes it, who makes one up
+            Transition,
+            {"lightningrl/types.py", "lightningrl_server/gateway/calls.py", "lightningrl_testing/groups.py"},
+        ),
+        (Trajectory, {"lightningrl/types.py", "lightningrl_server/store/trajectories.py"}),
+        (Lease, {"lightningrl/records.py", "lightningrl_server/store/queue.py"}),
+        (Score, {"lightningrl/records.py", "lightningrl_server/store/ledger.py"}),
     ],
 )
 def test_the_fields_of_a_record_are_listed_where_it_is_defined_and_made(record: type, places: set[str]) -> None:
     fields = set(record.__slots__)  # type: ignore[attr-defined]
     found = {
-        str(path.relative_to(SOURCES))
-        for path in SOURCES.rglob("*.py")
+        path.relative_to(SOURCES).as_posix().partition("/src/")[2]
+        for path in SOURCES.glob("*/src/**/*.py")
         for names in _lists_of_names(ast.parse(path.read_text(encoding="utf-8")))
         if len(fields & names) > 0.7 * len(fields)
     }
@@ -90,7 +97,11 @@ def _lists_of_names(tree: ast.AST) -> Iterator[set[str]]:
     """The fields that a class, the keywords that a call, and the keys that a dict names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            yield {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+            yield {
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            }
         elif isinstance(node, ast.Call):
             yield {keyword.arg for keyword in node.keywords if keyword.arg}
         elif isinstance(node, ast.Dict):

@@ -30,7 +30,7 @@ from lightningrl.types import Outcome, RolloutMode, RolloutState
 from lightningrl_server.rendering.completion import CompletionText
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.places import find_store
+from lightningrl_server.store.location import find_store
 from lightningrl_training.build import Parts
 from lightningrl_training.policies import load_backend
 from lightningrl_training.run_folder import RunFolder

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, create_engine, insert, text
+from sqlalchemy import create_engine, text
 
 from lightningrl_server.launcher import cpu_seconds
 
@@ -74,27 +74,6 @@ class PostgreSQL:
             db.execute(text(f"CREATE SCHEMA {name}"))
         engine.dispose()
         return f"{self._url}&options=-csearch_path%3D{name}"
-
-    def copy(self, url: str) -> str:
-        """All tables of another database in a new schema; returns its URL."""
-        copied, tables = self.new_url(), MetaData()
-        source, target = create_engine(url), create_engine(copied)
-        with source.connect() as old, target.begin() as new:
-            tables.reflect(old)
-            for table in tables.sorted_tables:
-                for column in table.columns:
-                    column.type, column.server_default = column.type.as_generic(), None
-                table.indexes.clear()
-            tables.create_all(new)
-            for table in tables.sorted_tables:
-                if rows := [dict(row) for row in old.execute(table.select()).mappings()]:
-                    new.execute(insert(table), rows)
-                if list(table.primary_key.columns.keys()) == ["pk"]:
-                    sequence = f"pg_get_serial_sequence('{table.name}', 'pk')"
-                    new.execute(text(f"SELECT setval({sequence}, coalesce(max(pk), 1)) FROM {table.name}"))
-        source.dispose()
-        target.dispose()
-        return copied
 
 
 def _run(folder: Path, program: str, *arguments: str) -> None:

@@ -195,7 +195,7 @@ async def test_a_report_on_a_call_decodes_no_call(tmp_path: Path, monkeypatch: p
         raise AssertionError(f"{len(columns)} columns of tokens were decoded")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lightningrl_server.store.tokens.decode_many", decode)
+        patch.setattr("lightningrl_server.store.reader.decode_many", decode)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as http:
             for path, body in reports.items():
                 answer = await http.post(f"{lease.base_path}/{path}", json=body, headers={"authorization": f"Bearer {lease.key}"})

@@ -18,7 +18,7 @@ from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.errors import AttemptOver, UnknownRecord
-from lightningrl_server.store.writes import MOST_FORGIVEN
+from lightningrl_server.store.queue_writes import MOST_FORGIVEN
 from lightningrl_testing.store_conformance import leased, make_call, make_spec
 
 RUN_KEY = "the-run-key"

@@ -17,12 +17,14 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.sql import LeaseClock
+from lightningrl_server.store.queue import LeaseClock
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_testing.store_conformance import leased, make_spec
 
 
-def test_the_lease_clock_does_not_jump_with_the_time_of_day_and_stands_still_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lease_clock_does_not_jump_with_the_time_of_day_and_stands_still_with_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     elapsed = [0.0]
     clock = LeaseClock(lambda: elapsed[0])
     began = clock.now()

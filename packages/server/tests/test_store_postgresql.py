@@ -57,7 +57,9 @@ async def test_a_tool_call_that_is_told_to_two_servers_is_kept_once(postgresql: 
     async with two_stores(postgresql) as (one, other):
         await one.create_rollouts([make_spec("a")])
         await leased(other)
-        told = [ToolCallRecord(tool_call=ToolCall(id=f"t{number}", name="sql"), span_id=f"s{number}") for number in range(2)]
+        told = [
+            ToolCallRecord(tool_call=ToolCall(id=f"t{number}", name="sql"), span_id=f"s{number}") for number in range(2)
+        ]
         assert await one.append_tool_calls("a", 1, told[:1]) == 1
         assert await other.append_tool_calls("a", 1, told) == 1
         assert await one.append_tool_calls("a", 1, told) == 0
@@ -79,7 +81,9 @@ async def test_a_tool_call_that_one_server_is_shown_and_another_told_is_kept_onc
         assert [tool.status for tool in (await other.trajectories(["a"]))[0].tool_calls] == [ToolStatus.OK]
 
 
-async def test_an_attempt_goes_on_at_any_server_and_none_keeps_a_call_after_another_has_ended_it(postgresql: PostgreSQL) -> None:
+async def test_an_attempt_goes_on_at_any_server_and_none_keeps_a_call_after_another_has_ended_it(
+    postgresql: PostgreSQL,
+) -> None:
     async with two_stores(postgresql) as (one, other):
         await one.create_rollouts([make_spec("a")])
         lease = await leased(other)
@@ -89,7 +93,9 @@ async def test_an_attempt_goes_on_at_any_server_and_none_keeps_a_call_after_anot
         for store, call in ((one, first), (other, second), (one, third)):
             assert await store.append_call(call) is None
         again = await other.append_call(make_call(lease, "c2x", [6], [8], parent=second, call_key="key-c2"))
-        assert again is not None and again.transition.id == "c2", "a retry at the other server is answered with the first"
+        assert again is not None and again.transition.id == "c2", (
+            "a retry at the other server is answered with the first"
+        )
         with pytest.raises(Conflict, match="'c1' is already used"):
             await one.append_call(make_call(lease, "c1", [9], [9], call_key="new"))
         for store in (one, other):
@@ -124,8 +130,12 @@ async def test_who_waits_at_one_server_hears_what_another_does(postgresql: Postg
 async def test_no_rollout_goes_to_workers_of_two_servers(postgresql: PostgreSQL) -> None:
     async with two_stores(postgresql) as stores, asyncio.timeout(PATIENCE_S):
         names = [f"r{number}" for number in range(40)]
-        working = [asyncio.create_task(stores[number % 2].lease(f"w{number}", 60.0, wait_s=PATIENCE_S)) for number in range(40)]
-        await asyncio.gather(*(stores[number % 2].create_rollouts([make_spec(name)]) for number, name in enumerate(names)))
+        working = [
+            asyncio.create_task(stores[number % 2].lease(f"w{number}", 60.0, wait_s=PATIENCE_S)) for number in range(40)
+        ]
+        await asyncio.gather(
+            *(stores[number % 2].create_rollouts([make_spec(name)]) for number, name in enumerate(names))
+        )
         leases = await asyncio.gather(*working)
         assert sorted(lease.rollout_id for lease in leases if lease is not None) == sorted(names)
 
@@ -165,7 +175,9 @@ async def test_a_database_that_is_killed_is_waited_for_and_no_lease_ends_meanwhi
         assert await waiting == ("a",), "what others tell is heard again"
 
 
-async def test_a_conversation_whose_calls_go_to_two_servers_in_turn_is_one_history(postgresql: PostgreSQL, tmp_path: Path) -> None:
+async def test_a_conversation_whose_calls_go_to_two_servers_in_turn_is_one_history(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
     url = postgresql.new_url()
     engine = ScriptedEngine(tiny_tokenizer())
     async with (
@@ -177,7 +189,9 @@ async def test_a_conversation_whose_calls_go_to_two_servers_in_turn_is_one_histo
         for turn, gateway in enumerate((one, other, one, one, other)):
             engine.enqueue(f"answer {turn}")
             async with AsyncOpenAI(base_url=f"{gateway.url}{_path(attempt.base_url)}", api_key=attempt.key) as openai:
-                said = (await openai.chat.completions.create(model="policy", messages=messages)).choices[0].message.content  # type: ignore[arg-type]
+                said = (
+                    (await openai.chat.completions.create(model="policy", messages=messages)).choices[0].message.content
+                )  # type: ignore[arg-type]
             messages += [{"role": "assistant", "content": said or ""}, {"role": "user", "content": f"more {turn}"}]
         calls = await attempt.transitions()
         assert [call.is_break for call in calls] == [False] * 5
@@ -195,7 +209,9 @@ async def _answer_twice(one: LiveGateway, other: LiveGateway, base_url: str, key
         one.engine.enqueue(f"said by {len(said)}")
         async with AsyncOpenAI(base_url=f"{gateway.url}{_path(base_url)}", api_key=key) as openai:
             call = openai.chat.completions.create(
-                model="policy", messages=[{"role": "user", "content": "again"}], extra_headers={"x-lightningrl-call-id": "the-call"}
+                model="policy",
+                messages=[{"role": "user", "content": "again"}],
+                extra_headers={"x-lightningrl-call-id": "the-call"},
             )
             said.add((await call).id)
     return len(said)
@@ -205,7 +221,9 @@ def _path(base_url: str) -> str:
     return base_url[base_url.index("/rollouts/") :]
 
 
-async def test_a_reader_is_beside_the_servers_and_what_was_acknowledged_is_there_after_reopening(postgresql: PostgreSQL) -> None:
+async def test_a_reader_is_beside_the_servers_and_what_was_acknowledged_is_there_after_reopening(
+    postgresql: PostgreSQL,
+) -> None:
     url = postgresql.new_url()
     with pytest.raises(StoreError, match="no LightningRL store"):
         await SqlStore.open(url, read_only=True)
@@ -235,20 +253,27 @@ async def test_what_postgresql_cannot_keep_is_refused_with_a_sentence_and_the_st
 
 async def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
     with pytest.raises(
-        StoreError, match=r"^the store 'postgresql://me:\*\*\*@127\.0\.0\.1:9/none' cannot be written or read .*its server runs"
+        StoreError,
+        match=r"^the store 'postgresql://me:\*\*\*@127\.0\.0\.1:9/none' cannot be written or read .*its server runs",
     ):
         await SqlStore.open("postgresql://me:secret@127.0.0.1:9/none")
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-async def test_a_wrong_password_is_named(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch, *, read_only: bool) -> None:
+async def test_a_wrong_password_is_named(
+    postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch, *, read_only: bool
+) -> None:
     monkeypatch.setenv("PGPASSWORD", "not the one")
-    with pytest.raises(StoreError, match=r"is not opened by this password .*; set PGPASSWORD or write it to ~/.pgpass$") as refused:
+    with pytest.raises(
+        StoreError, match=r"is not opened by this password .*; set PGPASSWORD or write it to ~/.pgpass$"
+    ) as refused:
         await SqlStore.open(postgresql.guarded, read_only=read_only)
     assert "not the one" not in str(refused.value)
 
 
-async def test_a_password_is_taken_without_the_line_end_of_its_file(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_password_is_taken_without_the_line_end_of_its_file(
+    postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGPASSWORD", "open sesame\n")
     with pytest.raises(StoreError, match="may not be used by its user"):  # it may make no schema: the door is open
         await SqlStore.open(postgresql.guarded)

@@ -13,11 +13,12 @@ from sqlalchemy import Connection, bindparam, create_engine, func, insert, selec
 from lightningrl.errors import StoreError
 from lightningrl.records import Lease
 from lightningrl.types import BranchPoint, Outcome, RolloutMode, RolloutState, SamplingSettings, Task
-from lightningrl_server.store.database import open_database
-from lightningrl_server.store.prepared import PreparedStatement
-from lightningrl_server.store.schema import attempts, calls, metadata, rollouts, tasks
+from lightningrl_server.store.call_log import append_calls
+from lightningrl_server.store.opening import open_database
+from lightningrl_server.store.queue_writes import create_rollouts, lease
+from lightningrl_server.store.statements import PreparedStatement
+from lightningrl_server.store.tables import attempts, calls, metadata, rollouts, tasks
 from lightningrl_server.store.transaction import Transaction
-from lightningrl_server.store.writes import append_calls, create_rollouts, lease
 from lightningrl_testing.store_conformance import make_call, make_spec
 
 ROLLOUT = {
@@ -35,9 +36,13 @@ ROLLOUT = {
 }
 COLUMNS = tuple(ROLLOUT)
 ADD = PreparedStatement(insert(rollouts), columns=COLUMNS)
-FIND = PreparedStatement(select(*(rollouts.c[name] for name in COLUMNS), rollouts.c.outcome).where(rollouts.c.id == bindparam("of_id")))
+FIND = PreparedStatement(
+    select(*(rollouts.c[name] for name in COLUMNS), rollouts.c.outcome).where(rollouts.c.id == bindparam("of_id"))
+)
 END = PreparedStatement(
-    update(rollouts).where(rollouts.c.id == bindparam("of_id")).values(forgiven=rollouts.c.forgiven + bindparam("more")),
+    update(rollouts)
+    .where(rollouts.c.id == bindparam("of_id"))
+    .values(forgiven=rollouts.c.forgiven + bindparam("more")),
     columns=("state", "outcome"),
 )
 
@@ -60,7 +65,9 @@ def run(db: Connection, statement: PreparedStatement, **values: Any) -> Any:
 @pytest.mark.parametrize("reader", ["prepared", "SQLAlchemy"])
 def test_either_reads_what_either_wrote(db: Connection, writer: str, reader: str) -> None:
     if writer == "prepared":
-        ADD.on(db.dialect).run_many(db.connection.cursor(), [ROLLOUT, {**ROLLOUT, "id": "2", "sampling": None, "branch": None}])
+        ADD.on(db.dialect).run_many(
+            db.connection.cursor(), [ROLLOUT, {**ROLLOUT, "id": "2", "sampling": None, "branch": None}]
+        )
     else:
         db.execute(insert(rollouts), [ROLLOUT, {**ROLLOUT, "id": "2", "sampling": None, "branch": None}])
     for id_, expected in ((ROLLOUT["id"], ROLLOUT), ("2", {**ROLLOUT, "id": "2", "sampling": None, "branch": None})):
@@ -75,7 +82,9 @@ def test_either_reads_what_either_wrote(db: Connection, writer: str, reader: str
 def test_an_update_counts_and_adds(db: Connection) -> None:
     run(db, ADD, **ROLLOUT)
     for _ in range(2):
-        assert run(db, END, of_id=ROLLOUT["id"], state=RolloutState.FAILED, outcome=Outcome.TIMEOUT, more=2).rowcount == 1
+        assert (
+            run(db, END, of_id=ROLLOUT["id"], state=RolloutState.FAILED, outcome=Outcome.TIMEOUT, more=2).rowcount == 1
+        )
     assert run(db, END, of_id="nobody", state=RolloutState.FAILED, outcome=None, more=1).rowcount == 0
     row = db.execute(select(rollouts)).one()
     assert (row.state, row.outcome, row.forgiven) == (RolloutState.FAILED, Outcome.TIMEOUT, 4)
@@ -89,9 +98,13 @@ def test_a_value_that_a_column_refuses_says_so_as_the_column_does(db: Connection
 def test_a_statement_that_reads_calls_sees_those_that_wait_for_their_insert(tmp_path: Path) -> None:
     """A transaction collects calls for one insert."""
     statement = PreparedStatement(select(calls.c.id).where(calls.c.attempt_pk == bindparam("of_pk")))
-    count = PreparedStatement(select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")))
+    count = PreparedStatement(
+        select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls"))
+    )
     task = Task(id="t", input="")
-    leased = Lease(rollout_id="r", attempt=1, task=task, mode=RolloutMode.TRAIN, timeout_s=30.0, key="key", expires_at=30.0)
+    leased = Lease(
+        rollout_id="r", attempt=1, task=task, mode=RolloutMode.TRAIN, timeout_s=30.0, key="key", expires_at=30.0
+    )
     database = open_database(f"sqlite:///{tmp_path / 'store.db'}")
     transaction = Transaction(database)
     with closing(database), closing(transaction), transaction.begin():
@@ -109,10 +122,14 @@ def test_a_list_is_looked_up_as_sqlalchemy_does(db: Connection, ids: list[str]) 
     wanted = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True))).order_by(rollouts.c.pk)
     statement = PreparedStatement(wanted)
     for _ in range(2):
-        assert [row._asdict() for row in statement.read(db, ids=ids)] == [row._asdict() for row in db.execute(wanted, {"ids": ids})]
+        assert [row._asdict() for row in statement.read(db, ids=ids)] == [
+            row._asdict() for row in db.execute(wanted, {"ids": ids})
+        ]
 
 
 def test_a_list_beside_another_value_is_refused_not_read_without_it(db: Connection) -> None:
-    both = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True)), rollouts.c.step == bindparam("of_step"))
+    both = select(rollouts).where(
+        rollouts.c.id.in_(bindparam("ids", expanding=True)), rollouts.c.step == bindparam("of_step")
+    )
     with pytest.raises(TypeError, match="ids"):
         PreparedStatement(both).read(db, ids=["2"], of_step=3)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
@@ -26,11 +27,11 @@ from lightningrl.errors import StoreError
 from lightningrl.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl.types import Outcome, RolloutState, ToolCall
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.database import open_database
-from lightningrl_server.store.dialects import _PATIENCE_S
+from lightningrl_server.store.databases import _PATIENCE_S
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
+from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.protocol import Store
-from lightningrl_server.store.schema import SCHEMA_VERSION
+from lightningrl_server.store.tables import SCHEMA_VERSION
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_server.store.writer import Writer
 from lightningrl_testing.store_conformance import StoreConformance, leased, make_call, make_spec
@@ -77,7 +78,9 @@ async def test_a_store_in_use_by_another_process_is_refused_but_can_be_read(stor
     await reader.close()
 
 
-async def test_a_database_that_somebody_locks_is_waited_for_once_for_all_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_somebody_locks_is_waited_for_once_for_all_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db", pragmas={"busy_timeout": 50})
     begun: list[None] = []
     begin = Transaction.begin
@@ -89,22 +92,44 @@ async def test_a_database_that_somebody_locks_is_waited_for_once_for_all_that_wa
     monkeypatch.setattr(Transaction, "begin", counted)
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        failures = await asyncio.gather(*(store.create_rollouts([make_spec(f"r{n}")]) for n in range(20)), return_exceptions=True)
+        failures = await asyncio.gather(
+            *(store.create_rollouts([make_spec(f"r{n}")]) for n in range(20)), return_exceptions=True
+        )
     assert all(isinstance(one, StoreError) and "in use by another process" in str(one) for one in failures)
     assert len(begun) <= 3, "the first, and what came while it waited"
     assert await store.create_rollouts([make_spec("r0")]) == 1
     await store.close()
 
 
-async def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["0", "99", "2.5"])
+async def test_a_store_of_another_version_is_refused_whoever_opens_it(tmp_path: Path, version: str) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     await (await SqlStore.open(url)).close()
-    db = sqlite3.connect(tmp_path / "store.db")
-    db.execute("UPDATE meta SET value = '99'")
-    db.commit()
-    db.close()
-    with pytest.raises(StoreError, match=f"schema version 99, newer than {SCHEMA_VERSION}; update lightningrl"):
-        await SqlStore.open(url)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", [version])
+    before = (tmp_path / "store.db").read_bytes()
+    says = f"has schema version {version}, and this lightningrl reads version {SCHEMA_VERSION}; open it with the lightningrl that wrote it"
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=says):
+            await SqlStore.open(url, read_only=read_only)
+    assert (tmp_path / "store.db").read_bytes() == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of files are POSIX's")
+async def test_a_store_is_its_owners_alone_when_it_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    before = os.umask(0)
+    try:
+        store = await SqlStore.open(f"sqlite:///{folder}/store.db")
+        await store.create_rollouts([make_spec("a")])
+        rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        await store.close()
+    finally:
+        os.umask(before)
+    assert {"store.db", "store.db-wal", "store.db-shm", "store.db-lock"} == set(rights) and set(rights.values()) == {
+        0o600
+    }
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 async def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
@@ -133,11 +158,15 @@ async def test_a_full_disk_refuses_and_loses_nothing_and_passes(tmp_path: Path) 
     lease = await leased(store)
     big = np.arange(2000).tolist()
     acknowledged = []
-    with pytest.raises(StoreFull, match=r"no room on the disk for the store '.*store\.db'; nothing of this request was kept: free some"):
+    with pytest.raises(
+        StoreFull, match=r"no room on the disk for the store '.*store\.db'; nothing of this request was kept: free some"
+    ):
         for index in range(1000):
             await store.append_call(make_call(lease, f"c{index}", big, [1]))
             acknowledged.append(f"c{index}")
-    results = await asyncio.gather(*(store.append_call(make_call(lease, f"x{i}", big, [1])) for i in range(20)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(store.append_call(make_call(lease, f"x{i}", big, [1])) for i in range(20)), return_exceptions=True
+    )
     assert all(isinstance(one, StoreFull) for one in results)
     assert [one.transition.id for one in await store.calls("a", 1)] == acknowledged and acknowledged
     await store.close()
@@ -230,7 +259,9 @@ async def test_kill_9_loses_no_acknowledged_call(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_tool_call_costs_the_same_however_many_its_attempt_has(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tool_call_costs_the_same_however_many_its_attempt_has(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await store.create_rollouts([make_spec("a")])
     await leased(store)
     read, count = Transaction.rows, 0
@@ -249,7 +280,7 @@ async def test_a_tool_call_costs_the_same_however_many_its_attempt_has(store: Sq
 
 
 async def test_tool_calls_and_spans_of_an_attempt_are_bounded(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightningrl_server.store.writes.MOST_TOLD", 2)
+    monkeypatch.setattr("lightningrl_server.store.tool_calls.MOST_REPORTED", 2)
     await store.create_rollouts([make_spec("a")])
     await leased(store)
     await store.append_tool_calls("a", 1, [make_tool(0), make_tool(1)])
@@ -287,7 +318,12 @@ async def test_the_key_of_a_lease_opens_its_attempt_without_a_read_and_not_after
 
     monkeypatch.setattr(store, "read", counted)
     found = await store.authorise("a", 1, lease.key)
-    assert found is not None and (found.rollout_id, found.attempt, found.timeout_s, found.calls) == ("a", 1, lease.timeout_s, 0)
+    assert found is not None and (found.rollout_id, found.attempt, found.timeout_s, found.calls) == (
+        "a",
+        1,
+        lease.timeout_s,
+        0,
+    )
     assert await store.authorise("a", 1, "another") is None and reads == 0
     # leased and cancelled in one commit: what is remembered of the lease goes with its end
     lease, _ = await asyncio.gather(leased(store), store.cancel(["b"]))
@@ -315,7 +351,9 @@ async def test_a_database_that_goes_away_in_mid_transaction_is_waited_for_once_f
 ) -> None:
     waits: list[float] = []
     database = open_database(f"sqlite:///{tmp_path / 'store.sqlite'}")
-    monkeypatch.setattr("lightningrl_server.store.dialects.time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append))
+    monkeypatch.setattr(
+        "lightningrl_server.store.databases.time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    )
     peers: Any = SimpleNamespace(is_lost=lambda error: True, regain=lambda: None, tell=lambda db, events: None)
     is_away, is_busy, is_grouped = (threading.Event() for _ in range(3))
 

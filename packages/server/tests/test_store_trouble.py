@@ -20,7 +20,7 @@ from lightningrl_client.control import repeats
 from lightningrl_client.control.blocking import ControlClient
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.pool import WorkerPool
-from lightningrl_server.store import writes
+from lightningrl_server.store import call_log, queue_writes
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway
 from lightningrl_testing.store_conformance import make_spec
@@ -43,8 +43,9 @@ CODES = {
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int, is_failing: Callable[[int], bool]) -> list[int]:
-    """Have SQLite say `code` in the `n`-th transaction that calls `store.writes.{name}`, where `is_failing(n)`; how often it was called."""
-    real: Callable[..., Any] = getattr(writes, name)
+    """Have SQLite say `code` in the `n`-th call of the store's function `name`, where `is_failing(n)`; returns the number of calls."""
+    module = call_log if name == "reward_rows" else queue_writes
+    real: Callable[..., Any] = getattr(module, name)
     calls = [0]
 
     def failing(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +56,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int, is_failing: Call
             raise error
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(writes, name, failing)
+    monkeypatch.setattr(module, name, failing)
     return calls
 
 
@@ -78,7 +79,7 @@ async def run(control: LiveGateway, folder: Path, task: str, *, max_attempts: in
 
 @pytest.mark.parametrize(
     ("task", "where", "trouble"),
-    [("report", "_reward_rows", "busy"), *(("say", "finish", trouble) for trouble in CODES)],
+    [("report", "reward_rows", "busy"), *(("say", "finish", trouble) for trouble in CODES)],
 )
 async def test_a_result_that_meets_passing_trouble_of_the_store_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, where: str, trouble: str
@@ -96,7 +97,7 @@ async def test_a_report_that_the_store_never_keeps_is_no_failure_of_the_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with live_gateway(tmp_path, attach=False) as control:
-        fail(monkeypatch, "_reward_rows", sqlite3.SQLITE_IOERR, lambda _: True)
+        fail(monkeypatch, "reward_rows", sqlite3.SQLITE_IOERR, lambda _: True)
         rollout = await run(control, tmp_path, "report", patience_s=0.2)
     (attempt,) = rollout.attempts
     assert attempt.outcome is Outcome.INFRASTRUCTURE_ERROR

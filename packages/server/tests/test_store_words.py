@@ -18,9 +18,9 @@ from lightningrl.records import Lease
 from lightningrl.types import Outcome, SamplingSettings
 from lightningrl_server.lru import LruCache
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.database import open_database
+from lightningrl_server.store.call_log import append_calls
+from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.transaction import Transaction
-from lightningrl_server.store.writes import append_calls
 from lightningrl_testing.store_conformance import leased, make_call, make_spec
 
 
@@ -36,7 +36,9 @@ def words_in(path: Path) -> list[str]:
         return [text for (text,) in db.execute("SELECT text FROM words ORDER BY pk")]
 
 
-async def test_calls_with_seeds_of_their_own_make_no_words_and_keep_their_seeds(store: SqlStore, tmp_path: Path) -> None:
+async def test_calls_with_seeds_of_their_own_make_no_words_and_keep_their_seeds(
+    store: SqlStore, tmp_path: Path
+) -> None:
     await store.create_rollouts([make_spec("a")])
     lease = await leased(store)
     seeds = [None, 0, -1, 7, 2**63 - 1, 2**64 - 1, -(2**63), *range(100, 120)]
@@ -56,7 +58,9 @@ async def test_a_reader_reads_the_words_it_needs_and_no_others(tmp_path: Path) -
     store = await SqlStore.open(url)
     await store.create_rollouts([make_spec("a")])
     lease = await leased(store)
-    await store.append_calls([make_call(lease, f"c{number}", [1], [2], agent=f"agent-{number}") for number in range(50)])
+    await store.append_calls(
+        [make_call(lease, f"c{number}", [1], [2], agent=f"agent-{number}") for number in range(50)]
+    )
     await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
     await store.create_rollouts([make_spec("b")])
     await store.append_call(make_call(await leased(store), "d0", [1], [2], agent="agent-7"))
@@ -78,12 +82,18 @@ def test_a_word_that_was_rolled_back_is_not_read_in_place_of_the_one_that_got_it
     transaction = Transaction(database)
     lease = made_attempt(transaction)
     with pytest.raises(StoreError, match="the disk is full"), transaction.begin():
-        append_calls(transaction, [make_call(lease, "c0", [1], [2], agent="lost", sampling=SamplingSettings(temperature=0.1))])
-        (kept,) = append_calls(transaction, [make_call(lease, "c9", [1], [2], call_key="key-c0")])  # a retry: reads the words
+        append_calls(
+            transaction, [make_call(lease, "c0", [1], [2], agent="lost", sampling=SamplingSettings(temperature=0.1))]
+        )
+        (kept,) = append_calls(
+            transaction, [make_call(lease, "c9", [1], [2], call_key="key-c0")]
+        )  # a retry: reads the words
         assert kept is not None and kept.transition.agent == "lost"
         raise StoreError("the disk is full")
     with transaction.begin():
-        append_calls(transaction, [make_call(lease, "c1", [1], [2], agent="kept", sampling=SamplingSettings(temperature=0.9))])
+        append_calls(
+            transaction, [make_call(lease, "c1", [1], [2], agent="kept", sampling=SamplingSettings(temperature=0.9))]
+        )
         (again,) = append_calls(transaction, [make_call(lease, "c9", [1], [2], call_key="key-c1")])
     assert again is not None and (again.transition.agent, again.transition.sampling.temperature) == ("kept", 0.9)
     transaction.close()
@@ -91,7 +101,7 @@ def test_a_word_that_was_rolled_back_is_not_read_in_place_of_the_one_that_got_it
 
 
 def made_attempt(transaction: Transaction) -> Lease:
-    from lightningrl_server.store.writes import create_rollouts, lease
+    from lightningrl_server.store.queue_writes import create_rollouts, lease
 
     spec = make_spec("a")
     with transaction.begin():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -355,16 +353,6 @@ def test_looking_changes_nothing_in_the_folder(run: Run) -> None:
     before = contents()
     shown(run.folder, TOOLED)
     assert contents() == before
-
-
-def test_a_store_of_an_older_version_is_shown_and_stays_as_it_was(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db, db:
-        db.executescript((DATA / "store_of_version_2.sql").read_text(encoding="utf-8"))
-    before = (tmp_path / "store.sqlite").read_bytes()
-    text = shown(tmp_path, "a")
-    assert "SELECT 1" in text and "refused" in text and "1 2 70000" in text
-    assert (tmp_path / "store.sqlite").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["store.sqlite"]
 
 
 async def test_a_rollout_is_looked_at_while_it_runs_and_one_that_is_not_there_names_its_neighbours(tmp_path: Path) -> None:

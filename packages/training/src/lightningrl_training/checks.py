@@ -61,7 +61,7 @@ def _check_on_hub(recipe: Recipe, policy: str) -> None:
 def _check_store(database: str | None) -> None:
     if database is None:
         return
-    from lightningrl_server.store.schemas import check_database
+    from lightningrl_server.store.postgresql import check_database
 
     try:
         check_database(database)

@@ -26,7 +26,7 @@ from lightningrl.private_files import create_private
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.sanitize import printable
-from lightningrl_server.store.places import find_store, has_store
+from lightningrl_server.store.location import find_store, has_store
 from lightningrl_training.belongings import FILES, list_made, remove_checkpoint, remove_made
 from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpoint, checkpoints
 from lightningrl_training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
@@ -88,7 +88,7 @@ class RunFolder:
             origin = {**places, "settings": dict(settings)}
             folder._tell(origin)  # the first of all files: from now on the folder is known as ours
             if recipe.store_url is not None:
-                from lightningrl_server.store.schemas import create_schema
+                from lightningrl_server.store.postgresql import create_schema
 
                 folder._tell({**origin, "store": create_schema(recipe.store_url, path)})
             for name in ("checkpoints", "logs"):
@@ -252,7 +252,7 @@ class RunFolder:
     def _find_database(self, database: str | None) -> None:
         """Follow the run's schema to a moved or renamed database."""
         if database is not None:
-            from lightningrl_server.store.schemas import move_schema
+            from lightningrl_server.store.postgresql import move_schema
 
             moved = move_schema(self.store_url, database, self.path)
             saved = read_run_file(self.path)
@@ -263,7 +263,7 @@ class RunFolder:
         """Remove what the run made, but for the mark that the folder is ours. Nothing goes where the database is not
         there."""
         if not self.store_url.startswith("sqlite"):
-            from lightningrl_server.store.schemas import drop_schema
+            from lightningrl_server.store.postgresql import drop_schema
 
             drop_schema(self.store_url, self.path)
         remove_made(self.path)
@@ -319,7 +319,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
 
 def _has_rollouts(path: Path) -> bool:
     """True where the store of a run has rollouts. A store that cannot be read may have."""
-    from lightningrl_server.store.database import has_rollouts
+    from lightningrl_server.store.opening import has_rollouts
 
     try:
         return has_store(path) and has_rollouts(find_store(path))

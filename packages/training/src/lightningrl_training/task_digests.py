@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lightningrl.errors import RunFolderError
 from lightningrl.types import Task
-from lightningrl_server.store.codec import encode_json
+from lightningrl_server.store.columns import encode_json
 from lightningrl_training.tasks import TaskSets
 
 __all__ = ["TaskDigests", "decode_digests", "digest_tasks", "encode_digests", "explain_other_tasks"]

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from lightningrl.console import cancel_on_signals
 from lightningrl.errors import RunFolderError
 from lightningrl_server.process import Server, bind
-from lightningrl_server.store.places import has_store
+from lightningrl_server.store.location import has_store
 from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.reading.origin import newest_run
 from lightningrl_viewer.reading.runs import run_folders

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lightningrl_server.store.places import find_store
+from lightningrl_server.store.location import find_store
 from lightningrl_viewer.reading.queries.health import Position
 from lightningrl_viewer.reading.summary import is_live
 

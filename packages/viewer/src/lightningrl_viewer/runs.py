@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
-from lightningrl_server.store.places import find_store
+from lightningrl_server.store.location import find_store
 from lightningrl_viewer.page import NoSuchPage, ViewedRun
 from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.reading.runs import is_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightningrl.errors import StoreError
 
-__all__ = ["AttemptOver", "Conflict", "EmptyStore", "OlderStore", "StoreFull", "StoreTrouble", "UnknownRecord"]
+__all__ = ["AttemptOver", "Conflict", "EmptyStore", "StoreFull", "StoreTrouble", "UnknownRecord"]
 
 
 class UnknownRecord(StoreError):
@@ -17,10 +17,6 @@ class Conflict(StoreError):
 
 class AttemptOver(Conflict):
     """A call, tool call, reward or other result for an attempt that has ended. HTTP 409; counted as late."""
-
-
-class OlderStore(StoreError):
-    """A store of an older version, opened read-only: nothing brings it up to date."""
 
 
 class EmptyStore(StoreError):

@@ -1,49 +1,57 @@
 """A store in PostgreSQL: several processes write it, one at a time.
 
-    process A   BEGIN · lock · op op op · NOTIFY · COMMIT        the lock is the schema's, and goes with the transaction: each process sees
-    process B   BEGIN · … lock · op op · NOTIFY · COMMIT         all that was committed before, as if it wrote alone
-                    └─ who waits for a result or for work hears of it by LISTEN
+    process A   BEGIN · lock · op op op · NOTIFY · COMMIT     the lock is the schema's, and goes with the transaction:
+    process B   BEGIN · … lock · op op · NOTIFY · COMMIT      each process sees all that was committed before, as if
+                    └─ waiters hear of it by LISTEN           it wrote alone
 
-Beside it each process shares a lock with the others for as long as it has the store open. What must be done alone (making the tables,
-bringing an older version up to date, dropping the schema of a run) is done by who finds nobody there.
+Beside it each process shares a lock with the others for as long as it has the store open. Tables are made by whoever
+finds nobody there. Each run has a schema of its own, whose comment says for which folder it was made; a copy of that
+folder reads it, and neither writes nor drops it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError, StatementError
 from sqlalchemy.pool import NullPool
 
 from lightningrl.errors import StoreError
 from lightningrl.types import RolloutState
-from lightningrl_server.store.dialects import Database, take_lock
+from lightningrl_server.store.databases import READERS, Database, EndEvent, Event, QueueEvent, explain, take_lock
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
-from lightningrl_server.store.events import EndEvent, Event, QueueEvent
+from lightningrl_server.store.location import find_store
 
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["GRACE_S", "open_postgresql"]
+__all__ = ["GRACE_S", "check_database", "create_schema", "drop_schema", "move_schema", "open_postgresql"]
 
 GRACE_S: Final = 30.0
-"""For the first heartbeat of a worker that runs an attempt while nobody can hear it."""
-_READERS = 2
+"""Seconds for the first heartbeat of a worker that runs an attempt while nobody can hear it."""
 _OPEN, _WRITE = 0x1167, 0x1168
-"""Of the advisory locks in PostgreSQL, ours: shared while a store is open, and taken to write it. Each with the schema beside it."""
-_LONGEST_TOLD = 7_900
+"""Numbers of our advisory locks: one is shared while a store is open, one taken to write it. Each with the schema
+beside it."""
+_LONGEST_MESSAGE = 7_900
 """Bytes; PostgreSQL takes 8,000."""
 _AGAIN_S = 0.5
+_OPTION: Final = "-csearch_path="
+_LONGEST_NAME: Final = 40
+_COMMENT: Final = "LightningRL: "
 _STALLED = "30s"
-"""A process that stands still in the middle of a transaction loses it: the others wait for its lock."""
+"""Time after which a process that stands still in mid-transaction loses it: the others wait for its lock."""
 _SOCKET: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -52,9 +60,9 @@ _SOCKET: Final[Mapping[str, Any]] = {
     "tcp_user_timeout": 30_000,
     "application_name": "lightningrl",
 }
-"""A machine that has vanished is noticed."""
+"""Settings by which a machine that has vanished is noticed."""
 _RENEW = text("UPDATE attempts SET expires_at = :until WHERE outcome IS NULL AND expires_at < :until")
-_NOTIFY = text("SELECT pg_notify(:channel, :told)")
+_NOTIFY = text("SELECT pg_notify(:channel, :message)")
 
 
 class _Notification(msgspec.Struct, array_like=True):
@@ -64,11 +72,11 @@ class _Notification(msgspec.Struct, array_like=True):
     queued: bool = False
     ended: list[tuple[str, int, RolloutState]] = []
     is_cut: bool = False
-    """There was more than it can hold: look at everything."""
+    """True if there was more than it can hold: look at everything."""
 
 
 class _Peers:
-    """The processes that have one schema open; `lightningrl_server.store.dialects.Peers`."""
+    """The processes that have one schema open; `lightningrl_server.store.databases.Peers`."""
 
     def __init__(self, connect_args: Mapping[str, Any], writing: Engine, name: str) -> None:
         """Raises psycopg.Error and StoreError."""
@@ -84,7 +92,9 @@ class _Peers:
         try:
             schema = self._ask("current_schema()")
             if schema is None:
-                raise StoreTrouble(f"the store {name!r} is gone: its database has no such schema; restore it, or start a new run")
+                raise StoreTrouble(
+                    f"the store {name!r} is gone: its database has no such schema; restore it, or start a new run"
+                )
             self._schema = str(schema)
             self._ahead_s = float(self._ask("extract(epoch FROM clock_timestamp())")) - time.monotonic()
             self.is_alone = self._lock("pg_try_advisory_lock")
@@ -107,14 +117,15 @@ class _Peers:
         return time.monotonic() + self._ahead_s
 
     def tell(self, db: Connection, events: Sequence[Event]) -> None:
-        ended = [(one.rollout_id, one.attempt, one.state) for one in events if isinstance(one, EndEvent)]
-        queued = any(isinstance(one, QueueEvent) for one in events)
+        ends = [event for event in events if isinstance(event, EndEvent)]
+        ended = [(end.rollout_id, end.attempt, end.state) for end in ends]
+        queued = any(isinstance(event, QueueEvent) for event in events)
         if not ended and not queued:
             return
-        told = msgspec.json.encode(_Notification(self._me, queued, ended))
-        if len(told) > _LONGEST_TOLD:
-            told = msgspec.json.encode(_Notification(self._me, is_cut=True))
-        db.execute(_NOTIFY, {"channel": self._channel, "told": told.decode()})
+        message = msgspec.json.encode(_Notification(self._me, queued, ended))
+        if len(message) > _LONGEST_MESSAGE:
+            message = msgspec.json.encode(_Notification(self._me, is_cut=True))
+        db.execute(_NOTIFY, {"channel": self._channel, "message": message.decode()})
 
     async def listen(self) -> AsyncIterator[tuple[Event, ...] | None]:
         import psycopg
@@ -127,11 +138,11 @@ class _Peers:
                     await connection.execute(f'LISTEN "{self._channel}"'.encode())
                     yield None
                     async for notice in connection.notifies():
-                        told = self._decode(notice.payload)
-                        if told.is_cut:
+                        news = self._decode(notice.payload)
+                        if news.is_cut:
                             yield None
-                        elif told.sender != self._me:
-                            yield (*([QueueEvent()] if told.queued else []), *(EndEvent(*one) for one in told.ended))
+                        elif news.sender != self._me:
+                            yield (*([QueueEvent()] if news.queued else []), *(EndEvent(*end) for end in news.ended))
             except self._errors:
                 await asyncio.sleep(_AGAIN_S)
 
@@ -169,32 +180,42 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
         raise StoreError(f'the store {name!r} needs psycopg; `pip install "lightningrl[postgres]"`') from None
 
     def means(error: BaseException) -> StoreError | None:
-        said = " ".join(str(error).split())
+        detail = " ".join(str(error).split())
         if not isinstance(error, psycopg.Error):
             return None
         if error.sqlstate == "53100":  # disk_full
-            return StoreFull(f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it")
+            return StoreFull(
+                f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it"
+            )
         if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
-            return StoreError(f"the store {name!r} cannot keep a value ({said})")
+            return StoreError(f"the store {name!r} cannot keep a value ({detail})")
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return StoreTrouble(
-                f"the store {name!r} may not be used by its user ({said}); `GRANT CREATE ON DATABASE` lets runs make their schemas"
+                f"the store {name!r} may not be used by its user ({detail}); `GRANT CREATE ON DATABASE` lets runs make their schemas"
             )
-        if isinstance(error, psycopg.OperationalError) and "password" in said:
-            return StoreTrouble(f"the store {name!r} is not opened by this password ({said}); set PGPASSWORD or write it to ~/.pgpass")
+        if isinstance(error, psycopg.OperationalError) and "password" in detail:
+            return StoreTrouble(
+                f"the store {name!r} is not opened by this password ({detail}); set PGPASSWORD or write it to ~/.pgpass"
+            )
         if isinstance(error, psycopg.OperationalError):
-            return StoreTrouble(f"the store {name!r} cannot be written or read ({said}); check that its server runs and may be reached")
+            return StoreTrouble(
+                f"the store {name!r} cannot be written or read ({detail}); check that its server runs and may be reached"
+            )
         return None
 
     url = url.set(drivername="postgresql+psycopg")
-    if url.password is None and "password" not in url.query and (password := os.environ.get("PGPASSWORD", "").rstrip("\r\n")):
+    if (
+        url.password is None
+        and "password" not in url.query
+        and (password := os.environ.get("PGPASSWORD", "").rstrip("\r\n"))
+    ):
         url = url.set(password=password)  # less the line's end that a file leaves there
     writing = create_engine(url, poolclass=NullPool, connect_args=_SOCKET)
     event.listen(writing, "connect", _bound_stalls)
     event.listen(writing, "begin", _take_turn)
     reading = create_engine(
         url,
-        pool_size=_READERS,
+        pool_size=READERS,
         max_overflow=0,
         pool_pre_ping=True,
         isolation_level="REPEATABLE READ",
@@ -224,3 +245,86 @@ def _bound_stalls(connection: psycopg.Connection[Any], _: object) -> None:
 
 def _take_turn(connection: Connection) -> None:
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE}, hashtext(current_schema()))")
+
+
+# ------------------------------------------------------------------ the schemas of runs
+
+
+def check_database(database: str) -> None:
+    """Raise StoreError where it cannot be used: no psycopg, not there, not ours."""
+    with _writing(make_url(database)) as db:
+        if not db.execute(text("SELECT has_database_privilege(current_database(), 'CREATE')")).scalar():
+            user, name = db.execute(text("SELECT current_user, current_database()")).one()
+            raise StoreError(
+                f"user {user!r} may make no schema in the database {name!r}; GRANT CREATE ON DATABASE {name} TO {user}"
+            )
+
+
+def create_schema(database: str, folder: Path) -> str:
+    """Make a schema for a run's store; returns its URL. Raises StoreError."""
+    name = re.sub("[^a-z0-9]+", "_", folder.resolve().name.lower())[:_LONGEST_NAME].strip("_")
+    schema = f"lightningrl_{name}_{secrets.token_hex(4)}"
+    with _writing(make_url(database)) as db:
+        db.execute(text(f'CREATE SCHEMA "{schema}"'))
+        _sign(db, schema, folder)
+    return _with_schema(make_url(database), schema)
+
+
+def move_schema(store: str, database: str, folder: Path) -> str:
+    """Follow a store whose database is now called `database`: its schema becomes `folder`'s; returns the new URL. Raises
+    StoreError."""
+    moved, schema = _with_schema(make_url(database), _schema_of(store)), _schema_of(store)
+    with _writing(make_url(database)) as db:
+        owner = _owner(db, schema)
+        if owner is None:
+            raise StoreError(
+                f"the database {database!r} has no schema {schema!r}, which has the run's rollouts; restore it, or start a new run"
+            )
+        if owner != folder.resolve() and (owner / "run.json").is_file() and find_store(owner) in (store, moved):
+            raise StoreError(
+                f"the run's rollouts are those of {str(owner)!r}, of which this is a copy: look at it, and go on with that one"
+            )
+        _sign(db, schema, folder)
+    return moved
+
+
+def drop_schema(store: str, folder: Path) -> None:
+    """Remove the schema that was made for `folder`, with all that is in it. Raises StoreError."""
+    url, schema = make_url(store), _schema_of(store)
+    with _writing(url.difference_update_query(["options"])) as db:
+        if _owner(db, schema) == folder.resolve():
+            db.execute(text(f'DROP SCHEMA "{schema}" CASCADE'))
+
+
+@contextmanager
+def _writing(url: URL) -> Iterator[Connection]:
+    database = open_postgresql(url, read_only=True, pragmas={})
+    try:
+        with database.writing.begin() as db:
+            yield db
+    except SQLAlchemyError as error:
+        raise explain(error, database) from error
+    finally:
+        database.close()
+
+
+def _sign(db: Connection, schema: str, folder: Path) -> None:
+    comment = db.execute(
+        text("SELECT quote_literal(:comment)"), {"comment": f"{_COMMENT}{folder.resolve()}"}
+    ).scalar_one()
+    db.exec_driver_sql(f'COMMENT ON SCHEMA "{schema}" IS {comment}'.replace("%", "%%"))
+
+
+def _owner(db: Connection, schema: str) -> Path | None:
+    """Read which folder a schema was made for; None = there is no such schema."""
+    comments = text("SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = :schema")
+    row = db.execute(comments, {"schema": schema}).one_or_none()
+    return None if row is None else Path(str(row[0]).removeprefix(_COMMENT))
+
+
+def _with_schema(url: URL, schema: str) -> str:
+    return url.update_query_dict({"options": f"{_OPTION}{schema}"}).render_as_string(hide_password=False)
+
+
+def _schema_of(store: str) -> str:
+    return str(make_url(store).query["options"]).removeprefix(_OPTION)

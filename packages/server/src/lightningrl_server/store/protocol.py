@@ -50,7 +50,9 @@ class Queue(Protocol):
         task or settings the whole request is refused (`Conflict`)."""
         ...
 
-    async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False) -> Lease | None:
+    async def lease(
+        self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False
+    ) -> Lease | None:
         """Start the next attempt of the oldest queued rollout; waits up to `wait_s` for one, else None. `exclusive`: the worker runs
         one attempt at a time, so what it still holds (the answer to an earlier lease was lost) is queued again, uncharged."""
         ...
@@ -105,7 +107,9 @@ class Queue(Protocol):
         """End those not finished yet as `cancelled`; returns how many. Their heartbeats answer False."""
         ...
 
-    async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
+    async def wait_finished(
+        self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None
+    ) -> tuple[str, ...]:
         """Those that succeeded or failed, as soon as there are `min_finished` (None = all) or `wait_s` is over. Raises StoreTrouble where
         the store has kept nothing for a minute, whoever asked it: none of them will end."""
         ...
@@ -139,7 +143,9 @@ class CallLog(AttemptCalls, Protocol):
         """Keep one call. None = kept now; where its `call_key` was kept before, nothing is added and that first call returns."""
         ...
 
-    async def append_calls(self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()) -> tuple[CallRecord | None, ...]:
+    async def append_calls(
+        self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()
+    ) -> tuple[CallRecord | None, ...]:
         """Keep all choices of one call (`n>1`), or none. All of one attempt; a parent may stand earlier in `records`. `tool_calls`: those
         whose results its request brought, kept with it as `append_tool_calls` does."""
         ...
@@ -219,7 +225,7 @@ class Look(AttemptCalls, Protocol):
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Ask a query of one's own: it runs in a thread, on a read-only connection, in a transaction. The tables are those of
-        `lightningrl_server.store.schema`."""
+        `lightningrl_server.store.tables`."""
         ...
 
 

@@ -9,13 +9,20 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from lightningrl.types import ToolCall, Trajectory, Transition
-from lightningrl_server.store.codec import decode_output
+from lightningrl_server.store.columns import decode_output
 from lightningrl_server.store.errors import Conflict, UnknownRecord
 from lightningrl_server.store.participants import SpanNode, named_agent
-from lightningrl_server.store.prepared import PreparedStatement
-from lightningrl_server.store.reads import OTHER_CALLS, PKS, Reader, chunks, decode_task
-from lightningrl_server.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
-from lightningrl_server.store.tokens import build_transition, prompts_and_completions
+from lightningrl_server.store.reader import (
+    OTHER_CALLS,
+    PKS,
+    Reader,
+    build_transition,
+    chunks,
+    decode_task,
+    prompts_and_completions,
+)
+from lightningrl_server.store.statements import PreparedStatement
+from lightningrl_server.store.tables import attempts, calls, rollouts, scores, spans, tasks, tool_calls
 
 __all__ = ["read_trajectories"]
 
@@ -51,14 +58,14 @@ _HEADS = PreparedStatement(
 
 
 def read_trajectories(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
-    """In the order asked. Raises UnknownRecord, or Conflict where no attempt has ended."""
-    found: dict[str, Trajectory] = {}
+    """Read them in the order asked. Raises UnknownRecord, or Conflict where no attempt has ended."""
+    trajectories: dict[str, Trajectory] = {}
     for ids in chunks(list(dict.fromkeys(rollout_ids))):
-        found |= _some(reader, db, ids)
-    return tuple(found[rollout_id] for rollout_id in rollout_ids)
+        trajectories |= _read_some(reader, db, ids)
+    return tuple(trajectories[rollout_id] for rollout_id in rollout_ids)
 
 
-def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
+def _read_some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
     heads = {row.id: row for row in _HEADS.read(db, ids=rollout_ids)}
     for rollout_id in rollout_ids:
         if rollout_id not in heads:
@@ -76,7 +83,8 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
     for rollout_id in rollout_ids:
         head = heads[rollout_id]
         tree = {row.span: SpanNode(row.parent, row.agent) for row in span_rows.get(head.pk, ())}
-        transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, turns.get(head.pk, {}), reported_of_calls.get(head.pk, {}))
+        rewards = turns.get(head.pk, {}), reported_of_calls.get(head.pk, {})
+        transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, *rewards)
         trajectories[rollout_id] = Trajectory(
             rollout_id=rollout_id,
             attempt=head.number,
@@ -126,7 +134,9 @@ def _transitions(
             *tokens[position],
             policy=reader.text(db, row.policy),
             sampling=reader.sampling(db, row),
-            agent=reader.word(db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id or row.id)),
+            agent=reader.word(
+                db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id or row.id)
+            ),
             offered=reader.offered(db, row.toolset),
             parent_id=None if row.parent is None else rows[row.parent].id,
             rewards=rewards.get(row.idx, {}),

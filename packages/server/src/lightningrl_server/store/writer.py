@@ -2,8 +2,10 @@
 
     await submit(op) ─► queue ─► [BEGIN · op op op … · COMMIT] ─► events, then results, on the caller's loop
 
-An operation that raises undoes the whole group; its members then run again one by one, each in a transaction of its own,
-so that it fails alone. Operations are therefore functions of the database and their arguments only.
+An operation that raises undoes the whole group; its members then run again one by one, each in a transaction of its
+own, so that it fails alone. Operations are therefore functions of the database and their arguments only.
+
+`StorePart` is what queue, call log, ledger and look share: this writer, and threads that read.
 """
 
 from __future__ import annotations
@@ -14,26 +16,30 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
 
 from lightningrl.errors import StoreError
-from lightningrl_server.store.dialects import Database, explain, patiently
-from lightningrl_server.store.errors import StoreTrouble
-from lightningrl_server.store.events import Event
+from lightningrl_server.store.databases import READERS, Database, Event, explain, patiently
+from lightningrl_server.store.errors import AttemptOver, StoreTrouble
+from lightningrl_server.store.reader import Reader
 from lightningrl_server.store.transaction import Transaction
 
-__all__ = ["Writer"]
+__all__ = ["StorePart", "Writer", "reading", "writing"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _MOST_PER_GROUP = 512
 _LINGER_S = 0.004
 _LONG_S = 60.0
-"""Without a single commit: no passing trouble."""
+"""Seconds without a single commit after which trouble is not passing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +60,15 @@ class _JobResult:
 class Writer:
     """Runs operations in a thread; made and used on one event loop."""
 
-    def __init__(self, database: Database, loop: asyncio.AbstractEventLoop, on_events: Callable[[list[Event]], None]) -> None:
+    def __init__(
+        self, database: Database, loop: asyncio.AbstractEventLoop, on_events: Callable[[list[Event]], None]
+    ) -> None:
         self._database = database
         self._loop = loop
         self._on_events = on_events
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self.trouble: StoreTrouble | None = None
-        """Of a database that has kept nothing for long, whoever asked."""
+        """Trouble of a database that has kept nothing for long, whoever asked."""
         self._failing_since: float | None = None
         self._taken: list[_Job[Any]] = []
         self._never = threading.Event()
@@ -70,7 +78,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, op: Callable[[Transaction], T], orphaned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """The future resolves once the operation's commit is on disk, or raises what the operation raised."""
+        """Queue an operation; the future resolves once its commit is on disk, or raises what the operation raised."""
         if self._closed:
             raise StoreTrouble(f"the store {self._database.name!r} is closed; open it again")
         future: asyncio.Future[T] = self._loop.create_future()
@@ -93,14 +101,15 @@ class Writer:
                 self._loop.call_soon_threadsafe(self._give_up, f"{type(error).__name__}: {error}")
 
     def _give_up(self, why: str) -> None:
-        """Tell all that wait, and all that come."""
+        """Refuse all that wait, and all that come."""
         self._closed = True
         left = list(self._taken)
         while not self._jobs.empty():
             left += [job for job in [self._jobs.get_nowait()] if job is not None]
         for job in left:
             if not job.future.done():
-                job.future.set_exception(StoreTrouble(f"the writer of the store {self._database.name!r} has ended ({why}); open it again"))
+                message = f"the writer of the store {self._database.name!r} has ended ({why}); open it again"
+                job.future.set_exception(StoreTrouble(message))
 
     def _write(self) -> None:
         transaction = Transaction(self._database)
@@ -116,8 +125,8 @@ class Writer:
         transaction.close()
 
     def _next_group(self) -> tuple[list[_Job[Any]], bool]:
-        """What is there, and, where the last group had several members, what comes within `_LINGER_S`: under load fewer, larger commits
-        cost less; a caller on its own is not kept waiting."""
+        """Take what waits, and, where the last group had several members, what comes within `_LINGER_S`: under load
+        fewer, larger commits cost less; a caller on its own does not wait."""
         job = self._jobs.get()
         self._taken = [] if job is None else [job]
         if job is not None and self._last_size > 1:
@@ -168,8 +177,8 @@ class Writer:
         return explained
 
     def _note_trouble(self, done: list[_JobResult]) -> None:
-        """A commit ends all trouble."""
-        troubles = [one.error for one in done if isinstance(one.error, StoreTrouble)]
+        """Note since when nothing is kept; a commit ends all trouble."""
+        troubles = [result.error for result in done if isinstance(result.error, StoreTrouble)]
         if len(troubles) < len(done):
             self.trouble = self._failing_since = None
             return
@@ -181,11 +190,92 @@ class Writer:
     def _resolve(self, done: list[_JobResult], events: list[Event]) -> None:
         self._note_trouble(done)
         self._on_events(events)
-        for one in done:
-            if one.job.future.cancelled():
-                if one.error is None and one.job.orphaned is not None:
-                    one.job.orphaned(one.result)
-            elif one.error is not None:
-                one.job.future.set_exception(one.error)
+        for done_job in done:
+            job, error, result = done_job.job, done_job.error, done_job.result
+            if job.future.cancelled():
+                if error is None and job.orphaned is not None:
+                    job.orphaned(result)
+            elif error is not None:
+                job.future.set_exception(error)
             else:
-                one.job.future.set_result(one.result)
+                job.future.set_result(result)
+
+
+class StorePart:
+    """One store's database, writer and reading threads, for the parts that a store is made of."""
+
+    def __init__(self, database: Database, *, read_only: bool = False) -> None:
+        self._database = database
+        self._reader = Reader()
+        self._readers = ThreadPoolExecutor(READERS, "lightningrl-store-reader")
+        self._loop = asyncio.get_running_loop()
+        self._writer = None if read_only else Writer(database, self._loop, self._on_events)
+        self._late = 0
+        """Calls and results refused because their attempt was over."""
+        self._closing = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def _write(self, op: Callable[[Transaction], T], orphaned: Callable[[T], None] | None = None) -> T:
+        if self._writer is None:
+            raise StoreError(f"the store {self._database.name!r} is open for reading only; open it without read_only")
+        try:
+            return await self._writer.submit(op, orphaned)
+        except AttemptOver:
+            self._late += 1
+            raise
+
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        """Run a query in a reading thread, in a read-only transaction."""
+
+        def ask() -> T:
+            with self._database.reading.connect() as db, db.begin():
+                return query(db)
+
+        def run() -> T:
+            try:
+                return patiently(self._database, ask)
+            except self._database.errors as error:
+                raise explain(error, self._database) from error
+
+        if self._closing:
+            raise StoreTrouble(f"the store {self._database.name!r} is closed; open it again")
+        return await self._loop.run_in_executor(self._readers, run)
+
+    async def close(self) -> None:
+        self._closing = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._writer is not None:
+            await self._writer.close()
+            await asyncio.sleep(0)  # the last results
+        self._readers.shutdown()
+        self._database.close()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_events(self, events: Sequence[Event]) -> None:
+        """Take note of a commit, here before its results are handed out, or in another server. Parts add to it."""
+
+
+def writing(
+    op: Callable[Concatenate[Transaction, P], T],
+) -> Callable[Concatenate[StorePart, P], Coroutine[Any, Any, T]]:
+    """Make the method of a part that does `op` in a transaction."""
+
+    async def method(self: StorePart, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._write(lambda tx: op(tx, *args, **kwargs))
+
+    return method
+
+
+def reading(
+    query: Callable[Concatenate[Reader, Connection, P], T],
+) -> Callable[Concatenate[StorePart, P], Coroutine[Any, Any, T]]:
+    """Make the method of a part that asks `query`."""
+
+    async def method(self: StorePart, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.read(lambda db: query(self._reader, db, *args, **kwargs))
+
+    return method

@@ -71,7 +71,7 @@ def _scratch_store(database: str | None, scratch: Path) -> Iterator[str]:
     if database is None:
         yield f"sqlite:///{scratch / 'store.sqlite'}"
         return
-    from lightningrl_server.store.schemas import create_schema, drop_schema
+    from lightningrl_server.store.postgresql import create_schema, drop_schema
 
     store = create_schema(database, scratch)
     try:

@@ -4,14 +4,12 @@ killed or has ended."""
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,7 @@ from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.types import Outcome, Trajectory
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.errors import OlderStore
-from lightningrl_server.store.places import find_store, has_store
+from lightningrl_server.store.location import find_store, has_store
 from lightningrl_server.store.protocol import Look
 from lightningrl_viewer.reading.group_diff import Siblings, build_siblings
 from lightningrl_viewer.reading.origin import read_models
@@ -134,30 +131,17 @@ def _has_ended(rollout: RolloutRecord) -> bool:
 
 @asynccontextmanager
 async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
-    """Open a run. Raises RunFolderError where there is no store. A store of an older version is read from a copy that
-    is brought up to date."""
+    """Open a run. Raises RunFolderError where there is no store."""
     if not has_store(folder):
         raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
     url, path = find_store(folder), folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment)
     if path.is_file() and not path.stat().st_size:
         raise RunFolderError(f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment")
-    with ExitStack() as scratch:
-        try:
-            store = await SqlStore.open(url, read_only=True)
-        except OlderStore:
-            if not url.startswith("sqlite"):
-                raise
-            copy = Path(scratch.enter_context(TemporaryDirectory(prefix="lightningrl-look-"))) / "store.sqlite"
-            with (
-                closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old,
-                closing(sqlite3.connect(copy)) as new,
-            ):
-                old.backup(new)
-            store = await SqlStore.open(f"sqlite:///{copy}")
-        try:
-            yield StoredRun(store, _tokenizers(folder))
-        finally:
-            await store.close()
+    store = await SqlStore.open(url, read_only=True)
+    try:
+        yield StoredRun(store, _tokenizers(folder))
+    finally:
+        await store.close()
 
 
 def _tokenizers(folder: Path) -> Callable[[str], Any | None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import RunFolderError
-from lightningrl_server.store.places import has_store
+from lightningrl_server.store.location import has_store
 from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.origin import read_values
 from lightningrl_viewer.reading.summary import is_live

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Integer, cast, func, select
 
 from lightningrl.types import OtherCallKind, Outcome, RolloutState
-from lightningrl_server.store.schema import attempts, calls, other_calls, rollouts, steps, words
+from lightningrl_server.store.tables import attempts, calls, other_calls, rollouts, steps, words
 
 __all__ = [
     "FailureCount",

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Float, Row, Text, func, select, type_coerce
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState
-from lightningrl_server.store.reads import chunks, read_forgotten
-from lightningrl_server.store.schema import attempts, rollouts, scores, steps, tasks, trained
+from lightningrl_server.store.reader import chunks, read_forgotten
+from lightningrl_server.store.tables import attempts, rollouts, scores, steps, tasks, trained
 
 __all__ = ["MODES", "OUTCOMES", "STATES", "RolloutIndex"]
 

@@ -13,10 +13,10 @@ from sqlalchemy import Connection, case, func, select
 from sqlalchemy.sql import ColumnElement
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState
-from lightningrl_server.store.codec import decode_output
+from lightningrl_server.store.columns import decode_output
 from lightningrl_server.store.errors import UnknownRecord
-from lightningrl_server.store.reads import decode_task
-from lightningrl_server.store.schema import attempts, calls, rollouts, tasks
+from lightningrl_server.store.reader import decode_task
+from lightningrl_server.store.tables import attempts, calls, rollouts, tasks
 from lightningrl_viewer.reading.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
 from lightningrl_viewer.reading.queries.rollout_query import DECIDING, RolloutQuery, choose, group_variances
 

@@ -1,7 +1,9 @@
-"""Where a run's store is: a file in its folder, or a schema of its own in a PostgreSQL database, which the folder names.
+"""Location of a run's store: a file in its folder, or a schema of its own in a PostgreSQL database, which the folder names.
 
 <run>/store.sqlite
-<run>/run.json  {"store": "postgresql://me@host/name?options=-csearch_path%3Dlightningrl_mine_0a1b2c3d"}      never with a password
+<run>/run.json  {"store": "postgresql://me@host/name?options=-csearch_path%3Dlightningrl_mine_0a1b2c3d"}
+
+The URL in `run.json` never holds a password.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ def find_store(folder: Path) -> str:
 
 
 def has_store(folder: Path) -> bool:
-    """Whether the folder has or names one."""
+    """True if the folder has or names a store."""
     return (folder / "store.sqlite").is_file() or _named(folder) is not None
 
 
 def _named(folder: Path) -> str | None:
-    """Another program may have a run.json, too."""
+    """Read the URL that the folder names; None where its run.json names none, or is another program's."""
     try:
         origin = parse_json((folder / "run.json").read_bytes())
     except (OSError, ValueError):

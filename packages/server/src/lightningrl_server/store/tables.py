@@ -1,10 +1,10 @@
-"""The tables.
+"""The tables of a store.
 
-tasks ◄─ rollouts ◄─ attempts ◄─ calls ─► toolsets  words: interned policy, agent and tool names and sampling settings
+tasks ◄─ rollouts ◄─ attempts ◄─ calls ─► toolsets      words: interned names and sampling settings
             │            ├◄──── tool_calls, other_calls, spans
-            ▼            ├◄──── rewards            what the agent reported    ┐ idx = the call's position,
-            │            ├◄──── computed           what the run computed of it ┘ -1 = the attempt itself
-            │            ├◄──── digests, evidence  of what computed it, by the recipe's key; what credit's `score` found
+            ▼            ├◄──── rewards             reported by the agent ┐ idx = the call's position,
+            │            ├◄──── computed            computed by the run   ┘ -1 = the attempt itself
+            │            ├◄──── digests, evidence   of what computed it, by the recipe's key; credit's `score`
          trained ─► steps└◄──── scores, advantages
 """
 
@@ -38,7 +38,7 @@ from lightningrl.types import (
     ToolStatus,
 )
 from lightningrl_server.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
-from lightningrl_server.store.dialects import CLUSTERED, partial_index
+from lightningrl_server.store.databases import CLUSTERED, partial_index
 
 __all__ = [
     "FORGOTTEN",
@@ -65,18 +65,20 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 10
-"""`lightningrl_server.store.migrations` brings older ones up to date."""
+SCHEMA_VERSION = 1
+"""Version of these tables; a store of another version is refused."""
 
 metadata = MetaData()
 
 FORGOTTEN = "forgotten"
-"""Key of `meta`: the last step whose rollouts were deleted, and how many were so far. Whoever remembers rollouts reads them anew when it
-has changed."""
+"""Key of `meta`: the last step whose rollouts were deleted, and how many were so far. A cache of rollouts is read anew
+when it changes."""
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 
-words = Table("words", metadata, Column("pk", Integer, primary_key=True), Column("text", Text, nullable=False, unique=True))
+words = Table(
+    "words", metadata, Column("pk", Integer, primary_key=True), Column("text", Text, nullable=False, unique=True)
+)
 
 tasks = Table(
     "tasks",
@@ -114,7 +116,7 @@ rollouts = Table(
     Column("deciding", Integer),
     Column("created_at", Float, nullable=False),
     Column("branch", Json(BranchPoint, "a branch point")),
-    # of the deciding attempt, as `lightningrl_server.store.participants` lists words; NULL until one has ended
+    # of the deciding attempt, as `lightningrl_server.store.participants` lists words; NULL until an attempt has ended
     *(Column(name, Text) for name in ("roles", "tools", "failed_tools")),
 )
 partial_index("rollouts_queue", rollouts.c.pk, "state = 'queued'")
@@ -159,7 +161,7 @@ calls = Table(
     Column("logprobs", Floats, nullable=False),
     Column("finish_reason", Choice(FinishReason), nullable=False),
     Column("sampling", Integer, nullable=False),
-    Column("seed", Text),  # decimal; stores of version 1 have it in the word of `sampling`
+    Column("seed", Text),  # decimal
     Column("agent", Integer),
     Column("span_id", SpanId),
     Column("is_break", Boolean, nullable=False),
@@ -199,7 +201,7 @@ tool_calls = Table(
     UniqueConstraint("attempt_pk", "span"),
 )
 is_shown = (tool_calls.c.span >= DIALOGUE) & (tool_calls.c.span < DIALOGUE.replace(":", ";"))
-"""Whether a tool call is shown by the dialogue alone; NULL where it has no span."""
+"""True for a tool call that the dialogue alone shows; NULL where it has no span."""
 partial_index("tool_calls_attempt", tool_calls.c.attempt_pk, "span IS NULL")
 Index("tool_calls_status", tool_calls.c.name, tool_calls.c.status)
 
