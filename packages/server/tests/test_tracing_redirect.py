@@ -19,7 +19,7 @@ from lightningrl.call_origin import CallOrigin
 from lightningrl_client.attribution.call_ids import CallLedger
 from lightningrl_client.attribution.redirect import Redirection
 from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
-from lightningrl_server.gateway.exchange import said_role
+from lightningrl_server.gateway.model_call import named_role
 from lightningrl_testing.scripted_server import ScriptedServer
 
 OPENAI = "https://api.openai.com/v1/chat/completions"
@@ -231,7 +231,7 @@ async def test_a_clients_proxy_does_not_stand_before_the_gateway(scene: Scene, l
 @pytest.mark.parametrize("agent", ["writer", "team/Ärztin", "50%25 sure", "100%", " padded ", "two\nlines"])
 def test_a_role_arrives_as_it_was_named(agent: str) -> None:
     headers = {name.encode(): value.strip().encode() for name, value in CallOrigin(agent=agent).headers().items()}
-    assert said_role(headers) == agent
+    assert named_role(headers) == agent
 
 
 def test_import_time_async_clients_survive_one_event_loop_per_rollout(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from lightningrl.errors import (
     ContextOverflow as ContextOverflow,
     LightningError as LightningError,
 )
-from lightningrl_server.gateway.errors import Refusal as Refusal
+from lightningrl_server.gateway.request import Refusal as Refusal
 from lightningrl_server.gateway.request import CallRequest as CallRequest
 from lightningrl.plugins import Plugin as Plugin, PluginManager as PluginManager, hookimpl as hookimpl
 from lightningrl.protocols import (

@@ -39,7 +39,7 @@ class Engines(Protocol):
 
 
 class ServerMetrics:
-    """Counts one server's calls. A `lightningrl_server.gateway.watch.CallWatch`."""
+    """Counts one server's calls. A `lightningrl_server.gateway.settings.CallWatch`."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

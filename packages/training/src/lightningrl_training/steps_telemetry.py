@@ -85,9 +85,8 @@ def open_spans(config: TelemetryConfig | None, environment: Mapping[str, str], *
     exporter_log = logging.getLogger(OTLPSpanExporter.__module__)
     exporter_log.addFilter(hide_keys)
     exporter = OTLPSpanExporter() if place is None else OTLPSpanExporter(endpoint=place[0], headers=place[1])
-    resource = Resource.create(
-        {"service.name": environment.get("OTEL_SERVICE_NAME", "lightningrl"), "lightningrl.run": run}
-    )
+    service = environment.get("OTEL_SERVICE_NAME", "lightningrl")
+    resource = Resource.create({"service.name": service, "lightningrl.run": run})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter)
     provider.add_span_processor(processor)

@@ -71,7 +71,7 @@ class EngineLink:
         self._sampling = 0
         self._tokens = 0
         self._call_seconds = 0.0
-        """Of all calls that are over, together."""
+        """Seconds of all calls that are over, together."""
         self._began: dict[str, float] = {}
         """When the calls that are being sampled began, by id."""
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -94,7 +94,7 @@ class EngineLink:
 
     @property
     def call_seconds(self) -> float:
-        """That calls were being sampled so far, all of them together, calls cut off included."""
+        """Seconds that calls were sampled so far, all of them together, calls cut off included."""
         now = time.monotonic()
         return self._call_seconds + sum(now - began for began in self._began.values())
 
@@ -104,7 +104,8 @@ class EngineLink:
         return EngineLinks([self]).call_speed
 
     async def start(self, *, wait_s: float = 60.0) -> None:
-        """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in time."""
+        """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in
+        time."""
         if self._runner is None:
             self._runner = asyncio.create_task(self._run(), name="engine-link")
         connected = asyncio.create_task(self._connected.wait())
@@ -156,7 +157,12 @@ class EngineLink:
             except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
                 logger.warning("engine link to %s: %s; trying again in %.1f s", self.url, error, self._wait_s)
             except (msgspec.DecodeError, ValueError) as error:
-                logger.warning("engine link to %s: a frame cannot be read: %s; connecting anew in %.1f s", self.url, error, self._wait_s)
+                logger.warning(
+                    "engine link to %s: a frame cannot be read: %s; connecting anew in %.1f s",
+                    self.url,
+                    error,
+                    self._wait_s,
+                )
             except Exception:  # the boundary to the server: whatever broke, the engine serves again once it is connected anew
                 logger.exception("engine link to %s broke; connecting anew in %.1f s", self.url, self._wait_s)
             await asyncio.sleep(self._wait_s)
@@ -206,7 +212,10 @@ class EngineLink:
         self._idle.clear()
         try:
             request = GenerateRequest(
-                id=message.id, prompt_ids=unpack_ids(message.prompt_ids), sampling=message.sampling, session=message.session
+                id=message.id,
+                prompt_ids=unpack_ids(message.prompt_ids),
+                sampling=message.sampling,
+                session=message.session,
             )
             await self._sample(request, outbox, whole=message.whole)
         except ContextOverflow as error:
@@ -230,7 +239,11 @@ class EngineLink:
             async for chunk in chunks:
                 if version is not None and chunk.policy_version != version:
                     outbox.put(
-                        Failure(request.id, "engine", f"weights changed from version {version} to {chunk.policy_version} in mid-call")
+                        Failure(
+                            request.id,
+                            "engine",
+                            f"weights changed from version {version} to {chunk.policy_version} in mid-call",
+                        )
                     )
                     return
                 version = chunk.policy_version

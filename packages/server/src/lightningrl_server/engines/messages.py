@@ -3,8 +3,8 @@
     engine ──► Hello · Chunk · Failed · Hold · Release ──► server
     engine ◄────── Welcome · Generate · Cancel ─────────── server
 
-A binary frame is a msgpack array of messages, so whatever is ready at one moment travels together. Token ids and logprobs are
-packed little-endian int32 / float32: what the engine sampled arrives bit for bit.
+A binary frame is a msgpack array of messages, so whatever is ready at one moment travels together. Token ids and
+logprobs are packed little-endian int32 / float32: what the engine sampled arrives bit for bit.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def _array(code: str, data: bytes) -> array.array[int]:
 
 
 async def first_to_end(*halves: Coroutine[Any, Any, None]) -> None:
-    """A link's reader and its writer, until one of them ends or fails: the other is then stopped. Raises what ended it."""
+    """A link's reader and its writer, until one of them ends or fails: the other is then stopped. Raises what ended
+    it."""
     tasks = [asyncio.create_task(half) for half in halves]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +161,8 @@ class Outbox:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def put(self, message: object) -> None:
-        """Raises ValueError for a message that no frame can carry (a number beyond 64 bits, half a character): it alone is not sent."""
+        """Raises ValueError for a message that no frame can carry (a number beyond 64 bits, half a character): it alone
+        is not sent."""
         try:
             self._messages.append(msgspec.Raw(self._encode(message)))
         except (OverflowError, TypeError, ValueError) as error:

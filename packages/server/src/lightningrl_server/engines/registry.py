@@ -43,7 +43,7 @@ class _Policy:
     seats: list[_Seat] = field(default_factory=list[_Seat])
     free: asyncio.Event = field(default_factory=asyncio.Event)
     info: EngineInfo | None = None
-    known: asyncio.Event = field(default_factory=asyncio.Event)
+    has_info: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
     overridden: Counter[str] = field(default_factory=Counter[str])
     ignored: Counter[str] = field(default_factory=Counter[str])
@@ -51,7 +51,7 @@ class _Policy:
     def refresh(self) -> None:
         for seat in self.seats:
             self.info = seat.engine.info
-            self.known.set()
+            self.has_info.set()
         if any(not seat.held for seat in self.seats):
             self.free.set()
         else:
@@ -73,7 +73,7 @@ class EngineRegistry:
         policy.refresh()
 
     def detach(self, engine: Engine) -> None:
-        """It is gone; what it was generating fails by itself with `EngineGone`."""
+        """Take out an engine that is gone; what it was generating fails by itself with `EngineGone`."""
         policy = self._policies[engine.info.policy]
         policy.seats = [seat for seat in policy.seats if seat.engine is not engine]
         policy.refresh()
@@ -115,15 +115,15 @@ class EngineRegistry:
         _note(self._policies.setdefault(policy, _Policy()).ignored, (name[:_LONGEST_FIELD] for name in fields))
 
     async def info(self, policy: str) -> EngineInfo:
-        """What serves the policy; waits for the first engine. Raises EngineUnavailable after `wait_s`."""
+        """The newest engine of the policy; waits for the first engine. Raises EngineUnavailable after `wait_s`."""
         state = self._policies.setdefault(policy, _Policy())
         if state.info is None:
-            await self._wait(state.known, policy, asyncio.get_running_loop().time() + self.wait_s)
+            await self._wait(state.has_info, policy, asyncio.get_running_loop().time() + self.wait_s)
         assert state.info is not None
         return state.info
 
     def context_length(self, policy: str) -> int | None:
-        """Of what serves the policy, or served it last; None = no engine was ever connected."""
+        """Context of the policy's newest engine; None = none was ever connected."""
         state = self._policies.get(policy)
         return None if state is None or state.info is None else state.info.context_length
 

@@ -1,6 +1,6 @@
 """The gateway's routes: model calls of rollouts, each under its attempt's own path and key.
 
-/rollouts/{rollout}/attempts/{n}{base}/{endpoint}   POST   of each dialect (`lightningrl.dialects`): a policy, or the upstream
+/rollouts/{rollout}/attempts/{n}{base}/{endpoint}   POST   each dialect's (`lightningrl.dialects`): policy or upstream
 /rollouts/{rollout}/attempts/{n}/v1/models[/{name}] GET    the policies by name
 /v1/…                                               403: a call that belongs to no rollout fails closed;
                                                     or the calls of `settings.plain_rollout`
@@ -14,27 +14,25 @@ from typing import Any
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from lightningrl.dialects import DIALECTS, Dialect
+from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.calls import PolicyCalls
 from lightningrl_server.gateway.dialects.format import load_format
 from lightningrl_server.gateway.endpoints import (
     CountTokens,
     ForwardEndpoint,
-    ModelCall,
     Models,
     OfRollout,
     RefusedEndpoint,
     RefusedPath,
-    Services,
     refuse_unattributed,
     refuse_upgrade,
 )
+from lightningrl_server.gateway.model_call import ModelCall, Services
+from lightningrl_server.gateway.prompt import Threads
 from lightningrl_server.gateway.refusals import RefusalLog
-from lightningrl_server.gateway.settings import GatewaySettings
-from lightningrl_server.gateway.threads import Threads
+from lightningrl_server.gateway.settings import CallWatch, GatewaySettings
 from lightningrl_server.gateway.upstream import Forwarder
-from lightningrl_server.gateway.watch import CallWatch
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.store.protocol import CallLog
 
@@ -82,13 +80,14 @@ class Gateway:
         self._services.refusals.forget(rollout_id, attempt)
 
     async def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
-        """Whether a call of the attempt was refused because its prompt was beyond the context: an `agent_error` is then a
-        `context_overflow`. The store remembers it, also after a restart."""
+        """True if a call of the attempt was refused because its prompt was beyond the context: an `agent_error` is then
+        a `context_overflow`. The store remembers it, also after a restart."""
         return await self._services.refusals.has_overflow(rollout_id, attempt)
 
     async def close(self) -> None:
         """Close the connections to the upstream and let go of the threads."""
-        await self._services.forwarder.close()
+        if self._services.forwarder is not None:
+            await self._services.forwarder.close()
         self._services.threads.close()
 
 
@@ -100,19 +99,22 @@ def create_gateway(
     dialects: Sequence[Dialect] = DIALECTS,
     watch: CallWatch | None = None,
 ) -> Gateway:
-    """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name. Raises ConfigError."""
+    """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name. Raises
+    ConfigError."""
     settings = settings or GatewaySettings()
     threads = Threads()
     policy_calls = PolicyCalls(log, engines, renderers, settings, threads, watch)
+    has_upstream = settings.upstream is not None or bool(settings.upstream_models)
     counting = frozenset(endpoint for dialect in dialects for endpoint in dialect.counting)
     return Gateway(
         Services(
             policy_calls=policy_calls,
-            forwarder=Forwarder(log, policy_calls, settings),
+            forwarder=Forwarder(log, policy_calls, settings) if has_upstream else None,
             refusals=RefusalLog(log, max_attempts=settings.max_attempts_in_memory, counting=counting),
             settings=settings,
             threads=threads,
             watch=watch,
             formats={dialect: load_format(dialect) for dialect in dialects},
+            key_headers=key_headers(dialects),
         )
     )

@@ -1,10 +1,12 @@
-"""Tools as the dialogue shows them: what an answer asked for, and the result that a later request of the attempt brings.
+"""Tools as the dialogue shows them: what an answer asked for, and the result that a later request of the attempt
+brings.
 
-answer    tool_calls  [call_1: search {"q": "x"}]                                      ─► waiting
-request   … {"role": "tool", "tool_call_id": "call_1", "content": "3 results"}           ─► a ToolCallRecord, kept with that request's call
-restart   waiting is read again from the kept completions; what was recorded before is not recorded twice (the store sees to it)
+answer    tool_calls  [call_1: search {"q": "x"}]                                ─► waiting
+request   … {"role": "tool", "tool_call_id": "call_1", "content": "3 results"}     ─► a ToolCallRecord of that call
+restart   waiting is read again from the recorded completions; the store records nothing twice
 
-Nobody measured such a tool: its duration is 0, and its status is `unknown` unless the dialogue itself says that it failed.
+Nobody measured such a tool: its duration is 0, and its status is `unknown` unless the dialogue itself says that it
+failed.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ class ShownTool:
         )
 
     def _status(self) -> ToolStatus:
-        """`unknown` unless the dialogue says more: a tool that was not offered, arguments that do not fit and a result that says so, a
-        result that the request calls a failure."""
+        """`unknown` unless the dialogue says more: a tool that was not offered, arguments that do not fit and a result
+        that says so, a result that the request calls a failure."""
         name, offered = self.request.name, self.asker.offered
         if not is_offered(name, offered):
             return ToolStatus.UNKNOWN_TOOL
@@ -91,11 +93,11 @@ class AskedTools:
     """The tool calls of one attempt whose results are still to come."""
 
     def __init__(self, renderers: Mapping[str, PolicyRenderer]) -> None:
-        """`renderers` by policy, to read kept answers again."""
+        """`renderers` by policy, to read recorded answers again."""
         self._renderers = renderers
         self._waiting: dict[str, _AskedTool] = {}
         """Calls asked for by their tool-call id, in the order of asking."""
-        self._kept: dict[str, Transition] = {}
+        self._recorded: dict[str, Transition] = {}
         """Answers by the tool-call ids they ask for; each is read where a result of its comes."""
         self._ours: set[str] = set()
         """All ids that the attempt's answers gave."""
@@ -108,14 +110,15 @@ class AskedTools:
             self._waiting[request.id] = _AskedTool(request, asker, before)
 
     def restore(self, calls: Iterable[CallRecord]) -> None:
-        """Take over what the store kept, as after a restart of the server."""
+        """Take over what the store has, as after a restart of the server."""
         for call in calls:
             self._ours.update(call.transition.tool_call_ids)
-            self._kept.update((call_id, call.transition) for call_id in call.transition.tool_call_ids)
+            self._recorded.update((call_id, call.transition) for call_id in call.transition.tool_call_ids)
 
     def find(self, request: CallRequest, parent_id: str | None = None) -> list[ShownTool]:
-        """The tools that are waited for and whose results stand in the request. `parent_id`: the call that it goes on from."""
-        if not self._waiting and not self._kept:
+        """The tools that are waited for and whose results stand in the request. `parent_id`: the call that it goes on
+        from."""
+        if not self._waiting and not self._recorded:
             return []
         results: dict[str, Mapping[str, Any]] = {}
         has_others = False
@@ -123,8 +126,8 @@ class AskedTools:
             if message["role"] != "tool":
                 continue
             call_id = message.get("tool_call_id")
-            if call_id in self._kept:
-                self._read(self._kept[call_id])
+            if call_id in self._recorded:
+                self._read(self._recorded[call_id])
             if call_id in self._waiting:
                 results.setdefault(call_id, message)
             elif call_id not in self._ours:
@@ -146,15 +149,16 @@ class AskedTools:
     def _by_name(
         self, messages: Sequence[Mapping[str, Any]], parent_id: str | None, results: Mapping[str, Any]
     ) -> dict[str, Mapping[str, Any]]:
-        """Results of the last answer that came without our ids: by name and arguments of the call that they answer, in order."""
+        """Results of the last answer that came without our ids: by name and arguments of the call that they answer, in
+        order."""
         # A client with ids of its own, or with none (`t?`), goes on from the answer that asked for call_1 and call_2:
         #     assistant [tA: search {"q": 1}, tB: search {"q": 2}]      tool tB "two"      tool tA "one"
         #     tB is search {"q": 2}, as is call_2; tA is search {"q": 1}, as is call_1
         last = next((place for place in reversed(range(len(messages))) if messages[place].get("tool_calls")), None)
         if last is None:
             return {}
-        for kept in [kept for kept in self._kept.values() if parent_id in (None, kept.id)]:
-            self._read(kept)
+        for answer in [answer for answer in self._recorded.values() if parent_id in (None, answer.id)]:
+            self._read(answer)
         waiting = {
             call_id: asked for call_id, asked in self._waiting.items() if call_id not in results and parent_id in (None, asked.asker.id)
         }
@@ -173,13 +177,13 @@ class AskedTools:
                 joined[call_id] = message
         return joined
 
-    def _read(self, kept: Transition) -> None:
-        """Parse a kept answer for the tools that it asks for."""
-        for call_id in kept.tool_call_ids:
-            self._kept.pop(call_id, None)
-        renderer = self._renderers.get(kept.policy)
+    def _read(self, answer: Transition) -> None:
+        """Parse a recorded answer for the tools that it asks for."""
+        for call_id in answer.tool_call_ids:
+            self._recorded.pop(call_id, None)
+        renderer = self._renderers.get(answer.policy)
         if renderer is not None:
-            self.add(kept, read_recorded(renderer, kept).tool_calls[: len(kept.tool_call_ids)])
+            self.add(answer, read_recorded(renderer, answer).tool_calls[: len(answer.tool_call_ids)])
 
 
 def _digest(message: Mapping[str, Any]) -> bytes:
@@ -190,7 +194,8 @@ def _digest(message: Mapping[str, Any]) -> bytes:
 def _answered(
     calls: Sequence[Mapping[str, Any]], following: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], tuple[str, str]]]:
-    """Each result with the name and arguments of the call that it answers: by the client's own id, else by name, else in order."""
+    """Each result with the name and arguments of the call that it answers: by the client's own id, else by name, else
+    in order."""
     left = list(calls)
     for message in following:
         if message["role"] != "tool" or not left:
@@ -203,4 +208,7 @@ def _answered(
             left.remove(same[0])
             function = same[0]["function"]
             arguments = function["arguments"]
-            yield message, (function["name"], canonical(arguments if isinstance(arguments, str) else json.dumps(arguments)))
+            yield (
+                message,
+                (function["name"], canonical(arguments if isinstance(arguments, str) else json.dumps(arguments))),
+            )

@@ -1,20 +1,23 @@
-"""The choices of one call: sampled together, each a transition of its own."""
+"""The choices of one call: sampled together, each a transition of its own; or read again from their records."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lightningrl.errors import EngineUnavailable
-from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl.records import AttemptInfo, CallRecord
+from lightningrl.types import EngineInfo, GenerateRequest, SamplingSettings, TokenChunk
 from lightningrl_server.engines.registry import EngineRegistry
-from lightningrl_server.gateway.request import CallRequest
+from lightningrl_server.gateway.request import Answer, CallRequest
 from lightningrl_server.rendering.completion import Choice, CompletionText, ShownText, TextDelta
-from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_server.rendering.renderer import PROMPT_TAIL, PolicyRenderer
+from lightningrl_server.rendering.tokenizer import context_overflow
 
-__all__ = ["ChoiceSampler", "SampledChoice"]
+__all__ = ["ChoiceSampler", "SampledChoice", "answer_again", "choose_sampling", "repeat_choices"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,7 +56,7 @@ class ChoiceSampler:
         self._sampling = sampling
         self._id = transition_id
         self._streamed: dict[int, tuple[GenerateRequest, CompletionText, int]] = {}
-        """By index; with the policy's version."""
+        """Choices that have begun, by index, with the policy's version."""
 
     async def whole(self) -> list[SampledChoice]:
         """All choices, in order."""
@@ -109,16 +112,17 @@ class ChoiceSampler:
 
     def broken_off(self, shown: Mapping[int, ShownText]) -> list[SampledChoice]:
         """The part of each choice that an agent that left the stream was shown, in order."""
-        found = []
-        for index, (call, text, version) in sorted(self._streamed.items()):
-            if index in shown:
-                completion = text.broken_off(shown[index])
-                found.append(
-                    SampledChoice(
-                        id=call.id, completion=completion, version=version, sampling=call.sampling, last_delta=TextDelta(index=index)
-                    )
-                )
-        return found
+        return [
+            SampledChoice(
+                id=call.id,
+                completion=text.broken_off(shown[index]),
+                version=version,
+                sampling=call.sampling,
+                last_delta=TextDelta(index=index),
+            )
+            for index, (call, text, version) in sorted(self._streamed.items())
+            if index in shown
+        ]
 
     def _place(self, index: int) -> tuple[GenerateRequest, CompletionText]:
         sampling = self._sampling
@@ -129,7 +133,7 @@ class ChoiceSampler:
             self._prompt_ids,
             index=index,
             allow_tools=bool(self._request.tools) and self._request.allow_tools,
-            schemas=self._request.schemas,
+            schemas=_schemas(self._request),
             parallel_tools=self._request.parallel_tools,
             stop=sampling.stop,
         )
@@ -159,3 +163,83 @@ class ChoiceSampler:
             raise EngineUnavailable(f"the engine of policy {self._policy!r} returned a completion without a token or a finish reason")
         completion, delta = text.finish(last.finish_reason)
         return SampledChoice(id=call.id, completion=completion, version=last.policy_version, sampling=call.sampling, last_delta=delta)
+
+
+def choose_sampling(
+    info: AttemptInfo,
+    request: CallRequest,
+    default: SamplingSettings,
+    engine: EngineInfo,
+    renderer: PolicyRenderer,
+    prompt_tokens: int,
+) -> SamplingSettings:
+    """The settings of a call: the rollout's or the `default` ones, within what the context leaves and the request asks
+    for. Raises ContextOverflow."""
+    base = info.sampling or default
+    room = engine.context_length - prompt_tokens
+    if room < 1:
+        raise context_overflow(engine.context_length, str(prompt_tokens))
+    return replace(
+        base,
+        max_tokens=min(base.max_tokens, room, request.max_tokens or room),
+        stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
+        stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids, *request.extras.stop_token_ids))),
+        seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ
+    )
+
+
+def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> Answer:
+    """The answer of a call that is in the store, as it was given the first time."""
+    first = stored[0].transition
+    return Answer(
+        id=first.id,
+        model=request.model,
+        policy=first.policy,
+        policy_version=first.policy_version,
+        prompt_tokens=len(first.prompt_ids),
+        cached_tokens=0,
+        choices=_read_again(renderer, request, stored),
+        created=int(first.started_at),
+    )
+
+
+def _read_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> tuple[Choice, ...]:
+    """The choices of a recorded call, read as `request` wants them."""
+    choices = []
+    for index, call in enumerate(stored):
+        transition = call.transition
+        text = CompletionText(
+            renderer,
+            transition.prompt_ids[-PROMPT_TAIL:].tolist(),
+            index=index,
+            allow_tools=bool(request.tools) and request.allow_tools,
+            schemas=_schemas(request),
+            parallel_tools=request.parallel_tools,
+            stop=transition.sampling.stop,
+            tool_call_ids=transition.tool_call_ids,
+        )
+        text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
+        choices.append(text.finish(transition.finish_reason)[0])
+    return tuple(choices)
+
+
+def repeat_choices(
+    renderer: PolicyRenderer, request: CallRequest, recorded: Sequence[CallRecord], transition_id: str
+) -> list[SampledChoice]:
+    """The choices of a recorded call, for a new one that repeats it."""
+    return [
+        SampledChoice(
+            id=f"{transition_id}-{index}" if index else transition_id,
+            completion=completion,
+            version=record.transition.policy_version,
+            sampling=record.transition.sampling,
+            last_delta=TextDelta(index=index),
+            replayed_from=record.transition.id,
+        )
+        for index, (record, completion) in enumerate(zip(recorded, _read_again(renderer, request, recorded), strict=True))
+    ]
+
+
+def _schemas(request: CallRequest) -> dict[str, Any]:
+    """JSON schemas of the arguments, by the name of the tool."""
+    return {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.tools or ()}

@@ -1,17 +1,22 @@
-"""The calls of an attempt so far: finds the earlier call that a new request continues.
+"""The calls of an attempt so far: finds the earlier call that a new request continues, by its messages or by its id.
 
     messages   m0  m1  a1  m2 …         a1 = an answer of ours, as the agent sends it back
     chain      h0  h1  h2  h3           h_i = H(h_{i-1}, m_i)
                         └─ answers[h2] ─► the call whose tokens are the beginning of this prompt
 
-Messages are compared by meaning: text, tool calls by id, name and parsed arguments. Hashes keep it linear and forget the text.
+    call r1   [instructions] m0 ─► a0          remembered: the tokens, and digests of their messages, as in the store
+    call r2   previous = r1, [instructions] m2 ─► tokens of r1 + a0 + m2      same instructions and tools: a prefix
+    call r3   previous = r2, other instructions ─► rendered again from the messages, which only this process has
+
+Messages are compared by meaning: text, tool calls by id, name and parsed arguments. Hashes keep it linear and forget
+the text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +24,18 @@ import msgspec
 import numpy as np
 
 from lightningrl.records import CallRecord
-from lightningrl.types import IntArray
+from lightningrl.types import IntArray, Transition
+from lightningrl_server.gateway.request import Refusal
 
 __all__ = [
+    "Conversation",
+    "Conversations",
     "History",
     "Match",
     "PastCall",
     "as_ids",
     "chain_digests",
+    "digest_head",
     "digest_tools",
     "extend_digest",
     "history_key",
@@ -49,6 +58,11 @@ class PastCall:
     prompt_ids: IntArray
     completion_ids: IntArray
     tools: bytes
+    """Digest of the tools that stand in the prompt, and of the policy."""
+
+    @classmethod
+    def of(cls, transition: Transition, tools: bytes) -> PastCall:
+        return cls(transition.id, transition.prompt_ids, transition.completion_ids, tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +72,10 @@ class Match:
     call: PastCall | None
     """None = a new history."""
     covered: int = 0
-    """How many of the messages the call's tokens stand for."""
+    """Number of the messages that the call's tokens stand for."""
     is_break: bool = False
-    """The messages extend an earlier call's, but its tokens cannot begin this prompt (an edited answer, other tools, another policy)."""
+    """The messages extend an earlier call's, but its tokens cannot begin this prompt (an edited answer, other tools,
+    another policy)."""
 
 
 class History:
@@ -78,7 +93,8 @@ class History:
         """The latest call that these messages continue."""
         # Earlier: [u1] ─► a1, [u1 a1 u2] ─► a2. Now, from the end:
         #     [u1 a1 u2 a2 u3]    a2 is an answer: its call stands for 4 messages, u3 is bridged to its tokens
-        #     [u1 a1 u2 a2* u3]   a2* is none of ours, but [u1 a1 u2] was asked: a break; a1's call stands for 2 messages
+        #     [u1 a1 u2 a2* u3]   a2* is none of ours, but [u1 a1 u2] was asked: a break; a1's call stands for 2
+        # messages
         #     [u1* a1 u2]         nothing before a1 was asked: a new history
         broken = False
         for i in range(len(messages) - 2, -1, -1):
@@ -92,17 +108,96 @@ class History:
         return Match(None, 0, broken)
 
     def restore(self, calls: Iterable[CallRecord]) -> None:
-        """From what the store kept, as after a restart of the server."""
+        """Take over what the store has, as after a restart of the server."""
+        for call in calls:
+            if call.history_key is not None:
+                prompt, answer, tools, *_ = (bytes.fromhex(part) for part in call.history_key.split("."))
+                self.add(PastCall.of(call.transition, tools), prompt, answer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Conversation:
+    """The messages that one answer ended, as the next call needs them."""
+
+    call: PastCall
+    digest: bytes
+    """Digest of all messages up to and including the answer."""
+    head: bytes
+    """Digest of the instructions that stand at the beginning of the call's tokens."""
+    added: tuple[Mapping[str, Any], ...] | None = None
+    """The call's new messages and its answer; None = this process was not there."""
+    previous: str | None = None
+    parent: str | None = None
+    """The answer that its messages go on from, by its id or by saying them again."""
+    stored: Transition | None = None
+    """Its record in the store, where this process was not there."""
+
+
+class Conversations:
+    """The answers of one attempt that a later call may go on from."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Conversation] = {}
+
+    def add(self, conversation: Conversation) -> None:
+        self._by_id[conversation.call.id] = conversation
+
+    def find(self, transition_id: str) -> Conversation:
+        """Raises Refusal where there is none."""
+        conversation = self._by_id.get(transition_id)
+        if conversation is None:
+            raise Refusal(
+                f"no previous response 'resp_{transition_id}' in this attempt; send the id of one of its own responses, or the whole input",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        return conversation
+
+    def answer(self, transition_id: str, read: Callable[[Transition], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """The message of an answer, by `read` where only the store has it; None where the attempt has none."""
+        conversation = self._by_id.get(transition_id)
+        if conversation is None:
+            return None
+        return read(conversation.stored) if conversation.stored is not None else (conversation.added or (None,))[-1]
+
+    def holds(self, last: str | None, transition_id: str) -> bool:
+        """True if the conversation that the answer `last` ends has this one's."""
+        while last is not None and last != transition_id:
+            step = self._by_id.get(last)
+            last = step.parent if step is not None else None
+        return last is not None
+
+    def messages(self, conversation: Conversation) -> tuple[Mapping[str, Any], ...]:
+        """The whole conversation without its instructions. Raises Refusal where the process that heard it is gone."""
+        parts: list[tuple[Mapping[str, Any], ...]] = []
+        step: Conversation | None = conversation
+        while step is not None:
+            if step.added is None:
+                raise Refusal(
+                    f"response 'resp_{conversation.call.id}' cannot go on with other instructions or tools: its "
+                    "messages went with a "
+                    "restart of the server; send the whole conversation as input",
+                    code="previous_response_not_found",
+                    param="previous_response_id",
+                )
+            parts.append(step.added)
+            step = self._by_id.get(step.previous) if step.previous is not None else None
+        return tuple(message for part in reversed(parts) for message in part)
+
+    def restore(self, calls: Iterable[CallRecord]) -> None:
+        """Take over what the store has, as after a restart of the server."""
         for call in calls:
             if call.history_key is None:
                 continue
-            prompt, answer, tools, *_ = (bytes.fromhex(part) for part in call.history_key.split("."))
-            kept = call.transition
-            self.add(PastCall(kept.id, kept.prompt_ids, kept.completion_ids, tools), prompt, answer)
+            _, answer, tools, *head = (bytes.fromhex(part) for part in call.history_key.split("."))
+            if head:
+                past, parent = PastCall.of(call.transition, tools), call.transition.parent_id
+                self.add(Conversation(call=past, digest=answer, head=head[0], parent=parent, stored=call.transition))
 
 
 def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None = None) -> str:
-    """What the store keeps of it. `head`: digest of the instructions, where a later call may go on from this one by its id."""
+    """The digests as the store keeps them. `head`: digest of the instructions, where a later call may go on from this
+    one by its id."""
     key = f"{prompt.hex()}.{answer.hex()}.{tools.hex()}"
     return key if head is None else f"{key}.{head.hex()}"
 
@@ -129,13 +224,19 @@ def extend_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(digest + _encode(meaning), digest_size=_SIZE).digest()
 
 
+def digest_head(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """Digest of a call's instructions."""
+    return chain_digests(messages)[-1] if messages else b"\0"
+
+
 def digest_tools(tools: Sequence[Mapping[str, Any]] | None, policy: str = "") -> bytes:
     """Digest of the tools offered, which stand in the prompt, and of whose tokens it is made."""
     return hashlib.blake2b(pack((policy, tools or ())), digest_size=_SIZE).digest()
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """`Transition.offered`: names and schemas of the arguments, the same text for the same tools. Empty for more than are kept."""
+    """`Transition.offered`: names and schemas of the arguments, the same text for the same tools. Empty for more than
+    are kept."""
     if not tools or len(pack(tools)) > _MOST_OFFERED:
         return ""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
@@ -154,7 +255,8 @@ def as_ids(token_ids: Sequence[int]) -> IntArray:
     """Token ids as the store and the learner keep them; in parts, between which other threads have their turn."""
     if len(token_ids) <= _PART:
         return np.asarray(token_ids, dtype=np.int32)
-    return np.concatenate([np.asarray(token_ids[start : start + _PART], dtype=np.int32) for start in range(0, len(token_ids), _PART)])
+    starts = range(0, len(token_ids), _PART)
+    return np.concatenate([np.asarray(token_ids[start : start + _PART], dtype=np.int32) for start in starts])
 
 
 def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -166,7 +268,8 @@ def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _same_numbers(value: Any) -> Any:
-    """With one spelling of each number: a policy's `20.0` is `20` once a client in JavaScript sends it back."""
+    """The value with one spelling of each number: a policy's `20.0` is `20` once a client in JavaScript sends it
+    back."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, dict):

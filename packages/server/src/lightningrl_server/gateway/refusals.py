@@ -1,4 +1,5 @@
-"""Refused calls, kept with their attempt: an agent may swallow the error, and its rollout still says what went wrong."""
+"""Refused calls, kept with their attempt: an agent may swallow the error, and its rollout still says what went
+wrong."""
 
 from __future__ import annotations
 
@@ -6,19 +7,19 @@ import logging
 import time
 from collections import Counter, OrderedDict
 
-from lightningrl.errors import StoreError
+from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.records import AttemptInfo
 from lightningrl.types import OtherCall, OtherCallKind
-from lightningrl_server.gateway.errors import CONTEXT_CODE, Refusal
-from lightningrl_server.gateway.request import CallContext
+from lightningrl_server.gateway.request import CONTEXT_CODE, CallContext, Refusal
+from lightningrl_server.store.errors import AttemptOver, StoreFull
 from lightningrl_server.store.protocol import CallLog
 
-__all__ = ["RefusalLog"]
+__all__ = ["RefusalLog", "refusal_of"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 100
-"""Of one attempt and kind: an agent that asks again and again would fill the store with one sentence."""
+"""Refusals of one attempt and kind: an agent that asks again and again would fill the store with one sentence."""
 
 
 class RefusalLog:
@@ -57,10 +58,25 @@ class RefusalLog:
             logger.info("rollout %s, attempt %s: a refused call is not recorded: %s", *place, error)
 
     async def has_overflow(self, rollout_id: str, attempt: int) -> bool:
-        """Whether a call of the attempt was refused because its prompt was beyond the context."""
+        """True if a call of the attempt was refused because its prompt was beyond the context."""
         calls = await self._log.other_calls(rollout_id, attempt)
         return any(call.code == CONTEXT_CODE and call.path not in self._counting for call in calls)
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free an ended attempt's memory."""
         self._counts.pop((rollout_id, attempt), None)
+
+
+def refusal_of(error: ContextOverflow | EngineUnavailable | BackendError | StoreError) -> Refusal:
+    """The sentence for an agent whose call failed."""
+    if isinstance(error, ContextOverflow):
+        return Refusal(str(error), code=CONTEXT_CODE, param="messages")
+    if isinstance(error, EngineUnavailable):
+        return Refusal(str(error), status=503, code="engine_unavailable")
+    if isinstance(error, BackendError):
+        return Refusal(str(error), status=502, code="engine_failed")
+    if isinstance(error, AttemptOver):
+        return Refusal(str(error), status=410, code="attempt_over")
+    if isinstance(error, StoreFull):
+        return Refusal(str(error), status=503, code="store_full")
+    return Refusal(f"the call could not be recorded: {error}", status=503, code="store_error")

@@ -4,8 +4,8 @@ recorded   c0 c1 c2 c3                    branch after 2 calls
 asked      c0 ─► as recorded   c1 ─► as recorded   c2 ─► sampled   …
            x  ─► refused: it diverged, and so is every later call
 
-A call is recognised by what the policy sees of it, the tokens of its prompt: agents that call several models at once may ask in another
-order. What was asked later than the branch point is sampled, whenever it comes.
+A call is recognised by what the policy sees of it, the tokens of its prompt: agents that call several models at once
+may ask in another order. What was asked later than the branch point is sampled, whenever it comes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 
 from lightningrl.records import DIVERGED_CODE, CallRecord
 from lightningrl.types import FinishReason, IntArray, common_tokens
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import CallRequest
+from lightningrl_server.gateway.request import CallRequest, Refusal
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
 __all__ = ["Replay"]
@@ -27,7 +26,7 @@ _QUOTED = 60
 _TAIL = 4096
 """Tokens around the first difference that are read as text."""
 Choices = tuple[CallRecord, ...]
-"""Of one call."""
+"""The records of one call."""
 
 
 class Replay:
@@ -62,8 +61,8 @@ class Replay:
         raise Refusal(self._divergence, status=409, code=DIVERGED_CODE)
 
     def put_back(self, choices: Choices) -> None:
-        """They were not given after all."""
-        self._left = sorted([*self._left, choices], key=lambda one: one[0].transition.index)
+        """Take choices back that were not given after all."""
+        self._left = sorted([*self._left, choices], key=lambda choices: choices[0].transition.index)
 
 
 def _is_asked(choices: Choices, policy: str, prompt_ids: IntArray, n: int) -> bool:
@@ -75,18 +74,19 @@ def _describe(left: Sequence[Choices], policy: str, prompt_ids: IntArray, reques
     """The difference from the next call that was to come, and which tool answered otherwise, where it was one."""
     same = [choices for choices in left if choices[0].transition.policy == policy]
     if not same:
-        return f"the branch diverged: policy {policy!r} was asked, where the recorded rollout asked {left[0][0].transition.policy!r}"
-    choices = max(same, key=lambda one: common_tokens(one[0].transition.prompt_ids, prompt_ids))
+        then = left[0][0].transition.policy
+        return f"the branch diverged: policy {policy!r} was asked, where the recorded rollout asked {then!r}"
+    choices = max(same, key=lambda choices: common_tokens(choices[0].transition.prompt_ids, prompt_ids))
     recorded = choices[0].transition
     start = common_tokens(recorded.prompt_ids, prompt_ids)
     what = f"the branch diverged at call {recorded.index}"
     if start == len(prompt_ids) == len(recorded.prompt_ids):
         return f"{what}: it asked for {request.n} choices, where {len(choices)} were recorded"
     window = slice(max(0, start - 2), start + _TAIL)
-    now, then = (renderer.tokenizer.decode(ids[window].tolist()) for ids in (prompt_ids, recorded.prompt_ids))
+    asked, recorded_text = (renderer.tokenizer.decode(ids[window].tolist()) for ids in (prompt_ids, recorded.prompt_ids))
     tool = _changed_tool(request, renderer.tokenizer.decode(recorded.prompt_ids.tolist()))
     who = "its prompt differs" if tool is None else f"tool {tool!r} answered otherwise"
-    quoted = f"{_quote(now)} now, {_quote(then)} then"
+    quoted = f"{_quote(asked)} now, {_quote(recorded_text)} then"
     return f"{what}: {who} from token {start} on: {quoted}; fix clocks, ids and seeds: what an agent sees must repeat"
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from lightningrl.errors import LightningError
 from lightningrl_server.rendering.completion import Choice, ShownText, TextDelta
 
 __all__ = [
+    "CONTEXT_CODE",
     "Answer",
     "AnswerStart",
     "CallContext",
@@ -20,13 +22,42 @@ __all__ = [
     "ForcedCall",
     "HoldsAnswer",
     "Referring",
+    "Refusal",
 ]
+
+CONTEXT_CODE: Final = "context_length_exceeded"
+"""The code for a prompt beyond the context, as OpenAI's SDKs know it."""
+_LONGEST = 4000
+"""Characters of a sentence."""
+
+
+class Refusal(LightningError):
+    """A call that is not answered with a completion."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request",
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        if len(message) > _LONGEST:  # it quotes what was sent
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 2 :]}"
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.param = param
+        self.details = details
+        """Fields that a dialect's SDK reads beside the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedCall:
-    """The answer has to be a tool call: the markup that opens one stands at the end of the prompt, and the policy goes on from there.
-    What was written for it is no part of the completion: it is neither sampled nor trained."""
+    """The answer has to be a tool call: the markup that opens one stands at the end of the prompt, and the policy goes
+    on from there. What was written for it is no part of the completion: it is neither sampled nor trained."""
 
     name: str | None = None
     """Which tool; None = one of those offered."""
@@ -34,7 +65,8 @@ class ForcedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextEdit:
-    """An edit of the prompt that the agent wants from some length on. Where it would change the prompt, the call is refused."""
+    """An edit of the prompt that the agent wants from some length on. Where it would change the prompt, the call is
+    refused."""
 
     name: str
     beyond: int
@@ -96,7 +128,7 @@ class CallRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     asked: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What it wants of the sampling that is the recipe's to decide: `temperature`, `top_p`."""
+    """Wishes for the sampling that is the recipe's to decide: `temperature`, `top_p`."""
     edits: tuple[ContextEdit, ...] = ()
     left_out: tuple[str, ...] = ()
     """Types of tools that the agent offers and the policy does not read of."""
@@ -104,13 +136,8 @@ class CallRequest:
     previous: str | None = None
     """Transition whose conversation these messages go on with; None = they are all of it."""
     head: int | None = None
-    """How many of the first messages (instructions) hold for this call alone, where a later one may go on from here by its id.
-    None = it is sent its whole history again, so nothing is kept for it."""
-
-    @property
-    def schemas(self) -> dict[str, Any]:
-        """JSON schemas of the arguments, by the name of the tool."""
-        return {tool["function"]["name"]: tool["function"].get("parameters") for tool in self.tools or ()}
+    """Number of the first messages (instructions) that hold for this call alone, where a later one may go on from here
+    by its id. None = it is sent its whole history again, so nothing is kept for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +147,7 @@ class CallContext:
     call_id: str | None = None
     """Stable over retries of one logical call (`x-lightningrl-call-id`)."""
     retries: int = 0
-    """How often the client sent this body before (`x-stainless-retry-count`)."""
+    """Times that the client sent this body before (`x-stainless-retry-count`)."""
     agent: str | None = None
     span_id: str | None = None
     body_digest: str = ""
@@ -131,7 +158,7 @@ class Delivery:
     """The part of a streamed call that has been sent so far."""
 
     shown: dict[int, ShownText] = field(default_factory=dict[int, ShownText])
-    """By choice."""
+    """Text sent of each choice."""
     _sampled: dict[int, int] = field(default_factory=dict[int, int])
 
     def add(self, delta: TextDelta, *, was_sent: bool, with_tool_calls: bool) -> None:

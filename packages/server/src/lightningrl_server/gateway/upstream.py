@@ -1,7 +1,7 @@
-"""Calls that no policy answers, handed on to the user's own provider: passed through as they come, recorded, never trained.
+"""Calls that no policy answers, handed on to the user's own provider: passed through, recorded, never trained.
 
 call ─► a model of the upstream's? ─► POST {base_url}/{path} with the user's key ─► chunks, less that key, to the agent
-                                                                               └─► a record of the attempt, before the answer ends
+                                                                               └─► a record, before the answer ends
 
 The record is an `OtherCall`, which no reward or credit ever reads.
 """
@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -24,24 +25,41 @@ from lightningrl.keys import Mask, MaskedBytes
 from lightningrl.records import AttemptInfo
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_server.gateway.calls import PolicyCalls
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.exchange import ReceivedCall
-from lightningrl_server.gateway.request import CallContext
+from lightningrl_server.gateway.request import CallContext, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_server.store.protocol import CallLog
 
 if TYPE_CHECKING:
     import httpx
+    from starlette.types import Send
 
-__all__ = ["Forwarder"]
+__all__ = ["Forwarder", "ReceivedCall"]
 
 logger = logging.getLogger(__name__)
 
 _SENT = ("content-type", "accept", "user-agent")
 _RETURNED = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
 _KEPT_BYTES = 64 * 1024
-"""Of a request and of an answer; longer ones are recorded by their size."""
+"""Longest request or answer that is recorded; others are recorded by their size."""
 _TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReceivedCall:
+    """A call as it came in, and where its answer goes."""
+
+    info: AttemptInfo
+    path: str
+    """The endpoint below its base, `chat/completions`."""
+    query: bytes = b""
+    """The part behind the path's question mark."""
+    model: str = ""
+    """The name that it asks for, read where there is an upstream; empty where it names none, which its dialect then
+    refuses."""
+    headers: Mapping[bytes, bytes]
+    body: bytes = b""
+    context: CallContext
+    send: Send
 
 
 class Forwarder:
@@ -54,18 +72,14 @@ class Forwarder:
         self._models = dict(settings.upstream_models)
         self._client: httpx.AsyncClient | None = None
 
-    @property
-    def is_configured(self) -> bool:
-        return self._default is not None or bool(self._models)
-
     def takes(self, model: str, context: CallContext) -> bool:
-        """Whether a call is the upstream's: its model is listed, or no policy serves it."""
+        """True if a call is the upstream's: its model is listed, or no policy serves it."""
         if model in self._policy_calls.policies:
             return False
         return self._listed(model) is not None or (self._default is not None and not self._policy_calls.may_serve(model, context))
 
     def has_upstream(self, model: str) -> bool:
-        """Whether there is an upstream for what no policy can answer, embeddings for instance."""
+        """True if there is an upstream for what no policy can answer, embeddings for instance."""
         return self._default is not None or self._listed(model) is not None
 
     async def forward(self, call: ReceivedCall, dialect: Dialect) -> None:
@@ -90,9 +104,9 @@ class Forwarder:
             answer = await self._client.send(request, stream=True)
             try:
                 record.status = answer.status_code
-                kept = [(name.encode(), mask.text(value).encode()) for name, value in answer.headers.items() if name in _RETURNED]
+                headers = [(name.encode(), mask.text(value).encode()) for name, value in answer.headers.items() if name in _RETURNED]
                 pieces = decoded_pieces(answer)
-                await call.send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+                await call.send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
                 has_begun = True
                 async for piece in pieces:
                     await self._pass_on(passing.add(piece), record, call)
@@ -108,9 +122,12 @@ class Forwarder:
                     code="upstream_failed",
                 ) from error
             logger.warning(
-                "rollout %s: the upstream at %r broke off: %s", call.info.rollout_id, upstream.base_url, mask.text(_reason(error))
+                "rollout %s: the upstream at %r broke off: %s",
+                call.info.rollout_id,
+                upstream.base_url,
+                mask.text(_reason(error)),
             )
-            return  # without its end, on which the connection is closed: a client must not take half an answer for a whole one
+            return  # without its end, so that the connection is closed: half an answer must not pass for a whole one
         except asyncio.CancelledError:
             record.error = "client_gone"
             raise
@@ -146,7 +163,7 @@ class _Exchange:
         self._started_at = time.time()
         self._clock = time.perf_counter()
         is_kept = len(call.body) <= _KEPT_BYTES
-        self._said = _parse(call.body) if is_kept else {"model": call.model, "bytes": len(call.body)}
+        self._request = _parse(call.body) if is_kept else {"model": call.model, "bytes": len(call.body)}
         self._kept: list[bytes] = []
         self._size = 0
         self.status: int | None = None
@@ -166,7 +183,7 @@ class _Exchange:
             agent=self._call.context.agent,
             status=self.status,
             code=None if is_ok else self.error or f"http_{self.status}",
-            request=self._said,
+            request=self._request,
             answer=self._answer(),
             started_at=self._started_at,
             duration_s=time.perf_counter() - self._clock,
@@ -182,16 +199,17 @@ class _Exchange:
 
 
 def _url(upstream: Upstream, call: ReceivedCall) -> str:
-    """The upstream's address and the call's below it, with what both say behind a question mark (`api-version`, `beta`, `alt`)."""
+    """The upstream's address and the call's below it, with what both say behind a question mark (`api-version`, `beta`,
+    `alt`)."""
     address = urlsplit(upstream.base_url)
     query = "&".join(part for part in (address.query, call.query.decode("latin-1")) if part)
     return urlunsplit(address._replace(path=f"{address.path.rstrip('/')}/{call.path}", query=query))
 
 
 def _body(upstream: Upstream, body: bytes) -> bytes:
-    """As the agent sent it, but for the model's name where the upstream has another."""
-    said = _parse(body) if upstream.model is not None else None
-    return json.dumps({**said, "model": upstream.model}).encode() if isinstance(said, dict) else body
+    """The body as the agent sent it, but for the model's name where the upstream has another."""
+    fields = _parse(body) if upstream.model is not None else None
+    return json.dumps({**fields, "model": upstream.model}).encode() if isinstance(fields, dict) else body
 
 
 def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
@@ -206,8 +224,9 @@ def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes
 
 
 def _reason(error: Exception) -> str:
-    """As the system says it, where it does: httpx has "All connection attempts failed" for a refused connection and a wrong name alike.
-    An error of a request that cannot be sent quotes what is in it, so its name is all that is said."""
+    """The system's own words, where there are some: httpx has "All connection attempts failed" for a refused connection
+    and a wrong name alike. An error of a request that cannot be sent quotes what is in it, so its name is all that is
+    said."""
     import httpx
 
     if isinstance(error, httpx.LocalProtocolError):

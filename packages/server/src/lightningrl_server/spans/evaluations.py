@@ -1,4 +1,4 @@
-"""Evaluations in an agent's own telemetry: `gen_ai.evaluation.result`, as an event of a span, a span of its own, or a log record.
+"""Evaluations in an agent's own telemetry: `gen_ai.evaluation.result`, as a span's event, a span, or a log record.
 
 attributes of the event ─► name, score ─┐
 gen_ai.response.id, spans around it ────┴► Evaluation ─► `server.telemetry_routes` finds the call
@@ -18,13 +18,20 @@ __all__ = ["Evaluation", "ToldRecord", "read_evaluations", "read_told_records"]
 
 LONGEST_NAME: Final = 200
 MOST: Final = 1000
-"""In one export."""
+"""Evaluations in one export."""
 GREATEST: Final = 1e9
-"""As of a reward that is reported."""
+"""Largest score, the same as a reported reward's."""
 LONGEST_PATH: Final = 64
 """Spans walked up at most in search of a call's own."""
-LABELS: Final[Mapping[str, float]] = {"pass": 1.0, "fail": 0.0, "correct": 1.0, "incorrect": 0.0, "relevant": 1.0, "not_relevant": 0.0}
-"""Those that the convention names as examples, for evaluations without a value; another label alone says nothing."""
+LABELS: Final[Mapping[str, float]] = {
+    "pass": 1.0,
+    "correct": 1.0,
+    "relevant": 1.0,
+    "fail": 0.0,
+    "incorrect": 0.0,
+    "not_relevant": 0.0,
+}
+"""Examples of the convention, for evaluations without a value; another label alone says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +41,11 @@ class Evaluation:
     name: str
     score: float
     answer_id: str | None
-    """Of the answer that was evaluated; None = not said."""
+    """The answer that was evaluated; None = not said."""
     span_ids: tuple[str, ...]
     """The span that tells it, then those around it, as far as the export holds them."""
     tool_call_ids: tuple[str, ...]
-    """Of those that are a tool's."""
+    """Ids of the calls of those spans that are a tool's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,29 +53,29 @@ class ToldRecord:
     """A log record that is an evaluation."""
 
     span_id: str | None
-    """That was current; None = none was."""
+    """The span that was current; None = none was."""
     attributes: Mapping[str, Any]
 
 
 def read_evaluations(spans: Sequence[SeenSpan]) -> list[Evaluation]:
-    """In the order of the spans; without what has no name, or no score that may be a reward."""
+    """The evaluations in the order of the spans; without what has no name, or no score that may be a reward."""
     by_id = {span.span_id: span for span in spans}
-    found: list[Evaluation | None] = []
+    evaluations: list[Evaluation | None] = []
     for span in spans:
-        told = [attributes for name, attributes in span.events if name == conventions.EVALUATION_RESULT]
+        results = [attributes for name, attributes in span.events if name == conventions.EVALUATION_RESULT]
         if conventions.EVALUATION_NAME in span.attributes:
-            told.append(span.attributes)
-        if told:
+            results.append(span.attributes)
+        if results:
             around = _around(span, by_id)
-            tool_call_ids = [by_id[one].reading.tool_call_id for one in around if one in by_id]
-            found.extend(_read(attributes, around, tool_call_ids) for attributes in told)
-    return [one for one in found if one is not None][:MOST]
+            tool_call_ids = [by_id[span_id].reading.tool_call_id for span_id in around if span_id in by_id]
+            evaluations.extend(_read(attributes, around, tool_call_ids) for attributes in results)
+    return [evaluation for evaluation in evaluations if evaluation is not None][:MOST]
 
 
 def read_told_records(records: Sequence[ToldRecord]) -> list[Evaluation]:
-    """As `read_evaluations`; of the spans around, a record knows the one that was current."""
-    found = [_read(record.attributes, [record.span_id] if record.span_id else [], []) for record in records]
-    return [one for one in found if one is not None][:MOST]
+    """The evaluations of log records, like `read_evaluations`; of the spans around, a record has the current one."""
+    evaluations = [_read(record.attributes, [record.span_id] if record.span_id else [], []) for record in records]
+    return [evaluation for evaluation in evaluations if evaluation is not None][:MOST]
 
 
 def _read(attributes: Mapping[str, Any], span_ids: Sequence[str], tool_call_ids: Sequence[str]) -> Evaluation | None:
@@ -80,12 +87,12 @@ def _read(attributes: Mapping[str, Any], span_ids: Sequence[str], tool_call_ids:
 
 
 def _around(span: SeenSpan, by_id: Mapping[str, SeenSpan]) -> list[str]:
-    found = [span.span_id]
+    path = [span.span_id]
     above = span.parent_span_id
-    while above is not None and above not in found and len(found) < LONGEST_PATH:
-        found.append(above)
+    while above is not None and above not in path and len(path) < LONGEST_PATH:
+        path.append(above)
         above = by_id[above].parent_span_id if above in by_id else None
-    return found
+    return path
 
 
 def _score(attributes: Mapping[str, Any]) -> float | None:

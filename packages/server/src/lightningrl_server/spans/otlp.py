@@ -86,18 +86,13 @@ def read_media_type(content_type: str) -> str:
 def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
     """Tool calls and agents of an export. Raises ServerError with a sentence for bytes that are none, or too many."""
     request = _decode(body, media_type, encoding, limit, ExportTraceServiceRequest())
-    _check_count(sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans), "spans")
-    seen: list[SeenSpan] = []
-    rejected = 0
-    for resource in request.resource_spans:
-        for scope in resource.scope_spans:
-            for span in scope.spans:
-                if len(span.span_id) == 8 and any(span.span_id):
-                    seen.append(_see(span, scope.scope.name))
-                else:
-                    rejected += 1
-    spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
-    models = [one for one in seen if one.reading.kind is Kind.MODEL]
+    scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+    _check_count(sum(len(scope.spans) for scope in scopes), "spans")
+    named = [(scope.scope.name, span) for scope in scopes for span in scope.spans if _has_id(span)]
+    rejected = sum(len(scope.spans) for scope in scopes) - len(named)
+    seen = [_see(span, scope) for scope, span in named]
+    spans = [SpanRecord(span_id=span.span_id, parent_span_id=span.parent_span_id, agent=span.reading.agent) for span in seen]
+    models = [span for span in seen if span.reading.kind is Kind.MODEL]
     tools = read_tools(seen)
     return ParsedExport(
         request=request,
@@ -105,7 +100,7 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         loose=tools.loose,
         spans=spans,
         answers=[
-            (str(one.attributes[conventions.RESPONSE_ID]), one.span_id) for one in models if one.attributes.get(conventions.RESPONSE_ID)
+            (str(span.attributes[conventions.RESPONSE_ID]), span.span_id) for span in models if span.attributes.get(conventions.RESPONSE_ID)
         ],
         evaluations=read_evaluations(seen),
         rejected=rejected,
@@ -117,8 +112,8 @@ def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> Parse
     request = _decode(body, media_type, encoding, limit, ExportLogsServiceRequest())
     scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
     _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
-    told = [_tell(record) for scope in scopes for record in scope.log_records if _is_evaluation(record)]
-    return ParsedExport(request=request, evaluations=read_told_records(told))
+    records = [_tell(record) for scope in scopes for record in scope.log_records if _is_evaluation(record)]
+    return ParsedExport(request=request, evaluations=read_told_records(records))
 
 
 def encode_answer(media_type: str, rejected: int) -> bytes:
@@ -140,10 +135,11 @@ def _check_count(count: int, what: str) -> None:
 
 
 def _is_evaluation(record: LogRecord) -> bool:
-    """By its event's name, which older SDKs write as an attribute."""
+    """True by the name of the record's event, which older SDKs write as an attribute."""
     if record.event_name:
         return record.event_name == conventions.EVALUATION_RESULT
-    return any(one.key == "event.name" and one.value.string_value == conventions.EVALUATION_RESULT for one in record.attributes)
+    names = [attribute.value.string_value for attribute in record.attributes if attribute.key == "event.name"]
+    return conventions.EVALUATION_RESULT in names
 
 
 def _tell(record: LogRecord) -> ToldRecord:
@@ -153,11 +149,16 @@ def _tell(record: LogRecord) -> ToldRecord:
     )
 
 
+def _has_id(span: Span) -> bool:
+    return len(span.span_id) == 8 and any(span.span_id)
+
+
 def _see(span: Span, scope: str) -> SeenSpan:
     attributes = _plain_attributes(span.attributes)
     events = [(event.name, _plain_attributes(event.attributes)) for event in span.events]
-    exceptions = [str(said.get("exception.type", "")) for name, said in events if name == "exception"]
-    reading = read_span(span.name, with_events(attributes, events), _STATES.get(span.status.code, SpanState.UNSET), exceptions)
+    exceptions = [str(fields.get("exception.type", "")) for name, fields in events if name == "exception"]
+    state = _STATES.get(span.status.code, SpanState.UNSET)
+    reading = read_span(span.name, with_events(attributes, events), state, exceptions)
     return SeenSpan(
         span_id=span.span_id.hex(),
         parent_span_id=span.parent_span_id.hex() or None,
@@ -217,12 +218,12 @@ def _with_base64_ids(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_base64_ids(one) for one in value]
     if isinstance(value, Mapping):
-        return {key: _base64(one) if key in _IDS and isinstance(one, str) else _with_base64_ids(one) for key, one in value.items()}
+        return {key: _base64(inner) if key in _IDS and isinstance(inner, str) else _with_base64_ids(inner) for key, inner in value.items()}
     return value
 
 
 def _base64(digits: str) -> str:
-    """An id that is none becomes an empty one, which is refused with its span alone."""
+    """The id in base64; one that is none becomes an empty one, which is refused with its span alone."""
     try:
         return base64.b64encode(binascii.unhexlify(digits)).decode()
     except ValueError:

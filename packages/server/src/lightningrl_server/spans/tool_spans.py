@@ -51,7 +51,7 @@ class SeenSpan:
 
     @property
     def is_ours(self) -> bool:
-        """Of an adapter of ours: it knows its framework."""
+        """True for spans of an adapter of ours, which knows its framework."""
         return self.scope.startswith("lightningrl")
 
     def overlaps(self, other: SeenSpan) -> bool:
@@ -65,7 +65,7 @@ class ReadTools:
     records: list[ToolCallRecord]
     """In the order of the spans; calls of tools that nobody offered come last."""
     loose: frozenset[str]
-    """Ids of spans that no model's span asked for: what the gateway's own answers asked for may (`lightningrl_server.asked_calls`)."""
+    """Ids of spans that no model's span asked for: the gateway's own answers may (`lightningrl_server.asked_calls`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,76 +79,103 @@ class _ToolRequest:
 
 def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     """Each tool call once, with the id of the call that asked where a model's span says it."""
+    # An export of a LangGraph agent under its own instrumentation and OpenInference's:
+    #     model  asks for call_1 search {"q": "x"}, call_2 fly {}        offered: search
+    #     tool   search {"q": "x"}   id ""                               OpenInference
+    #     tool   search {"q": "x"}   id ""   inside of it                LangChain's: the same call, told twice
+    # One tool is left; name and arguments join it to call_1. Nobody ran call_2, and it was not offered: unknown_tool.
+    asked = [request for span in spans if _is_foreign_model(span) for request in _asked(span)]
+    by_id = {request.call.id: request for request in asked}
+    tools = distinct_tools(_tools(spans))
+    taken = {tool.reading.tool_call_id for tool in tools}
+    waiting = _Waiting([request for request in asked if request.call.id not in taken])
+    joined: list[SeenSpan] = []
+    loose: set[str] = set()
+    for tool in tools:
+        if tool.is_ours and tool.reading.tool_call_id:  # an agent's own code may call a tool past its framework
+            joined.append(tool)
+            continue
+        asker = by_id.get(tool.reading.tool_call_id) or waiting.take(tool)
+        joined.append(_join(tool, asker))
+        if asker is None:
+            loose.add(tool.span_id)
+    ids = taken | {tool.reading.tool_call_id for tool in joined}
+    left = [request for request in asked if request.call.id not in ids]
+    records = [*map(_record, joined), *_unknown_tools(left, spans), *_typed_answers(left, spans)]
+    return ReadTools(records=records, loose=frozenset(loose))
+
+
+def _is_foreign_model(span: SeenSpan) -> bool:
+    return span.reading.kind is Kind.MODEL and not span.is_ours
+
+
+def _tools(spans: Sequence[SeenSpan]) -> list[SeenSpan]:
+    """The tools' spans, each once, with what a span inside of one says of it."""
     executed = {span.parent_span_id: status for span in spans if (status := read_execution(span.attributes)) is not None}
     by_span: dict[str, SeenSpan] = {}
     for span in spans:
         if span.reading.kind is Kind.TOOL:
             by_span.setdefault(span.span_id, _with_outcome(span, executed.get(span.span_id)))
-    tools = distinct_tools(list(by_span.values()))
-    asked = [one for span in spans if span.reading.kind is Kind.MODEL and not span.is_ours for one in _asked(span)]
-    by_id = {one.call.id: one for one in asked}
-    taken = {tool.reading.tool_call_id for tool in tools}
-    waiting = _Waiting([one for one in asked if one.call.id not in taken])
-    joined: list[SeenSpan] = []
-    loose: set[str] = set()
-    for tool in tools:
-        knows_asker = tool.is_ours and bool(tool.reading.tool_call_id)  # an agent's own code may call a tool past its framework
-        found = None if knows_asker else by_id.get(tool.reading.tool_call_id) or waiting.take(tool)
-        joined.append(_join(tool, found))
-        if found is None and not knows_asker:
-            loose.add(tool.span_id)
-    ids = taken | {tool.reading.tool_call_id for tool in joined}
-    agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents: asked as tools, offered as agents
-    unrun = {one.call.id: one for one in asked if not one.is_offered and one.call.id not in ids and one.call.name not in agents}
-    answers = _typed_answers([one for one in asked if one.call.id not in ids], spans)
-    records = [*map(_record, joined), *(_unrun(one, ToolStatus.UNKNOWN_TOOL) for one in unrun.values()), *answers]
-    return ReadTools(records=records, loose=frozenset(loose))
+    return list(by_span.values())
+
+
+def _unknown_tools(left: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
+    """Calls of tools that were not offered, of which no span is made."""
+    agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents asks them as tools
+    unknown = {request.call.id: request for request in left if not request.is_offered and request.call.name not in agents}
+    return [_unrun(request, ToolStatus.UNKNOWN_TOOL) for request in unknown.values()]
 
 
 def _with_outcome(tool: SeenSpan, status: ToolStatus | None) -> SeenSpan:
-    """A tool with what a span inside of it says of it, where its own says nothing."""
+    """The tool with the outcome that a span inside of it tells, where its own tells none."""
     if status is None or tool.reading.status is not ToolStatus.UNKNOWN:
         return tool
     return replace(tool, reading=replace(tool.reading, status=status))
 
 
 def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:
-    """Each tool call once: told by our adapter, else by the span that knows of a failure, else of the id, else the first.
+    """Each tool call once: told by our adapter, else by the span that knows of a failure, else of the id, else the
+    first.
 
-    Two spans tell the same call if they are of different instrumentations or one lies inside the other, and have the same id, or the
-    same name while both run. Of each instrumentation, one span at most is taken for the same call.
+    Two spans tell the same call if they are of different instrumentations or one lies inside the other, and have the
+    same id, or the same name while both run. Of each instrumentation, one span at most is taken for the same call.
     """
     parents = {tool.span_id: tool.parent_span_id for tool in tools}
     if len({tool.scope for tool in tools}) < 2 and not any(parent in parents for parent in parents.values()):
         return list(tools)
-    ranked = sorted(tools, key=lambda tool: (not tool.is_ours, not tool.reading.status.is_failure, not tool.reading.tool_call_id))
-    kept = _KeptTools()
-    told: set[tuple[str, str]] = set()
-    for tool in ranked:
-        same = next((one for one in kept.near(tool) if (one.span_id, tool.scope) not in told and _is_same(one, tool)), None)
+    distinct = _DistinctTools()
+    told_by: set[tuple[str, str]] = set()  # spans, each with an instrumentation that tells of the same call
+    for tool in sorted(tools, key=_rank):
+        near = [other for other in distinct.near(tool) if (other.span_id, tool.scope) not in told_by]
+        same = next((other for other in near if _is_same(other, tool)), None)
         if same is None:
-            kept.add(tool)
+            distinct.add(tool)
             continue
-        told.add((same.span_id, tool.scope))
+        told_by.add((same.span_id, tool.scope))
         if not same.reading.tool_call_id:
-            kept.add(replace(same, reading=replace(same.reading, tool_call_id=tool.reading.tool_call_id)))
-    return [kept.by_span[tool.span_id] for tool in tools if tool.span_id in kept.by_span]
+            distinct.add(replace(same, reading=replace(same.reading, tool_call_id=tool.reading.tool_call_id)))
+    return [distinct.by_span[tool.span_id] for tool in tools if tool.span_id in distinct.by_span]
 
 
-class _KeptTools:
+def _rank(tool: SeenSpan) -> tuple[bool, bool, bool]:
+    """False before True: ours, failures, those with an id."""
+    return not tool.is_ours, not tool.reading.status.is_failure, not tool.reading.tool_call_id
+
+
+class _DistinctTools:
     """Spans by what makes two of them the same call, so that each is compared with a few others and not with all."""
 
     def __init__(self) -> None:
         self.by_span: dict[str, SeenSpan] = {}
         self._numbers: dict[str, int] = {}
-        """By span id, in the order of keeping."""
+        """Order of adding, by span id."""
         self._children: dict[str, list[str]] = defaultdict(list)
         self._by_id: dict[str, list[str]] = defaultdict(list)
         self._starts: dict[str, list[tuple[int, str]]] = defaultdict(list)
-        """By name, sorted."""
+        """Sorted, by name."""
 
     def add(self, tool: SeenSpan) -> None:
-        """Keep it, or the same span with an id."""
+        """Add a span, or the same one with an id."""
         if tool.span_id not in self.by_span:
             self._numbers[tool.span_id] = len(self._numbers)
             insort(self._starts[tool.reading.tool], (tool.started_ns, tool.span_id))
@@ -159,27 +186,27 @@ class _KeptTools:
         self.by_span[tool.span_id] = tool
 
     def near(self, tool: SeenSpan) -> list[SeenSpan]:
-        """Those that may tell the same call, in the order of keeping: around and inside of it, of its id, and of its name those that began
-        nearest to it."""
+        """Spans that may tell the same call, in the order of adding: around and inside of it, of its id, and of its
+        name those that began nearest to it."""
         starts = self._starts[tool.reading.tool]
         place = bisect_left(starts, (tool.started_ns, tool.span_id))
-        found = {span_id for _, span_id in starts[max(0, place - _NEAREST) : place + _NEAREST]}
-        found.update(self._children[tool.span_id][:_NEAREST])
+        near = {span_id for _, span_id in starts[max(0, place - _NEAREST) : place + _NEAREST]}
+        near.update(self._children[tool.span_id][:_NEAREST])
         if tool.reading.tool_call_id:
-            found.update(self._by_id[tool.reading.tool_call_id][:_NEAREST])
+            near.update(self._by_id[tool.reading.tool_call_id][:_NEAREST])
         if tool.parent_span_id in self.by_span:
-            found.add(tool.parent_span_id)
-        return [self.by_span[span_id] for span_id in sorted(found, key=self._numbers.__getitem__)]
+            near.add(tool.parent_span_id)
+        return [self.by_span[span_id] for span_id in sorted(near, key=self._numbers.__getitem__)]
 
 
-def _is_same(one: SeenSpan, other: SeenSpan) -> bool:
-    is_nested = one.parent_span_id == other.span_id or other.parent_span_id == one.span_id
-    if one.scope == other.scope and not is_nested:
+def _is_same(tool: SeenSpan, other: SeenSpan) -> bool:
+    is_nested = tool.parent_span_id == other.span_id or other.parent_span_id == tool.span_id
+    if tool.scope == other.scope and not is_nested:
         return False
-    ids = one.reading.tool_call_id, other.reading.tool_call_id
+    ids = tool.reading.tool_call_id, other.reading.tool_call_id
     if all(ids):
         return ids[0] == ids[1]
-    return one.reading.tool == other.reading.tool and one.overlaps(other)
+    return tool.reading.tool == other.reading.tool and tool.overlaps(other)
 
 
 def _asked(span: SeenSpan) -> list[_ToolRequest]:
@@ -197,26 +224,28 @@ class _Waiting:
     def __init__(self, asked: Sequence[_ToolRequest]) -> None:
         self._alike: dict[tuple[str, str], deque[_ToolRequest]] = defaultdict(deque)
         self._named: dict[str, dict[str, _ToolRequest]] = defaultdict(dict)
-        """By name, then by id."""
-        for one in sorted({one.call.id: one for one in asked}.values(), key=lambda one: one.span.ended_ns):
-            self._alike[one.call.name, comparable(one.call.arguments)].append(one)
-            self._named[one.call.name][one.call.id] = one
+        """Requests by id, by name."""
+        distinct = {request.call.id: request for request in asked}
+        for request in sorted(distinct.values(), key=lambda request: request.span.ended_ns):
+            self._alike[request.call.name, comparable(request.call.arguments)].append(request)
+            self._named[request.call.name][request.call.id] = request
 
     def take(self, tool: SeenSpan) -> _ToolRequest | None:
-        """The request for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
+        """The request for a tool without an id: same name, same arguments, asked before; or the only one of that
+        name."""
         if tool.reading.tool_call_id:
             return None
         named = self._named[tool.reading.tool]
         alike = self._alike[tool.reading.tool, comparable(tool.reading.arguments)]
         while alike and alike[0].call.id not in named:  # taken as the only one of its name
             alike.popleft()
-        found = alike[0] if alike and alike[0].span.ended_ns <= tool.started_ns else None
-        if found is None:
-            before = [one for one in islice(named.values(), 2) if one.span.ended_ns <= tool.started_ns]
-            found = before[0] if len(before) == 1 else None
-        if found is not None:
-            del named[found.call.id]
-        return found
+        asker = alike[0] if alike and alike[0].span.ended_ns <= tool.started_ns else None
+        if asker is None:
+            before = [request for request in islice(named.values(), 2) if request.span.ended_ns <= tool.started_ns]
+            asker = before[0] if len(before) == 1 else None
+        if asker is not None:
+            del named[asker.call.id]
+        return asker
 
 
 def comparable(arguments: str) -> str:
@@ -256,27 +285,27 @@ def _record(tool: SeenSpan) -> ToolCallRecord:
 
 
 def _typed_answers(asked: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
-    """Answers with a type that are asked for as tools, of which no span is made (Pydantic AI's `final_result`): an agent goes on only
-    after one that does not fit, and ends with one that does."""
+    """Answers with a type that are asked for as tools, of which no span is made (Pydantic AI's `final_result`): an
+    agent goes on only after one that does not fit, and ends with one that does."""
     ended = {span.span_id: span for span in spans if span.reading.kind is Kind.AGENT}
     last: dict[str | None, int] = defaultdict(int)
     for span in spans:
         if span.reading.kind is Kind.MODEL:
             last[span.parent_span_id] = max(last[span.parent_span_id], span.started_ns)
     records: list[ToolCallRecord] = []
-    for one in asked:
-        around = one.span.parent_span_id
-        if one.call.name not in output_tools(one.span.attributes):
+    for request in asked:
+        around = request.span.parent_span_id
+        if request.call.name not in output_tools(request.span.attributes):
             continue
-        if one.span.started_ns < last[around]:
-            records.append(_unrun(one, ToolStatus.INVALID_ARGUMENTS))
+        if request.span.started_ns < last[around]:
+            records.append(_unrun(request, ToolStatus.INVALID_ARGUMENTS))
         elif around in ended:
-            records.append(_unrun(one, ToolStatus.INVALID_ARGUMENTS if ended[around].is_failed else ToolStatus.OK))
+            records.append(_unrun(request, ToolStatus.INVALID_ARGUMENTS if ended[around].is_failed else ToolStatus.OK))
     return records
 
 
 def _unrun(asked: _ToolRequest, status: ToolStatus) -> ToolCallRecord:
-    """No span is about it: there is no such tool, or it was an answer and no tool."""
+    """The record of a call that no span is about: there is no such tool, or it was an answer and no tool."""
     call = ToolCall(
         id=asked.call.id,
         name=asked.call.name,
@@ -286,5 +315,8 @@ def _unrun(asked: _ToolRequest, status: ToolStatus) -> ToolCallRecord:
         error_type=None if status is ToolStatus.OK else status.value,
     )
     return ToolCallRecord(
-        tool_call=call, span_id=f"asked:{asked.call.id}", parent_span_id=asked.span.span_id, started_at=asked.span.ended_ns / 1e9
+        tool_call=call,
+        span_id=f"asked:{asked.call.id}",
+        parent_span_id=asked.span.span_id,
+        started_at=asked.span.ended_ns / 1e9,
     )

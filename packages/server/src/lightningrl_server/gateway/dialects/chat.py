@@ -1,8 +1,8 @@
 """OpenAI chat completions: the request, checked and put into our own terms.
 
-Fields that SDKs send and that change nothing here (`user`, `store`, `metadata`, …) are ignored. Fields that would change what is
-sampled are the run's to decide (`temperature`, `top_p`, penalties, …), honoured (`max_tokens`, `stop`, `seed`, `n`), shown to the
-policy (`response_format`), or refused with a sentence.
+Fields that SDKs send and that change nothing here (`user`, `store`, `metadata`, …) are ignored. Fields that would
+change what is sampled are the run's to decide (`temperature`, `top_p`, penalties, …), honoured (`max_tokens`, `stop`,
+`seed`, `n`), shown to the policy (`response_format`), or refused with a sentence.
 """
 
 from __future__ import annotations
@@ -19,22 +19,17 @@ from lightningrl_server.gateway.dialects.checks import (
     check_tool_call_ids,
     decode_body,
     format_instruction,
-    function_tool,
-    hosted_hint,
     is_nothing,
     join_text,
-    place_tools,
     read_arguments,
     read_asked,
-    read_choice,
+    read_extras,
     read_stop,
-    read_tools,
     read_whole,
     with_instruction,
 )
-from lightningrl_server.gateway.dialects.extras import read_extras
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import CallRequest
+from lightningrl_server.gateway.dialects.tools import ToolOffer, function_tool, hosted_hint, read_offer
+from lightningrl_server.gateway.request import CallRequest, Refusal
 
 __all__ = ["ChatRequest", "parse_chat_request"]
 
@@ -123,22 +118,21 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
     check_count("messages", body.messages)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
-    places, left_out = place_tools({"tools": body.tools or ()}, drops_hosted=drops_hosted)
-    tools = read_tools(places, _tool)
-    choice = read_choice(body.tool_choice, tools)
+    is_offering = body.tools or body.tool_choice
+    offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted) if is_offering else ToolOffer()
     call = CallRequest(
         model=body.model or "",
-        messages=with_instruction(messages, _format(body.response_format)),
-        tools=tools,
-        forced=choice.forced,
-        allow_tools=choice.allow_tools,
+        messages=with_instruction(messages, _format(body.response_format) if body.response_format else None),
+        tools=offer.functions,
+        forced=offer.choice.forced,
+        allow_tools=offer.choice.allow_tools,
         parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
         n=choices,
         stream=bool(body.stream),
         max_tokens=read_whole("max_tokens", limit, 1),
         stop=read_stop("stop", body.stop),
         seed=read_whole("seed", body.seed, -(2**63), 2**63 - choices),  # each choice is sampled with a seed of its own
-        left_out=left_out,
+        left_out=offer.left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
         extras=read_extras(data, _Body, form="response_format"),
     )
@@ -153,7 +147,8 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
 def _refuse_unsupported(body: _Body) -> None:
     if not is_nothing(body.logit_bias):
         raise Refusal(
-            "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out", param="logit_bias"
+            "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out",
+            param="logit_bias",
         )
     if not is_nothing(body.functions) or not (is_nothing(body.function_call) or body.function_call in ("none", "auto")):
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
@@ -178,12 +173,16 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
             f"messages[{index}] has the role {message.role!r}; known are system, developer, user, assistant, tool",
             param=f"messages[{index}].role",
         )
-    said = message.content
-    if role == "assistant" and isinstance(said, list):
-        said = [part for part in said if not _is_thought(part)]
-    plain: dict[str, Any] = {"role": role, "content": join_text(said, f"messages[{index}]")}
+    content = message.content
+    if role == "assistant" and isinstance(content, list):
+        content = [part for part in content if not _is_thought(part)]
+    text = content if isinstance(content, str) else join_text(content, f"messages[{index}]")
+    plain: dict[str, Any] = {"role": role, "content": text}
     if message.audio:
-        raise Refusal(f"messages[{index}] speaks in audio; the policy reads text only: send its text", param=f"messages[{index}].audio")
+        raise Refusal(
+            f"messages[{index}] speaks in audio; the policy reads text only: send its text",
+            param=f"messages[{index}].audio",
+        )
     if role == "assistant":
         if message.refusal and not plain["content"]:
             plain["content"] = message.refusal
@@ -191,8 +190,11 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
             plain["reasoning_content"] = thoughts
         if message.tool_calls:
             plain["tool_calls"] = [_tool_call(call, index) for call in message.tool_calls]
-        if not is_nothing(message.function_call):
-            raise Refusal(f"messages[{index}].function_call is not supported; use tool_calls", param=f"messages[{index}].function_call")
+        if message.function_call and not is_nothing(message.function_call):
+            raise Refusal(
+                f"messages[{index}].function_call is not supported; use tool_calls",
+                param=f"messages[{index}].function_call",
+            )
     elif role == "tool":
         if call_id := _call_id(message.tool_call_id):
             plain["tool_call_id"] = call_id
@@ -202,15 +204,21 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
 
 
 def _reasoning(message: _Message) -> str:
-    """Its text, under the name that vLLM's and DeepSeek's clients, OpenRouter's, Copilot's, Ollama's or LiteLLM's give it, or among the
-    content's parts."""
+    """Text of the message's reasoning, under the name that vLLM's and DeepSeek's clients, OpenRouter's, Copilot's,
+    Ollama's or LiteLLM's give it, or among the content's parts."""
     parts = [part for part in message.content if _is_thought(part)] if isinstance(message.content, list) else []
     plain = (message.reasoning_content, message.reasoning, message.reasoning_text, message.thinking)
-    return next(filter(None, map(_text_of, (*plain, message.reasoning_details, message.thinking_blocks, parts))), "")
+    thoughts = filter(None, (*plain, message.reasoning_details, message.thinking_blocks, parts))
+    return next(filter(None, map(_text_of, thoughts)), "")
 
 
 def _is_thought(part: dict[str, Any] | str) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning", "reasoning_content", "redacted_thinking")
+    return isinstance(part, dict) and part.get("type") in (
+        "thinking",
+        "reasoning",
+        "reasoning_content",
+        "redacted_thinking",
+    )
 
 
 def _text_of(value: Any) -> str:
@@ -232,7 +240,8 @@ def _text_of(value: Any) -> str:
 def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
     if call.function is None:
         raise Refusal(
-            f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported", param=f"messages[{index}].tool_calls"
+            f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported",
+            param=f"messages[{index}].tool_calls",
         )
     value = read_arguments(call.function.arguments, f"messages[{index}]")
     return {"id": _call_id(call.id), "type": "function", "function": {"name": call.function.name, "arguments": value}}
@@ -248,7 +257,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if (tool.get("type") or "function") != "function" or not isinstance(function, dict):
         hint = hosted_hint(tool.get("type"))
         raise Refusal(
-            f"{where} is no function with a name; only functions are supported{hint and ': give the agent one'}{hint}", param=where
+            f"{where} is no function with a name; only functions are supported{hint and ': give the agent one'}{hint}",
+            param=where,
         )
     return function_tool(where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict"))
 

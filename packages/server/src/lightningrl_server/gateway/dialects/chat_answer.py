@@ -9,8 +9,7 @@ import msgspec
 
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.chat import ChatRequest, parse_chat_request
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import Answer, AnswerStart
+from lightningrl_server.gateway.request import Answer, AnswerStart, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_server.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -21,7 +20,12 @@ DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
-_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "invalid_request_error"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+}
 
 
 def write_error(refusal: Refusal) -> bytes:
@@ -86,7 +90,11 @@ def fingerprint(policy: str, version: int) -> str:
 
 
 def _choice(request: ChatRequest, choice: Choice, renderer: PolicyRenderer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.content or (None if choice.tool_calls else ""), "refusal": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": choice.content or (None if choice.tool_calls else ""),
+        "refusal": None,
+    }
     if choice.reasoning:
         message |= _reasoning(choice.reasoning)
     if choice.tool_calls:
@@ -124,11 +132,15 @@ def _logprobs(
 
 
 def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[float], renderer: PolicyRenderer, *, top: bool) -> list[dict[str, Any]]:
-    """Of the sampled tokens. `top_logprobs` names the sampled token alone: the engine reports no others."""
+    """The sampled tokens with their logprobs; `top_logprobs` has each alone, as the engine reports no others."""
     content = []
     for token_id, logprob in zip(token_ids, logprobs, strict=True):
         own = renderer.tokenizer.bytes_of(token_id)
-        entry: dict[str, Any] = {"token": renderer.decode([token_id]), "logprob": logprob, "bytes": None if own is None else list(own)}
+        entry: dict[str, Any] = {
+            "token": renderer.decode([token_id]),
+            "logprob": logprob,
+            "bytes": None if own is None else list(own),
+        }
         content.append({**entry, "top_logprobs": [entry] if top else []})
     return content
 
@@ -165,7 +177,8 @@ class ChatStream:
         )
 
     def finish(self, answer: Answer) -> bytes:
-        """An answer that was recorded before, as if it streamed now; then the finish reasons, the usage where asked for, and the end."""
+        """An answer that was recorded before, as if it streamed now; then the finish reasons, the usage where asked
+        for, and the end."""
         return b"".join((*self._whole(answer), *self._end(answer)))
 
     def _whole(self, answer: Answer) -> Iterator[bytes]:

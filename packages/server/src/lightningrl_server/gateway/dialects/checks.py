@@ -1,38 +1,43 @@
-"""Checks that all dialects share: bodies, ranges, text parts, tools and their schemas, tool-call ids, answer formats."""
+"""Checks that all dialects share: bodies, ranges, text parts, tool-call ids, answer formats, and fields of no API's
+own.
+
+What servers of open models take beside an API, and what nobody here reads:
+
+sampling that is the run's (`min_p`, `repetition_penalty`)        ─► counted as overridden
+`chat_template_kwargs`, `enable_thinking`                         ─► taken where they are the policy's own, else refused
+`stop_token_ids`                                                  ─► honoured
+what would change prompt or answer (`guided_json`, `min_tokens`)  ─► refused by name
+anything else                                                     ─► counted as ignored
+the same within `extra_body`, `nvext`, `sampling_params`          ─► as if it stood beside them
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from lightningrl.sanitize import is_deeper
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import ForcedCall
+from lightningrl_server.gateway.dialects.schemas import check_schema
+from lightningrl_server.gateway.request import Extras, Refusal
 from lightningrl_server.rendering.arguments import MAX_DEPTH, parse_arguments
 
 __all__ = [
     "DOCUMENTS",
-    "Choice",
     "Flag",
     "Number",
     "check_count",
     "check_tool_call_ids",
     "decode_body",
     "format_instruction",
-    "function_tool",
-    "hosted_hint",
     "is_nothing",
     "join_text",
-    "place_tools",
     "read_arguments",
     "read_asked",
-    "read_choice",
+    "read_extras",
     "read_stop",
-    "read_tools",
     "read_whole",
     "with_instruction",
 ]
@@ -46,21 +51,49 @@ Flag = bool | int | None
 DOCUMENTS = ("document", "search_result")
 """Parts that hold a text with a title or an origin."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_HOSTED = (
-    *("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp", "tool_search"),
-    *("programmatic_tool_calling", "builtin_function"),
-)
-"""Prefixes of the types of tools that a provider's servers run."""
-_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
-_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_BY_NAME = ("properties", "$defs", "definitions")
-_IN_LISTS = ("anyOf", "oneOf", "allOf")
-_PLAIN = frozenset({"type", "description", "title", "default", "enum"})
-_MAX_SCHEMA_DEPTH = 64
 _MOST_MESSAGES = 4096
-_MOST_TOOLS = 1024
 _MOST_STOPS = 16
 _LONGEST_STOP = 1024
+_NEUTRAL = {"top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+"""Sampling settings that are the run's, and the value by which each asks for nothing."""
+_CONSTRAINED = "sampling is not constrained here, so that the recorded logprobs hold; say the format in the messages or by {form}"
+_ITS_OWN_END = "where an answer ends is the policy's to learn, and the recorded logprobs are those it was sampled with; leave it out"
+_ITS_PROMPT = "messages become a prompt as the recipe says (policy.chat_template_kwargs, the model's chat_template.jinja); leave it out"
+_ONE_BY_ONE = "each answer is sampled by itself; leave it out"
+_AS_SAMPLED = "the recorded logprobs would not be the ones sampled from; leave it out"
+_REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs"), _CONSTRAINED),
+    **dict.fromkeys(("guided_decoding", "structural_tag", "json_schema", "regex", "ebnf", "grammar"), _CONSTRAINED),
+    **dict.fromkeys(("min_tokens", "min_new_tokens", "ignore_eos"), _ITS_OWN_END),
+    **dict.fromkeys(("bad_words", "allowed_token_ids", "banned_tokens", "logits_processors", "custom_logit_processor"), _AS_SAMPLED),
+    **dict.fromkeys(("chat_template", "documents", "continue_final_message", "echo", "truncate_prompt_tokens"), _ITS_PROMPT),
+    **dict.fromkeys(("add_generation_prompt",), _ITS_PROMPT),
+    **dict.fromkeys(("use_beam_search", "best_of", "length_penalty"), _ONE_BY_ONE),
+}
+"""Why, by name."""
+_NOTHING = {"add_generation_prompt": True, "best_of": 1, "length_penalty": 1}
+"""Values by which a field asks for nothing, where it is another than of all fields."""
+_NO_MATTER = frozenset(
+    {
+        *(
+            "user",
+            "store",
+            "metadata",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "cache_control",
+        ),
+        *("prediction", "betas", "anthropic_version", "client_metadata", "request_id", "priority", "cache_salt"),
+    }
+)
+"""Fields that say nothing of prompt or answer."""
+_WRAPPERS = ("extra_body", "nvext", "sampling_params")
+"""Objects in which some clients and servers have these fields, one level deep."""
+_MOST_STOP_IDS = 64
+
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
@@ -76,7 +109,8 @@ def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
 
 
 def is_nothing(value: Any) -> bool:
-    """True for a field that asks for no more than one that is left out: nothing, no, zero, empty, or only such values."""
+    """True for a field that asks for no more than one that is left out: nothing, no, zero, empty, or only such
+    values."""
     if isinstance(value, Mapping):
         return all(map(is_nothing, value.values()))
     if isinstance(value, list | tuple):
@@ -93,7 +127,10 @@ def read_whole(name: str, value: Number, low: int, high: int | None = None) -> i
             raise Refusal(f"{name} is {value}; it must be a whole number", param=name)
         value = int(value)
     if value < low or (high is not None and value > high):
-        raise Refusal(f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""), param=name)
+        raise Refusal(
+            f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""),
+            param=name,
+        )
     return value
 
 
@@ -114,13 +151,14 @@ def read_stop(name: str, stop: str | Sequence[str | None] | None) -> tuple[str, 
 
 
 def read_asked(**settings: Any) -> dict[str, float]:
-    """Those of the settings that are numbers; the recipe decides them, so it is no matter if one is none."""
+    """The settings that are numbers; the recipe decides them, so another value does not matter."""
     numbers = {name: value for name, value in settings.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     return {name: float(value) for name, value in numbers.items() if -1e9 <= value <= 1e9}
 
 
 def read_arguments(arguments: Any, where: str) -> Any:
-    """A tool call's arguments as a value; empty ones in any spelling are an empty object, text that is no JSON stays text."""
+    """A tool call's arguments as a value; empty ones in any spelling are an empty object, text that is no JSON stays
+    text."""
     try:
         value = parse_arguments(arguments.strip()) if isinstance(arguments, str) else arguments
         if value is None or value == [] or (isinstance(value, str) and value.strip() in ("", "null")):
@@ -133,8 +171,8 @@ def read_arguments(arguments: Any, where: str) -> Any:
 
 
 def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: str) -> str:
-    """The text of a message's content, documents and search results with their titles in paragraphs of their own; parts that are no text
-    are refused, as the policy reads text only."""
+    """The text of a message's content, documents and search results with their titles in paragraphs of their own; parts
+    that are no text are refused, as the policy reads text only."""
     if isinstance(content, str):
         return content
     joined, gap = "", ""
@@ -158,7 +196,10 @@ def _document(part: Mapping[str, Any], where: str) -> str:
         source = part.get("source")
         kind = source.get("type") if isinstance(source, Mapping) else None
         key = {"text": "data", "content": "content"}.get(str(kind))
-        heads, body = (part.get("title"), part.get("context")), source.get(key) if isinstance(source, Mapping) and key else None
+        heads, body = (
+            (part.get("title"), part.get("context")),
+            source.get(key) if isinstance(source, Mapping) and key else None,
+        )
     if not isinstance(body, str | list) or not all(isinstance(inner, str | dict) for inner in body):
         raise Refusal(
             f"{where} has a part of type {part['type']!r} that holds no text; the policy reads text only: send the document's text",
@@ -167,125 +208,10 @@ def _document(part: Mapping[str, Any], where: str) -> str:
     return "\n\n".join([head for head in heads if isinstance(head, str) and head] + [join_text(body, where)])
 
 
-def function_tool(where: str, name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
-    """A function that the policy is offered, in the one form that all dialects render."""
-    if not isinstance(name, str):
-        raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
-    parts = {"name": name, "description": description, "parameters": parameters, "strict": strict}
-    return {"type": "function", "function": {key: value for key, value in parts.items() if value is not None}}
-
-
-def place_tools(lists: Mapping[str, Sequence[dict[str, Any]]], *, drops_hosted: bool) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """A request's tools by where they stand (`tools[0]`), and the types of those left out: tools that the provider's servers run, where the
-    recipe says so and others are offered."""
-    places = {f"{name}[{index}]": tool for name, tools in lists.items() for index, tool in enumerate(tools)}
-    check_count("tools", list(places), _MOST_TOOLS)
-    own = {where: tool for where, tool in places.items() if not str(tool.get("type")).startswith(_HOSTED)}
-    if not drops_hosted or not own:
-        return places, ()
-    return own, tuple(dict.fromkeys(str(tool["type"]) for where, tool in places.items() if where not in own))
-
-
-def hosted_hint(kind: Any) -> str:
-    """One more remedy for a tool that a provider's servers run; empty for other types."""
-    return ', or set policy.hosted_tools = "drop", where others are offered' if str(kind).startswith(_HOSTED) else ""
-
-
-def read_tools(tools: Sequence[T] | Mapping[str, T] | None, read: Callable[[T, str], dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
-    """All tools of a request, each read and checked; None where there are none. In a mapping they are named by where they stand."""
-    if not tools:
-        return None
-    if not isinstance(tools, Mapping):
-        tools = {f"tools[{index}]": tool for index, tool in enumerate(tools)}
-    check_count("tools", list(tools), _MOST_TOOLS)
-    found: list[dict[str, Any]] = []
-    names: set[str] = set()
-    for where, tool in tools.items():
-        one = read(tool, where)
-        name = one["function"]["name"]
-        if not _NAME.fullmatch(name):
-            raise Refusal(f"{where} has the name {name!r}; use up to 128 letters, digits, '_' and '-'", param=where)
-        if name in names:
-            raise Refusal(f"{where} has the name {name!r} of an earlier tool; name each tool once", param=where)
-        names.add(name)
-        _check_parameters(one["function"].get("parameters"), where, name)
-        found.append(one)
-    return tuple(found)
-
-
-class Choice(NamedTuple):
-    """A `tool_choice`, read."""
-
-    forced: ForcedCall | None = None
-    """None = the policy is free to call a tool or not."""
-    allow_tools: bool = True
-    """False = what looks like a call stays text."""
-
-
-_FREE, _MUST = ("auto", "validated"), ("required", "any")
-_KNOWN_CHOICES = "'auto', 'none', 'required' or a function by its name"
-
-
-def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]] | None, *, known: str = _KNOWN_CHOICES) -> Choice:
-    """A `tool_choice` in the spelling of any API, of the `tools` that are offered. `known`: the choices, for the sentence.
-
-    "auto"  {"type": "auto"}  {}  None      the policy is free
-    "none"  {"type": "none"}                no call is read
-    "required"  "any"  {"type": "any"}      a call of any tool
-    {"type": "function", "function": {"name": …}}  {"type": "function", "name": …}  {"type": "tool", "name": …}      of this one
-    {"type": "allowed_tools", "mode": "auto" | "required", "tools": […]}      all of those offered, or the one
-    """
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if is_nothing(choice) or (isinstance(kind, str) and kind in _FREE):
-        return Choice()
-    if kind == "none":
-        return Choice(allow_tools=False)
-    if isinstance(kind, str) and kind in _MUST:
-        return Choice(_force_call(None, tools))
-    if isinstance(choice, dict) and kind == "allowed_tools":
-        return _allowed(choice.get("allowed_tools") or choice, tools, known)
-    name = _named_tool(choice) if isinstance(choice, dict) and kind in (None, "function", "tool") else None
-    if name is None:
-        raise Refusal(f"tool_choice {choice!r} is not supported; use {known}", param="tool_choice")
-    return Choice(_force_call(name, tools))
-
-
-def _named_tool(tool: Mapping[str, Any]) -> str | None:
-    inner = tool.get("function")
-    name = inner.get("name") if isinstance(inner, dict) else tool.get("name")
-    return name if isinstance(name, str) else None
-
-
-def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, known: str) -> Choice:
-    """A choice among some of the tools: nothing is asked for where these are all, and one that is required is a named one."""
-    mode, listed = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
-    names = {_named_tool(tool) for tool in listed if isinstance(tool, dict)} if isinstance(listed, list) else set[str | None]()
-    if mode not in ("auto", "required") or not names or None in names:
-        raise Refusal(f"tool_choice {choice!r} is not supported; use {known}", param="tool_choice")
-    if names >= {tool["function"]["name"] for tool in tools or ()}:
-        return read_choice(mode, tools, known=known)
-    if mode == "required" and len(names) == 1:
-        return Choice(_force_call(names.pop(), tools))
-    raise Refusal(
-        f"tool_choice allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer those tools alone",
-        param="tool_choice",
-    )
-
-
-def _force_call(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall:
-    """The call that a `tool_choice` asks for, of the tool `name` or (None) of any that is offered."""
-    offered = [tool["function"]["name"] for tool in tools or ()]
-    if not offered:
-        raise Refusal("tool_choice asks for a tool call, but no tools are offered; send tools, or leave it out", param="tool_choice")
-    if name is not None and name not in offered:
-        raise Refusal(f"tool_choice names the tool {name!r}, which is not offered; offered: {', '.join(offered)}", param="tool_choice")
-    return ForcedCall(name if name is not None or len(offered) > 1 else offered[0])
-
-
 def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool = False, once: bool = False) -> None:
-    """Open calls have ids of their own, and a call has one result; else nobody can tell which result belongs to which call. An id may come
-    back after its result, as some servers number the calls of each answer anew; with `once` it may not. Empty ids are none.
-    `goes_on`: the calls may stand in an earlier answer that these messages follow."""
+    """Open calls have ids of their own, and a call has one result; else nobody can tell which result belongs to which
+    call. An id may come back after its result, as some servers number the calls of each answer anew; with `once` it may
+    not. Empty ids are none. `goes_on`: the calls may stand in an earlier answer that these messages follow."""
     open_calls: set[str] = set()
     asked: set[str] = set()
     answered: set[str] = set()
@@ -297,7 +223,8 @@ def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool 
                     continue
                 if call_id in open_calls or (once and call_id in asked):
                     raise Refusal(
-                        f"the tool-call id {call_id!r} is used by two calls of the conversation; give each its own", param="messages"
+                        f"the tool-call id {call_id!r} is used by two calls of the conversation; give each its own",
+                        param="messages",
                     )
                 open_calls.add(call_id)
                 asked.add(call_id)
@@ -309,8 +236,8 @@ def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool 
 
 
 def format_instruction(kind: Any, schema: Any, param: str) -> str | None:
-    """A sentence for the policy about the format of its answer. Its sampling is not constrained, so that the recorded logprobs hold;
-    it reads the format in its prompt, and learns to keep it. None = plain text."""
+    """A sentence for the policy about the format of its answer. Its sampling is not constrained, so that the recorded
+    logprobs hold; it reads the format in its prompt, and learns to keep it. None = plain text."""
     if kind in (None, "text"):
         return None
     if kind == "json_object":
@@ -319,8 +246,9 @@ def format_instruction(kind: Any, schema: Any, param: str) -> str | None:
         raise Refusal(f"the format {kind!r} is not supported; use 'text', 'json_object' or 'json_schema'", param=param)
     if not isinstance(schema, dict):
         raise Refusal(f"{param} has no schema; give a JSON schema as an object", param=param)
-    _check_schema(schema, param)
-    return f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{json.dumps(schema, ensure_ascii=False)}"
+    check_schema(schema, param)
+    shown = json.dumps(schema, ensure_ascii=False)
+    return f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{shown}"
 
 
 def with_instruction(messages: Sequence[dict[str, Any]], instruction: str | None) -> tuple[dict[str, Any], ...]:
@@ -333,61 +261,52 @@ def with_instruction(messages: Sequence[dict[str, Any]], instruction: str | None
     return ({"role": "system", "content": instruction}, *messages)
 
 
-def _check_parameters(schema: Any, where: str, name: str) -> None:
-    """A tool takes an object; the schema says which."""
-    if schema is None:
-        return
-    if not isinstance(schema, dict):
-        raise Refusal(f"{where} ({name!r}): its parameters are no JSON schema but a {type(schema).__name__}; give an object", param=where)
-    if schema.get("type", "object") != "object":
-        raise Refusal(f"{where} ({name!r}): its parameters have the type {schema['type']!r}; a tool takes an 'object'", param=where)
-    _check_schema(schema, f"{where} ({name!r})", param=where)
+def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras:
+    """Fields of a request beside those of its dialect's `body`; `form` is the dialect's field for a format. Raises
+    Refusal."""
+    raw = _decode(data)
+    fields = {name: msgspec.json.decode(raw[name]) for name in sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)}
+    if not fields:
+        return Extras()
+    fields = _unwrapped(fields)
+    kwargs = fields.pop("chat_template_kwargs", None) or {}
+    if not isinstance(kwargs, dict):
+        raise Refusal("chat_template_kwargs is no object; give names with values", param="chat_template_kwargs")
+    if (thinks := fields.pop("enable_thinking", None)) is not None:  # as some providers have it
+        kwargs = {"enable_thinking": thinks, **kwargs}
+    asking = {name: value for name, value in fields.items() if value is not None and not _asks_nothing(name, value)}
+    for name in sorted(asking.keys() & _REFUSED):
+        raise Refusal(f"{name} is not supported: {_REFUSED[name].format(form=form)}", param=name)
+    asked = read_asked(**{name: asking.pop(name, None) for name in _NEUTRAL})
+    return Extras(
+        template_kwargs={name: value for name, value in kwargs.items() if value is not None},
+        stop_token_ids=_stop_token_ids(asking.pop("stop_token_ids", [])),
+        asked={name: value for name, value in asked.items() if value > 0 or name.endswith("penalty")},
+        ignored=tuple(asking),
+    )
 
 
-def _check_schema(schema: Any, where: str, *, param: str | None = None, depth: int = 0) -> None:
-    """The parts of JSON schema that a template or an agent would stumble over."""
-    if isinstance(schema, dict) and schema.keys() <= _PLAIN and isinstance(schema.get("type"), str) and schema["type"] in _TYPES:
-        return  # most of them, and every call sends them again
-    problem: str | None = None
-    if depth > _MAX_SCHEMA_DEPTH:
-        problem = f"is nested more than {_MAX_SCHEMA_DEPTH} deep"
-    elif isinstance(schema, bool):
-        return
-    elif not isinstance(schema, dict):
-        problem = f"has {schema!r:.80} where a schema belongs"
-    if problem is None:
-        problem = _problem(schema)
-    if problem is not None:
-        raise Refusal(f"{where}: its JSON schema {problem}", param=param or where)
-    for inner in _inner(schema):
-        _check_schema(inner, where, param=param, depth=depth + 1)
+def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields with those of wrappers beside them, where they mean something here; others are named by their place."""
+    meaning = {*_REFUSED, *_NEUTRAL, "chat_template_kwargs", "enable_thinking", "stop_token_ids"}
+    outer = {name: value for name, value in fields.items() if name not in _WRAPPERS or not isinstance(value, dict)}
+    inner = {
+        key if key in meaning else f"{name}.{key}": value
+        for name in fields.keys() - outer.keys()
+        for key, value in fields[name].items()
+        if key not in _NO_MATTER
+    }
+    return {**inner, **outer}
 
 
-def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas within a schema."""
-    for key in _BY_NAME:
-        if key in schema:
-            yield from (schema[key] or {}).values()
-    for key in _IN_LISTS:
-        if key in schema:
-            yield from schema[key] or ()
-    items = schema.get("items")
-    if items is not None and not isinstance(items, list):
-        yield items
+def _asks_nothing(name: str, value: Any) -> bool:
+    neutral = {**_NOTHING, **_NEUTRAL}.get(name)
+    return is_nothing(value) if neutral is None else bool(value == neutral)
 
 
-def _problem(schema: Mapping[str, Any]) -> str | None:
-    types = schema.get("type")
-    for one in types if isinstance(types, list) else [types]:
-        if one is not None and (not isinstance(one, str) or one not in _TYPES):
-            return f"has the type {one!r:.80}; known are {', '.join(sorted(_TYPES))}"
-    for key in _BY_NAME:
-        if not isinstance(schema.get(key) or {}, dict):
-            return f"has {key} that are no object"
-    required = schema.get("required")
-    if required is not None and not (isinstance(required, list) and all(isinstance(one, str) for one in required)):
-        return "has 'required' that is no list of names"
-    for key in _IN_LISTS:
-        if not isinstance(schema.get(key) or [], list):
-            return f"has {key} that is no list"
-    return None
+def _stop_token_ids(ids: Any) -> tuple[int, ...]:
+    name = "stop_token_ids"
+    if not isinstance(ids, list) or any(isinstance(value, bool) or not isinstance(value, int | float) for value in ids):
+        raise Refusal(f"{name} is no list of token ids; give numbers", param=name)
+    check_count(name, ids, _MOST_STOP_IDS)
+    return tuple(read_whole(name, value, 0, 2**31 - 1) or 0 for value in ids)

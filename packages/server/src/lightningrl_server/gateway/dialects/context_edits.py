@@ -1,4 +1,5 @@
-"""Edits of the prompt that Anthropic's and OpenAI's servers do from some length on (`context_management`), as an agent asks for them.
+"""Edits of the prompt that Anthropic's and OpenAI's servers do from some length on (`context_management`), as an agent
+asks for them.
 
 clear_tool_uses_20250919   trigger (tokens or tool uses), and more results than it keeps
 clear_thinking_20251015    more turns that think than it keeps
@@ -12,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import ContextEdit
+from lightningrl_server.gateway.request import ContextEdit, Refusal
 
 __all__ = ["read_compaction", "read_edits"]
 
@@ -89,7 +89,8 @@ def _value(edit: Mapping[str, Any], key: str, where: str, default: int, units: t
     unit = given.get("type") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or unit not in units:
         raise Refusal(
-            f"{where}.{key} is {given!r:.200}; send an object with type {' or '.join(map(repr, units))} and a value", param=_PARAM
+            f"{where}.{key} is {given!r:.200}; send an object with type {' or '.join(map(repr, units))} and a value",
+            param=_PARAM,
         )
     return str(unit), _whole(given.get("value"), f"{where}.{key}.value", None)
 
@@ -115,5 +116,5 @@ def _entries_of_names(value: Any, where: str) -> list[Any]:
     raise Refusal(f"{where} is no list of names", param=_PARAM)
 
 
-def _unknown(kind: Any, where: str, known: str) -> Refusal:
-    return Refusal(f"{where} is of type {kind!r:.200}, which nobody here knows; known are {known}: leave it out", param=_PARAM)
+def _unknown(kind: Any, where: str, types: str) -> Refusal:
+    return Refusal(f"{where} is of type {kind!r:.200}, which nobody here knows; known are {types}: leave it out", param=_PARAM)

@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from lightningrl.dialects import Dialect
 from lightningrl.errors import ConfigError
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import Answer, AnswerStart, CallRequest
+from lightningrl_server.gateway.request import Answer, AnswerStart, CallRequest, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_server.rendering.completion import TextDelta
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -35,7 +34,7 @@ class EventStream(Protocol):
 
     @property
     def sends_tool_calls(self) -> bool:
-        """Whether `delta` shows tool calls; else they come with `finish`."""
+        """True where `delta` shows tool calls; else they come with `finish`."""
         ...
 
     def delta(self, delta: TextDelta) -> bytes:
@@ -52,10 +51,11 @@ class EventStream(Protocol):
 
 
 class DialectFormat(Protocol[R]):
-    """How one API is read and written. Made without arguments, once for a gateway."""
+    """Reads and writes one API. Made without arguments, once for a gateway."""
 
     def parse(self, body: bytes, path: str, settings: GatewaySettings) -> R:
-        """`path` is the endpoint that was called, below its base. Raises Refusal with what is wrong, which, and what next."""
+        """`path` is the endpoint that was called, below its base. Raises Refusal with what is wrong, which, and what
+        next."""
         ...
 
     def write_answer(self, request: R, answer: Answer, renderer: PolicyRenderer) -> bytes: ...
@@ -64,7 +64,7 @@ class DialectFormat(Protocol[R]):
 
 
 class CountingFormat(DialectFormat[R], Protocol[R]):
-    """Of an API that can be asked how long a call would be."""
+    """Format of an API that can be asked how long a call would be."""
 
     def write_count(self, tokens: int) -> bytes: ...
 

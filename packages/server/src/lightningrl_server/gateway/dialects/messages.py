@@ -4,8 +4,8 @@
     user: tool_result…, text…            ─► one tool message for each result, then a user message
     assistant: thinking, text, tool_use  ─► assistant message with reasoning and tool calls
 
-Fields that change nothing here (`metadata`, `cache_control`, `service_tier`, …) are ignored; `temperature`, `top_p` and `top_k` are the
-run's to decide; what cannot be honoured is refused with a sentence.
+Fields that change nothing here (`metadata`, `cache_control`, `service_tier`, …) are ignored; `temperature`, `top_p` and
+`top_k` are the run's to decide; what cannot be honoured is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -23,22 +23,17 @@ from lightningrl_server.gateway.dialects.checks import (
     check_tool_call_ids,
     decode_body,
     format_instruction,
-    function_tool,
-    hosted_hint,
     join_text,
-    place_tools,
     read_arguments,
     read_asked,
-    read_choice,
+    read_extras,
     read_stop,
-    read_tools,
     read_whole,
     with_instruction,
 )
 from lightningrl_server.gateway.dialects.context_edits import read_edits
-from lightningrl_server.gateway.dialects.extras import read_extras
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import CallRequest
+from lightningrl_server.gateway.dialects.tools import ToolOffer, function_tool, hosted_hint, read_offer
+from lightningrl_server.gateway.request import CallRequest, Refusal
 
 __all__ = ["MessagesRequest", "parse_messages_request"]
 
@@ -100,28 +95,31 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         messages += _messages(message, f"messages[{index}]")
     check_count("messages", messages)
     check_tool_call_ids(messages)
-    places, left_out = place_tools({"tools": body.tools or ()}, drops_hosted=drops_hosted)
-    tools = read_tools(places, _tool)
-    choice = read_choice(body.tool_choice, tools, known="'auto', 'none', 'any', or 'tool' with its name")
+    offer = ToolOffer()
+    if body.tools or body.tool_choice:
+        choices = "'auto', 'none', 'any', or 'tool' with its name"
+        offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted, choices=choices)
     call = CallRequest(
         model=body.model,
         messages=with_instruction(messages, _format(body)),
-        tools=tools,
-        forced=choice.forced,
-        allow_tools=choice.allow_tools,
+        tools=offer.functions,
+        forced=offer.choice.forced,
+        allow_tools=offer.choice.allow_tools,
         parallel_tools=not (isinstance(body.tool_choice, dict) and body.tool_choice.get("disable_parallel_tool_use") is True),
         stream=bool(body.stream),
         max_tokens=read_whole("max_tokens", body.max_tokens, 1),
         stop=read_stop("stop_sequences", body.stop_sequences),
         edits=read_edits(body.context_management, messages),
-        left_out=left_out,
+        left_out=offer.left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
         failed_tools=_failed_tools(body.messages),
         extras=read_extras(data, _Body, form="output_config.format"),
     )
     thinking = (body.thinking or {}).get("type")
     return MessagesRequest(
-        call=call, manages_context=body.context_management is not None, shows_thinking=thinking not in (None, "disabled")
+        call=call,
+        manages_context=body.context_management is not None,
+        shows_thinking=thinking not in (None, "disabled"),
     )
 
 

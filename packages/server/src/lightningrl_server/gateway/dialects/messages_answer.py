@@ -12,8 +12,7 @@ import msgspec
 
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.messages import MessagesRequest, parse_messages_request
-from lightningrl_server.gateway.errors import CONTEXT_CODE, Refusal
-from lightningrl_server.gateway.request import Answer, AnswerStart
+from lightningrl_server.gateway.request import CONTEXT_CODE, Answer, AnswerStart, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_server.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl_server.rendering.renderer import PolicyRenderer

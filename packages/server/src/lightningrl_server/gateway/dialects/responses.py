@@ -10,8 +10,8 @@
     item_reference                      ─► that item of an earlier answer of the attempt
     previous_response_id                ─► the conversation goes on after that answer's own tokens
 
-Fields that change nothing here (`metadata`, `store`, `reasoning`, `service_tier`, …) are ignored; `temperature` and `top_p` are the run's
-to decide; what cannot be honoured is refused with a sentence.
+Fields that change nothing here (`metadata`, `store`, `reasoning`, `service_tier`, …) are ignored; `temperature` and
+`top_p` are the run's to decide; what cannot be honoured is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ from lightningrl_server.gateway.dialects.checks import (
     join_text,
     read_arguments,
     read_asked,
-    read_choice,
+    read_extras,
     read_whole,
     with_instruction,
 )
 from lightningrl_server.gateway.dialects.context_edits import read_compaction
-from lightningrl_server.gateway.dialects.extras import read_extras
 from lightningrl_server.gateway.dialects.responses_tools import OfferedTools, read_offered
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import CallRequest, FindAnswer, HoldsAnswer, Referring
+from lightningrl_server.gateway.dialects.tools import read_choice
+from lightningrl_server.gateway.request import CallRequest, FindAnswer, HoldsAnswer, Referring, Refusal
 
 __all__ = ["ResponsesRequest", "parse_responses_request"]
 
@@ -142,14 +141,19 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal("conversation is not supported; use previous_response_id, or send the whole input", param="conversation")
     if body.prompt:
         raise Refusal("prompt templates are not kept here; send their text as instructions and input", param="prompt")
-    if body.truncation not in (None, "disabled", "auto"):  # "auto" truncates what is beyond the context, and that is refused by its length
+    if body.truncation not in (
+        None,
+        "disabled",
+        "auto",
+    ):  # "auto" truncates what is beyond the context, and that is refused by its length
         raise Refusal(f"truncation is {body.truncation!r}; it may be 'auto' or 'disabled'", param="truncation")
 
 
 def _read_items(
     items: Sequence[dict[str, Any]], find: FindAnswer, holds: HoldsAnswer, tools: OfferedTools, *, goes_on: bool
 ) -> list[dict[str, Any]]:
-    """The messages that the items are put together into, without references to what stands in the conversation already."""
+    """The messages that the items are put together into, without references to what stands in the conversation
+    already."""
     conversation = _Conversation(tools)
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -174,7 +178,8 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str, Any]:
-    """The item of an earlier answer that a reference names, as it was answered: `msg_ID`, `rs_ID`, `fc_ID_0` or `ctc_ID_0`."""
+    """The item of an earlier answer that a reference names, as it was answered: `msg_ID`, `rs_ID`, `fc_ID_0` or
+    `ctc_ID_0`."""
     item_id = item.get("id")
     kind, _, rest = item_id.partition("_") if isinstance(item_id, str) else ("", "", "")
     number = rest.rpartition("_")[2]
@@ -187,7 +192,13 @@ def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str
     if kind in _CALLS and number.isdecimal() and int(number) < len(calls):
         call = calls[int(number)]
         function = call["function"]
-        return {"type": "function_call", "id": item_id, "call_id": call["id"], **function, "arguments": json.dumps(function["arguments"])}
+        return {
+            "type": "function_call",
+            "id": item_id,
+            "call_id": call["id"],
+            **function,
+            "arguments": json.dumps(function["arguments"]),
+        }
     raise Refusal(
         f"{where} refers to the item {item_id!r}, which no answer of this attempt has; send the item itself",
         param=where,
@@ -226,7 +237,10 @@ class _Conversation:
     def _message(self, item: dict[str, Any], where: str) -> None:
         role, content = _ROLES.get(str(item.get("role"))), item.get("content")
         if role is None:
-            raise Refusal(f"{where} has the role {item.get('role')!r}; known are system, developer, user, assistant", param=f"{where}.role")
+            raise Refusal(
+                f"{where} has the role {item.get('role')!r}; known are system, developer, user, assistant",
+                param=f"{where}.role",
+            )
         if content is not None and not isinstance(content, str | list):
             raise Refusal(f"{where} has a content that is neither text nor parts", param=f"{where}.content")
         text = join_text(_parts(content, where), where)
@@ -258,7 +272,8 @@ class _Conversation:
         self.messages.append({"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id})})
 
     def _assistant(self, item: dict[str, Any], *, starts: bool) -> dict[str, Any]:
-        """The assistant message an item belongs to. Items of one of our answers stay together, also where results stand between them."""
+        """The assistant message an item belongs to. Items of one of our answers stay together, also where results stand
+        between them."""
         answer = _answer_of(item)
         is_last = self._open is not None and self.messages[-1] is self._open
         is_same = answer is not None and answer == self._answer

@@ -10,8 +10,7 @@ from lightningrl_server.gateway.dialects.responses import ResponsesRequest, pars
 from lightningrl_server.gateway.dialects.responses_items import ended, message, output_text, reasoning, tool_call
 from lightningrl_server.gateway.dialects.responses_stream import ResponsesStream, write_json
 from lightningrl_server.gateway.dialects.responses_tools import OfferedTools
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import Answer, AnswerStart
+from lightningrl_server.gateway.request import Answer, AnswerStart, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_server.rendering.completion import Choice
 from lightningrl_server.rendering.renderer import PolicyRenderer

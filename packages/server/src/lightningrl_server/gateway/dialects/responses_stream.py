@@ -3,7 +3,7 @@
 response.created ─► response.in_progress
   ─► output_item.added ─► content_part.added ─► reasoning_text.delta… ─► .done ─► content_part.done ─► output_item.done
   ─► output_item.added ─► content_part.added ─► output_text.delta…    ─► .done ─► content_part.done ─► output_item.done
-  ─► output_item.added ─► function_call_arguments.delta               ─► .done                      ─► output_item.done …
+  ─► output_item.added ─► function_call_arguments.delta               ─► .done                      ─► output_item.done
        (custom_tool_call_input of a custom tool)
 ─► response.completed | response.incomplete
 """
@@ -18,16 +18,8 @@ import msgspec
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.chat_answer import token_logprobs
 from lightningrl_server.gateway.dialects.responses import ResponsesRequest
-from lightningrl_server.gateway.dialects.responses_items import (
-    ended,
-    message,
-    output_text,
-    reasoning,
-    response,
-    tool_call,
-)
-from lightningrl_server.gateway.errors import Refusal
-from lightningrl_server.gateway.request import Answer, AnswerStart
+from lightningrl_server.gateway.dialects.responses_items import ended, message, output_text, reasoning, response, tool_call
+from lightningrl_server.gateway.request import Answer, AnswerStart, Refusal
 from lightningrl_server.rendering.completion import TextDelta, ToolRequest
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
@@ -49,7 +41,7 @@ class ResponsesStream:
         self._answer_start = start
         self._number = 0
         self._items: list[dict[str, Any]] = []
-        """Those that are done."""
+        """Items that are done."""
         self._open: str | None = None
         self._text = ""
         self._has_message = False
@@ -74,7 +66,11 @@ class ResponsesStream:
         out: list[bytes] = []
         if self._number == 0:
             whole = TextDelta(
-                index=0, content=choice.content, reasoning=choice.reasoning, token_ids=choice.token_ids, logprobs=choice.logprobs
+                index=0,
+                content=choice.content,
+                reasoning=choice.reasoning,
+                token_ids=choice.token_ids,
+                logprobs=choice.logprobs,
             )
             self._logprobs = []
             out.append(self.delta(whole))
@@ -154,7 +150,10 @@ class ResponsesStream:
         if self._number:
             return []
         started = response(self._request, self._answer_start, "in_progress")
-        return [self._event("response.created", response=started), self._event("response.in_progress", response=started)]
+        return [
+            self._event("response.created", response=started),
+            self._event("response.in_progress", response=started),
+        ]
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item("in_progress", [])["id"], "output_index": len(self._items)}

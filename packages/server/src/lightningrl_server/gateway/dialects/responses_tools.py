@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightningrl_server.gateway.dialects.checks import function_tool, hosted_hint, place_tools, read_tools
-from lightningrl_server.gateway.errors import Refusal
+from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, place_tools, read_tools
+from lightningrl_server.gateway.request import Refusal
 
 __all__ = ["OfferedTools", "ToolName", "read_input", "read_offered"]
 
@@ -48,7 +48,10 @@ class OfferedTools:
         """The name of an agent's tool for the policy."""
         if not isinstance(namespace, str) or not namespace:
             return name
-        return next((own for own, tool in self._names.items() if (tool.name, tool.namespace) == (name, namespace)), f"{namespace}.{name}")
+        return next(
+            (own for own, tool in self._names.items() if (tool.name, tool.namespace) == (name, namespace)),
+            f"{namespace}.{name}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ def _with_format(tool: Mapping[str, Any]) -> str | None:
     description, wanted = tool.get("description"), tool.get("format")
     if not isinstance(wanted, Mapping) or wanted.get("type") != "grammar":
         return description
-    return f"{description or ''}\n\nIts input follows this {wanted.get('syntax')} grammar:\n{wanted.get('definition')}".lstrip()
+    grammar = f"Its input follows this {wanted.get('syntax')} grammar:\n{wanted.get('definition')}"
+    return f"{description or ''}\n\n{grammar}".lstrip()
 
 
 def read_input(arguments: str) -> str:

@@ -1,0 +1,205 @@
+"""Tools of a request: which functions the policy is offered, and what the request wants of it (`tool_choice`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from lightningrl_server.gateway.dialects.checks import check_count, is_nothing
+from lightningrl_server.gateway.dialects.schemas import check_schema
+from lightningrl_server.gateway.request import ForcedCall, Refusal
+
+__all__ = [
+    "ToolChoice",
+    "ToolOffer",
+    "function_tool",
+    "hosted_hint",
+    "place_tools",
+    "read_choice",
+    "read_offer",
+    "read_tools",
+]
+
+T = TypeVar("T")
+
+_HOSTED = (
+    *(
+        "web_search",
+        "web_fetch",
+        "file_search",
+        "code_interpreter",
+        "code_execution",
+        "image_generation",
+        "mcp",
+        "tool_search",
+    ),
+    *("programmatic_tool_calling", "builtin_function"),
+)
+"""Prefixes of the types of tools that a provider's servers run."""
+_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
+_MOST_TOOLS = 1024
+_FREE, _MUST = ("auto", "validated"), ("required", "any")
+_CHOICES = "'auto', 'none', 'required' or a function by its name"
+
+
+class ToolChoice(NamedTuple):
+    """A `tool_choice`, read."""
+
+    forced: ForcedCall | None = None
+    """None = the policy is free to call a tool or not."""
+    allow_tools: bool = True
+    """False = what looks like a call stays text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolOffer:
+    """The functions that a request offers, and what it wants of them."""
+
+    functions: tuple[dict[str, Any], ...] | None = None
+    """None = there are none."""
+    left_out: tuple[str, ...] = ()
+    """Types of the provider's own tools that the policy is not offered."""
+    choice: ToolChoice = field(default_factory=ToolChoice)
+
+
+def read_offer(
+    tools: Sequence[dict[str, Any]] | None,
+    read: Callable[[dict[str, Any], str], dict[str, Any]],
+    wanted: Any,
+    *,
+    drops_hosted: bool,
+    choices: str = _CHOICES,
+) -> ToolOffer:
+    """The tools of a request, each by `read`, and the `wanted` choice of them. Raises Refusal."""
+    places, left_out = place_tools({"tools": tools or ()}, drops_hosted=drops_hosted)
+    functions = read_tools(places, read)
+    return ToolOffer(functions=functions, left_out=left_out, choice=read_choice(wanted, functions, choices=choices))
+
+
+def function_tool(where: str, name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
+    """A function that the policy is offered, in the one form that all dialects render."""
+    if not isinstance(name, str):
+        raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
+    parts = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": {key: value for key, value in parts.items() if value is not None}}
+
+
+def place_tools(lists: Mapping[str, Sequence[dict[str, Any]]], *, drops_hosted: bool) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """A request's tools by where they stand (`tools[0]`), and the types of those left out: tools that the provider's
+    servers run, where the recipe says so and others are offered."""
+    places = {f"{name}[{index}]": tool for name, tools in lists.items() for index, tool in enumerate(tools)}
+    check_count("tools", list(places), _MOST_TOOLS)
+    own = {where: tool for where, tool in places.items() if not str(tool.get("type")).startswith(_HOSTED)}
+    if not drops_hosted or not own:
+        return places, ()
+    return own, tuple(dict.fromkeys(str(tool["type"]) for where, tool in places.items() if where not in own))
+
+
+def hosted_hint(kind: Any) -> str:
+    """One more remedy for a tool that a provider's servers run; empty for other types."""
+    return ', or set policy.hosted_tools = "drop", where others are offered' if str(kind).startswith(_HOSTED) else ""
+
+
+def read_tools(tools: Sequence[T] | Mapping[str, T] | None, read: Callable[[T, str], dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
+    """All tools of a request, each read and checked; None where there are none. In a mapping they are named by where
+    they stand."""
+    if not tools:
+        return None
+    if not isinstance(tools, Mapping):
+        tools = {f"tools[{index}]": tool for index, tool in enumerate(tools)}
+    check_count("tools", list(tools), _MOST_TOOLS)
+    functions: list[dict[str, Any]] = []
+    names: set[str] = set()
+    for where, tool in tools.items():
+        function = read(tool, where)
+        name = function["function"]["name"]
+        if not _NAME.fullmatch(name):
+            raise Refusal(f"{where} has the name {name!r}; use up to 128 letters, digits, '_' and '-'", param=where)
+        if name in names:
+            raise Refusal(f"{where} has the name {name!r} of an earlier tool; name each tool once", param=where)
+        names.add(name)
+        _check_parameters(function["function"].get("parameters"), where, name)
+        functions.append(function)
+    return tuple(functions)
+
+
+def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]] | None, *, choices: str = _CHOICES) -> ToolChoice:
+    """A `tool_choice` in the spelling of any API, of the `tools` that are offered. `choices` stand in the refusal.
+
+    "auto"  {"type": "auto"}  {}  None      the policy is free
+    "none"  {"type": "none"}                no call is read
+    "required"  "any"  {"type": "any"}      a call of any tool
+    {"type": "function", "function": {"name": …}}  {"type": "function", "name": …}  {"type": "tool", "name": …}    this
+    {"type": "allowed_tools", "mode": "auto" | "required", "tools": […]}      all of those offered, or the one
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if is_nothing(choice) or (isinstance(kind, str) and kind in _FREE):
+        return ToolChoice()
+    if kind == "none":
+        return ToolChoice(allow_tools=False)
+    if isinstance(kind, str) and kind in _MUST:
+        return ToolChoice(_force_call(None, tools))
+    if isinstance(choice, dict) and kind == "allowed_tools":
+        return _allowed(choice.get("allowed_tools") or choice, tools, choices)
+    name = _named_tool(choice) if isinstance(choice, dict) and kind in (None, "function", "tool") else None
+    if name is None:
+        raise Refusal(f"tool_choice {choice!r} is not supported; use {choices}", param="tool_choice")
+    return ToolChoice(_force_call(name, tools))
+
+
+def _named_tool(tool: Mapping[str, Any]) -> str | None:
+    inner = tool.get("function")
+    name = inner.get("name") if isinstance(inner, dict) else tool.get("name")
+    return name if isinstance(name, str) else None
+
+
+def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, choices: str) -> ToolChoice:
+    """A choice among some of the tools: nothing is asked for where these are all, and one that is required is a named
+    one."""
+    mode, listed = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
+    names = {_named_tool(tool) for tool in listed if isinstance(tool, dict)} if isinstance(listed, list) else set[str | None]()
+    if mode not in ("auto", "required") or not names or None in names:
+        raise Refusal(f"tool_choice {choice!r} is not supported; use {choices}", param="tool_choice")
+    if names >= {tool["function"]["name"] for tool in tools or ()}:
+        return read_choice(mode, tools, choices=choices)
+    if mode == "required" and len(names) == 1:
+        return ToolChoice(_force_call(names.pop(), tools))
+    raise Refusal(
+        f"tool_choice allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer those tools alone",
+        param="tool_choice",
+    )
+
+
+def _force_call(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall:
+    """The call that a `tool_choice` asks for, of the tool `name` or (None) of any that is offered."""
+    offered = [tool["function"]["name"] for tool in tools or ()]
+    if not offered:
+        raise Refusal(
+            "tool_choice asks for a tool call, but no tools are offered; send tools, or leave it out",
+            param="tool_choice",
+        )
+    if name is not None and name not in offered:
+        raise Refusal(
+            f"tool_choice names the tool {name!r}, which is not offered; offered: {', '.join(offered)}",
+            param="tool_choice",
+        )
+    return ForcedCall(name if name is not None or len(offered) > 1 else offered[0])
+
+
+def _check_parameters(schema: Any, where: str, name: str) -> None:
+    """A tool takes an object; the schema says which."""
+    if schema is None:
+        return
+    if not isinstance(schema, dict):
+        raise Refusal(
+            f"{where} ({name!r}): its parameters are no JSON schema but a {type(schema).__name__}; give an object",
+            param=where,
+        )
+    if schema.get("type", "object") != "object":
+        raise Refusal(
+            f"{where} ({name!r}): its parameters have the type {schema['type']!r}; a tool takes an 'object'",
+            param=where,
+        )
+    check_schema(schema, f"{where} ({name!r})", param=where)

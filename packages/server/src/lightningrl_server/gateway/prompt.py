@@ -1,0 +1,258 @@
+"""The prompt of a call: the tokens of the earlier call that it goes on from and what is new, or all messages rendered.
+
+CallRequest ─► history ─► PastCall + new messages ─► bridged  ─┐
+                    └───► None ─► all messages    ─► rendered ─┴► + the beginning of a forced tool call ─► Prompt
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from lightningrl.types import IntArray
+from lightningrl_server.gateway.history import (
+    Conversations,
+    History,
+    PastCall,
+    as_ids,
+    chain_digests,
+    digest_head,
+    digest_tools,
+    extend_digest,
+    history_key,
+    pack,
+)
+from lightningrl_server.gateway.request import CallRequest, ForcedCall, Refusal
+from lightningrl_server.rendering.completion import Choice
+from lightningrl_server.rendering.renderer import PolicyRenderer
+
+__all__ = ["LONG", "AnsweredPrompt", "Prompt", "PromptBuilder", "Threads"]
+
+T = TypeVar("T")
+
+LONG: Final = 16_384
+"""Characters from which on a text is long: a slow machine tokenises as many in about 20 ms."""
+_TEXT_TO_DIGEST = 16
+"""Least factor by which a text is digested faster than it is tokenised."""
+_MESSAGE = 64
+"""Characters of text that take as long to render as a message that has none."""
+
+
+class Threads:
+    """Two threads of a gateway, on which long texts are read: more would only compete with its event loop."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(2, "lightningrl-gateway")
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """The result of `work`, which reads a text of `size` characters; short ones on the loop, which is cheaper.
+        Raises what it raises."""
+        if size < LONG:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Let go of the threads; what they are at is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnsweredPrompt:
+    """A prompt with one answer to it, as a later call finds it."""
+
+    call: PastCall
+    digest: bytes
+    """Digest of the conversation up to the answer."""
+    key: str
+    """The digests as the store keeps them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prompt:
+    """A prompt and where it comes from."""
+
+    ids: tuple[int, ...]
+    array: IntArray
+    """The ids as the store keeps them."""
+    suffix_start: int
+    """First token that the parent does not have."""
+    parent_id: str | None
+    is_break: bool
+    digest: bytes
+    tools: bytes
+    head: bytes | None
+    """Digest of the instructions, where a later call may go on from this one by its id."""
+
+    def answer(self, call_id: str, choice: Choice, *, with_ids: bool) -> AnsweredPrompt:
+        """The prompt answered by a choice, whose tool calls a client sends back `with_ids` or without."""
+        digest = extend_digest(self.digest, choice.as_message(with_ids=with_ids))
+        call = PastCall(call_id, self.array, as_ids(choice.token_ids), self.tools)
+        return AnsweredPrompt(call, digest, history_key(self.digest, digest, self.tools, self.head))
+
+
+class _Tokens(NamedTuple):
+    """Tokens of a prompt before a tool call is forced."""
+
+    ids: tuple[int, ...]
+    suffix_start: int
+    parent_id: str | None
+    is_break: bool
+    digest: bytes
+
+
+class PromptBuilder:
+    """Builds the prompt of one call; a long one beside the event loop."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        history: History,
+        conversations: Conversations,
+        request: CallRequest,
+        policy: str,
+        renderer: PolicyRenderer,
+        context_length: int | None,
+    ) -> None:
+        self._threads = threads
+        self._history = history
+        self._conversations = conversations
+        self._request = request
+        self._policy = policy
+        self._renderer = renderer
+        self._context_length = context_length
+        self._tools = digest_tools(request.tools, policy)
+
+    async def build(self) -> Prompt:
+        """The tokens of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool
+        call. Raises Refusal; ContextOverflow for one that is far beyond a known context, before it is tokenised to its
+        end."""
+        request, head = self._request, None
+        if request.head is not None or request.previous is not None:
+            head = digest_head(request.messages[: request.head or 0])
+        if head is None or request.previous is None:
+            tokens = await self._from_messages(with_tool_names(request.messages))
+        else:
+            tokens = await self._from_answer(request.previous, head)
+        ids = tokens.ids
+        if request.forced is not None:
+            ids = _forced(ids, request.forced, self._policy, self._renderer)
+        if request.edits:
+            _refuse_edits(request, len(ids))
+        return Prompt(
+            ids=ids,
+            array=await self._threads.run(len(ids), lambda: as_ids(ids)),
+            suffix_start=tokens.suffix_start,
+            parent_id=tokens.parent_id,
+            is_break=tokens.is_break,
+            digest=tokens.digest,
+            tools=self._tools,
+            head=head,
+        )
+
+    async def _from_answer(self, previous: str, head: bytes) -> _Tokens:
+        """Tokens of a call that goes on from an earlier answer by its id."""
+        count = self._request.head or 0
+        earlier = self._conversations.find(previous)
+        new = with_tool_names(self._request.messages[count:], earlier.added or ())
+        if earlier.head == head and earlier.call.tools == self._tools:
+            digest = earlier.digest
+            for message in new:
+                digest = extend_digest(digest, message)
+            bridged = await self._bridged(earlier.call, new)
+            if bridged is not None:
+                return _Tokens(*bridged, earlier.call.id, is_break=False, digest=digest)
+        # Other instructions, tools or policy: the tokens begin otherwise, so the conversation is rendered again.
+        messages = (*self._request.messages[:count], *self._conversations.messages(earlier), *new)
+        tokens = await self._from_messages(with_tool_names(messages))
+        return tokens._replace(is_break=tokens.is_break or tokens.parent_id is None)
+
+    async def _from_messages(self, messages: tuple[Mapping[str, Any], ...]) -> _Tokens:
+        """Tokens of a whole conversation."""
+        size = _size(messages)
+        chain = await self._threads.run(size // _TEXT_TO_DIGEST, lambda: chain_digests(messages))
+        match = self._history.match(messages, chain, self._tools)
+        call = match.call
+        if call is not None:
+            bridged = await self._bridged(call, messages[match.covered :])
+            if bridged is not None:
+                return _Tokens(*bridged, call.id, is_break=match.is_break, digest=chain[-1])
+        is_break = match.is_break or call is not None
+        tools = self._request.tools
+        size += len(pack(tools)) if tools else 0
+        try:
+            ids = await self._threads.run(size, lambda: self._renderer.render(messages, tools, self._context_length))
+        except ValueError as error:
+            raise Refusal(str(error), param="messages") from error
+        return _Tokens(ids, 0, None, is_break, chain[-1])
+
+    async def _bridged(self, call: PastCall, new: tuple[Mapping[str, Any], ...]) -> tuple[tuple[int, ...], int] | None:
+        """The tokens of an earlier call with those of the new messages, and where these begin; None = they cannot be
+        told."""
+
+        def bridge() -> tuple[tuple[int, ...], int] | None:
+            past, completion = call.prompt_ids.tolist(), call.completion_ids.tolist()
+            suffix = self._renderer.bridge(past, completion, new, self._request.tools, self._context_length)
+            return None if suffix is None else ((*past, *completion, *suffix), len(past) + len(completion))
+
+        return await self._threads.run(_size(new) + len(call.prompt_ids) // _TEXT_TO_DIGEST, bridge)
+
+
+def with_tool_names(messages: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] = ()) -> tuple[Mapping[str, Any], ...]:
+    """Each tool result with the name of its tool, which templates write: a turn that is bridged holds the result, but
+    not the call. `before`: messages that may hold the call as well."""
+    # The same id may come back, and then means the later call; calls without one are answered in their order.
+    names: dict[str, str] = {}
+    nameless: list[str] = []
+    named: list[Mapping[str, Any]] = []
+    for message in (*before, *messages):
+        for call in message.get("tool_calls") or ():
+            if call.get("id"):
+                names[call["id"]] = call["function"]["name"]
+            else:
+                nameless.append(call["function"]["name"])
+        if message["role"] == "tool":
+            call_id = message.get("tool_call_id")
+            name = names.get(call_id) if call_id else nameless.pop(0) if nameless else None
+            message = message if name is None else {"name": name, **message}
+        named.append(message)
+    return tuple(named[len(before) :])
+
+
+def _forced(ids: tuple[int, ...], forced: ForcedCall, policy: str, renderer: PolicyRenderer) -> tuple[int, ...]:
+    """The prompt and the beginning of the tool call that its answer has to be. Raises Refusal."""
+    opening = renderer.open_call(ids, forced.name)
+    if opening is None:
+        raise Refusal(
+            f"tool_choice: a tool call cannot be forced on policy {policy!r}: its tool-call markup is not one that we "
+            "can begin for "
+            "it, or its prompt opens a reasoning block; leave tool_choice out, or name the renderer 'qwen3' where its "
+            "markup is the "
+            "same",
+            param="tool_choice",
+        )
+    return (*ids, *opening)
+
+
+def _refuse_edits(request: CallRequest, prompt_tokens: int) -> None:
+    """Raise Refusal where an edit would change the prompt: the policy would learn from one that the agent did not
+    write."""
+    for edit in request.edits:
+        if prompt_tokens > edit.beyond:
+            raise Refusal(
+                f"context_management asks for {edit.name!r}, which would now change the prompt of {prompt_tokens} "
+                "tokens, "
+                "and that is not supported: the policy would learn from a prompt that the agent did not write; keep "
+                "more "
+                "or trigger it later, or shorten the messages yourself",
+                param="context_management",
+            )
+
+
+def _size(messages: Sequence[Mapping[str, Any]]) -> int:
+    """About how many characters are rendered for them."""
+    texts = sum(len(message.get("content") or "") + len(message.get("reasoning_content") or "") for message in messages)
+    texts += _MESSAGE * len(messages)
+    return texts + sum(len(pack(message["tool_calls"])) for message in messages if "tool_calls" in message)
