@@ -24,11 +24,10 @@ from typing import Any, Final
 
 import httpx
 
-import lightningrl
 from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
 
-ROOMS: Final = ("gateway", "rendering", "engines", "telemetry", "store", "server")
-"""Folders of the server's code."""
+SERVER: Final = "lightningrl_server"
+CORE: Final = "lightningrl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +37,17 @@ class CallPath:
     functions: tuple[tuple[str, str], ...]
     """File and name of each, in the order of entering."""
 
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """The server's files in the order in which they were entered, each visit once."""
-        return tuple(file for file, _ in groupby(file for file, _ in self.functions if file.split("/")[0] in ROOMS))
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Distinct files of the server, in the order of their first visit."""
-        return tuple(dict.fromkeys(self.moves))
-
-    @property
-    def core_files(self) -> tuple[str, ...]:
-        """Distinct files of core."""
-        return tuple(dict.fromkeys(file for file, _ in self.functions if file.split("/")[0] not in (*ROOMS, "testing")))
+    def files(self, package: str) -> tuple[str, ...]:
+        """A package's distinct files, in the order of their first visit."""
+        return tuple(dict.fromkeys(self._visits(package)))
 
     @property
     def returns(self) -> int:
-        """Moves to a file that was visited before."""
-        return len(self.moves) - len(self.files)
+        """Moves to a file of the server that was visited before."""
+        return len(self._visits(SERVER)) - len(self.files(SERVER))
+
+    def _visits(self, package: str) -> list[str]:
+        return [file for file, _ in groupby(file for file, _ in self.functions if file.startswith(f"{package}/"))]
 
 
 class _Recorder:
@@ -65,18 +56,18 @@ class _Recorder:
     def __init__(self) -> None:
         self.is_on = False
         self.functions: list[tuple[str, str]] = []
-        self._root = f"{Path(lightningrl.__file__).parent}/"
         self._started: set[int] = set()
         """Frames entered before: a coroutine is entered again after each of its waits, which is no new call."""
         self._frames: list[FrameType] = []
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if not self.is_on or event != "call" or not frame.f_code.co_filename.startswith(self._root):
+        if not self.is_on or event != "call" or id(frame) in self._started:
             return
-        if id(frame) not in self._started:
+        package, _, file = frame.f_code.co_filename.partition("/src/")[2].partition("/")
+        if package in (SERVER, CORE, "lightningrl_testing"):
             self._started.add(id(frame))
             self._frames.append(frame)  # so that its id stays its own
-            self.functions.append((frame.f_code.co_filename.removeprefix(self._root), frame.f_code.co_qualname))
+            self.functions.append((f"{package}/{file}", frame.f_code.co_qualname))
 
 
 def measure_call_path(folder: Path) -> CallPath:
@@ -122,10 +113,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = measure_call_path(Path(folder))
     for file, visit in groupby(path.functions, key=lambda function: function[0]):
-        print(f"{file:36} {', '.join(name for _, name in visit)}")
-    rooms = {room: sum(file.startswith(f"{room}/") for file in path.files) for room in ROOMS}
-    print(f"\n{len(path.functions)} functions; of core: {', '.join(path.core_files)}")
-    print(f"files {len(path.files)} ({', '.join(f'{room} {count}' for room, count in rooms.items())}), returns {path.returns}")
+        print(f"{file.removeprefix(f'{SERVER}/'):36} {', '.join(name for _, name in visit)}")
+    print(f"\n{len(path.functions)} functions; of core: {', '.join(path.files(CORE))}")
+    print(f"files {len(path.files(SERVER))}, returns {path.returns}")
 
 
 if __name__ == "__main__":

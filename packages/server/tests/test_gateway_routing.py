@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightningrl.recipe_tables import RoleConfig
-from lightningrl_server.gateway.routing import Routing
+from lightningrl_server.gateway.calls import Routing
 
 CRITIC = [{"role": "system", "content": "You are a critic.\nBe strict."}, {"role": "user", "content": "hi"}]
 PLAIN = [{"role": "user", "content": "hi"}]

@@ -84,7 +84,9 @@ class EngineLink:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     @property
@@ -163,7 +165,9 @@ class EngineLink:
                     error,
                     self._wait_s,
                 )
-            except Exception:  # the boundary to the server: whatever broke, the engine serves again once it is connected anew
+            except (
+                Exception
+            ):  # the boundary to the server: whatever broke, the engine serves again once it is connected anew
                 logger.exception("engine link to %s broke; connecting anew in %.1f s", self.url, self._wait_s)
             await asyncio.sleep(self._wait_s)
             self._wait_s = min(self._wait_s * 2, self._backoff_s[1])

@@ -166,7 +166,9 @@ class Outbox:
         try:
             self._messages.append(msgspec.Raw(self._encode(message)))
         except (OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"a {type(message).__name__!r} message cannot be sent over the engine link: {error}") from error
+            raise ValueError(
+                f"a {type(message).__name__!r} message cannot be sent over the engine link: {error}"
+            ) from error
         self._ready.set()
 
     async def frame(self) -> bytes:

@@ -143,7 +143,9 @@ class EngineRegistry:
                     return
                 except EngineGone as error:
                     if passed_on:
-                        raise EngineUnavailable(f"the engine of policy {policy!r} went away in mid-call; send the call again") from error
+                        raise EngineUnavailable(
+                            f"the engine of policy {policy!r} went away in mid-call; send the call again"
+                        ) from error
         raise _too_many_deaths(policy)
 
     async def generate_whole(self, policy: str, request: GenerateRequest) -> TokenChunk:
@@ -174,7 +176,9 @@ class EngineRegistry:
         except TimeoutError:
             held = bool(self._policies[policy].seats)
             why = "is still held for a weight update" if held else "has no engine connected"
-            raise EngineUnavailable(f"policy {policy!r} {why} after {self.wait_s:g} s; is the trainer running?") from None
+            raise EngineUnavailable(
+                f"policy {policy!r} {why} after {self.wait_s:g} s; is the trainer running?"
+            ) from None
 
     def _set_held(self, engine: Engine, *, held: bool) -> None:
         policy = self._policies[engine.info.policy]
@@ -192,7 +196,8 @@ def _note(counts: Counter[str], names: Iterable[str]) -> None:
 
 def _too_many_deaths(policy: str) -> EngineUnavailable:
     return EngineUnavailable(
-        f"{_MOST_DEATHS} engines of policy {policy!r} went away under this call; see the trainer's log, then send the call again"
+        f"{_MOST_DEATHS} engines of policy {policy!r} went away under this call; see the trainer's log, then send the "
+        "call again"
     )
 
 

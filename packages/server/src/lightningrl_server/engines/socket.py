@@ -59,7 +59,9 @@ class _Call:
                     finish_reason=message.finish_reason,
                 )
             except ValueError as error:
-                raise BackendError(f"the engine of policy {self._policy!r} sent tokens that cannot be read: {error}") from error
+                raise BackendError(
+                    f"the engine of policy {self._policy!r} sent tokens that cannot be read: {error}"
+                ) from error
         if message is None:
             raise EngineGone(f"the engine of policy {self._policy!r} disconnected in mid-call")
         raise ContextOverflow(message.message) if message.kind == "context_overflow" else BackendError(message.message)
@@ -137,7 +139,9 @@ def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
             first, *rest = decode(await socket.receive_bytes())
             if not isinstance(first, Hello):
                 raise msgspec.ValidationError(f"an engine must say hello first, not {type(first).__name__!r}")
-            engine = RemoteEngine(EngineInfo(policy=first.policy, version=first.version, context_length=first.context_length))
+            engine = RemoteEngine(
+                EngineInfo(policy=first.policy, version=first.version, context_length=first.context_length)
+            )
             registry.attach(engine, held=first.held)
             engine.outbox.put(Welcome())
 

@@ -71,7 +71,9 @@ class Gateway:
                 *(Route(path, OfRollout(models, plain), methods=["GET"]) for path in MODELS),
                 Route("/v1/{rest:path}", OfRollout(unknown, plain)),
             ]
-        self.routes += [WebSocketRoute(path, refuse_upgrade) for path in (f"{attempt}/{{rest:path}}", "/v1/{rest:path}")]
+        self.routes += [
+            WebSocketRoute(path, refuse_upgrade) for path in (f"{attempt}/{{rest:path}}", "/v1/{rest:path}")
+        ]
         self.routes += [Route(path, unattributed) for path in ("/v1/{rest:path}", "/chat/completions", *calls)]
 
     def forget(self, rollout_id: str, attempt: int) -> None:
@@ -108,6 +110,7 @@ def create_gateway(
     counting = frozenset(endpoint for dialect in dialects for endpoint in dialect.counting)
     return Gateway(
         Services(
+            log=log,
             policy_calls=policy_calls,
             forwarder=Forwarder(log, policy_calls, settings) if has_upstream else None,
             refusals=RefusalLog(log, max_attempts=settings.max_attempts_in_memory, counting=counting),

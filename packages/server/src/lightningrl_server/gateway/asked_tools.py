@@ -27,7 +27,9 @@ from lightningrl_server.rendering.renderer import PolicyRenderer
 
 __all__ = ["AskedTools", "ShownTool"]
 
-_COMPLAINT: Final = re.compile(r"error|exception|invalid|missing|required|unexpected|validation|must be|not valid", re.IGNORECASE)
+_COMPLAINT: Final = re.compile(
+    r"error|exception|invalid|missing|required|unexpected|validation|must be|not valid", re.IGNORECASE
+)
 """Words of a tool that could not take its arguments."""
 _COMPLAINS_WITHIN: Final = 300
 """Characters of a result that are looked through for it: a page that a tool fetched may speak of errors, too."""
@@ -102,7 +104,9 @@ class AskedTools:
         self._ours: set[str] = set()
         """All ids that the attempt's answers gave."""
 
-    def add(self, asker: Transition, requests: Sequence[ToolRequest], messages: Sequence[Mapping[str, Any]] = ()) -> None:
+    def add(
+        self, asker: Transition, requests: Sequence[ToolRequest], messages: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         """An answer of this process, what it asks for, and the messages that it was given to."""
         before = _digest(messages[-1]) if requests and messages else b""
         for request in requests:
@@ -134,7 +138,11 @@ class AskedTools:
                 has_others = True
         if has_others:
             results |= self._by_name(request.messages, parent_id, results)
-        return [self._shown(call_id, results[call_id], request.failed_tools) for call_id in self._waiting if call_id in results]
+        return [
+            self._shown(call_id, results[call_id], request.failed_tools)
+            for call_id in self._waiting
+            if call_id in results
+        ]
 
     def settle(self, shown: Iterable[ShownTool]) -> None:
         """Forget those that are recorded now."""
@@ -160,7 +168,9 @@ class AskedTools:
         for answer in [answer for answer in self._recorded.values() if parent_id in (None, answer.id)]:
             self._read(answer)
         waiting = {
-            call_id: asked for call_id, asked in self._waiting.items() if call_id not in results and parent_id in (None, asked.asker.id)
+            call_id: asked
+            for call_id, asked in self._waiting.items()
+            if call_id not in results and parent_id in (None, asked.asker.id)
         }
         # Another conversation of the attempt may ask for the same, and an example in the prompt may show it.
         before = _digest(messages[last - 1]) if last else b""
@@ -188,7 +198,9 @@ class AskedTools:
 
 def _digest(message: Mapping[str, Any]) -> bytes:
     """Role and text: ids differ where a client has its own."""
-    return hashlib.blake2b(f"{message['role']}\n{message.get('content') or ''}".strip().encode(), digest_size=16).digest()
+    return hashlib.blake2b(
+        f"{message['role']}\n{message.get('content') or ''}".strip().encode(), digest_size=16
+    ).digest()
 
 
 def _answered(
@@ -202,7 +214,9 @@ def _answered(
             continue
         call_id, name = message.get("tool_call_id"), message.get("name")
         same = [call for call in left if call_id is not None and call.get("id") == call_id]
-        same = same or [call for call in left if call_id is None and name is not None and call["function"]["name"] == name]
+        same = same or [
+            call for call in left if call_id is None and name is not None and call["function"]["name"] == name
+        ]
         same = same or ([left[0]] if call_id is None and name is None else [])
         if same:
             left.remove(same[0])

@@ -185,7 +185,10 @@ class AttemptMemory:
         """Record the choices, then remember them; returns those in the store where this is a replay."""
         request = call.request
         answers = [prompt.answer(choice.id, choice.completion, with_ids=request.has_call_ids) for choice in choices]
-        records = [_record(call, prompt, choice, answer, key, duration_s) for choice, answer in zip(choices, answers, strict=True)]
+        records = [
+            _record(call, prompt, choice, answer, key, duration_s)
+            for choice, answer in zip(choices, answers, strict=True)
+        ]
         shown = [] if self._asked is None else self._asked.find(request, prompt.parent_id)
         before = await self._log.append_calls(records, await self._read_shown(shown) if shown else ())
         if self._asked is not None:
@@ -208,7 +211,9 @@ class AttemptMemory:
         else:
             self._asked.settle(shown)
 
-    def _remember(self, request: CallRequest, prompt: Prompt, choice: SampledChoice, answer: AnsweredPrompt, recorded: Transition) -> None:
+    def _remember(
+        self, request: CallRequest, prompt: Prompt, choice: SampledChoice, answer: AnsweredPrompt, recorded: Transition
+    ) -> None:
         self._calls.add(choice.id)
         if choice.completion.tool_calls:
             self._asked_tools().add(recorded, choice.completion.tool_calls, request.messages)
@@ -292,7 +297,9 @@ def _message(choice: Choice) -> dict[str, Any]:
     return choice.as_message() | ({"reasoning_content": choice.reasoning} if choice.reasoning else {})
 
 
-def _record(call: PolicyCall, prompt: Prompt, choice: SampledChoice, answer: AnsweredPrompt, key: str, duration_s: float) -> CallRecord:
+def _record(
+    call: PolicyCall, prompt: Prompt, choice: SampledChoice, answer: AnsweredPrompt, key: str, duration_s: float
+) -> CallRecord:
     completion = choice.completion
     transition = Transition(
         id=choice.id,

@@ -10,30 +10,106 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import count
+from typing import Any
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
+from lightningrl.recipe_tables import RoleConfig
 from lightningrl.records import AttemptInfo, CallRecord
+from lightningrl.roles import is_role_among
 from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.attempt_memory import AttemptMemories, AttemptMemory, PolicyCall
-from lightningrl_server.gateway.choices import ChoiceSampler, SampledChoice, answer_again, choose_sampling, repeat_choices
+from lightningrl_server.gateway.choices import (
+    ChoiceSampler,
+    SampledChoice,
+    answer_again,
+    choose_sampling,
+    repeat_choices,
+)
 from lightningrl_server.gateway.prompt import Prompt, PromptBuilder, Threads
 from lightningrl_server.gateway.refusals import refusal_of
 from lightningrl_server.gateway.request import Answer, AnswerStart, CallContext, CallRequest, Delivery, Refusal
-from lightningrl_server.gateway.routing import Routing, fitting_patterns
 from lightningrl_server.gateway.settings import CallWatch, GatewaySettings
 from lightningrl_server.rendering.completion import TextDelta
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_server.store.errors import AttemptOver
 from lightningrl_server.store.protocol import CallLog
 
-__all__ = ["PolicyCalls"]
+__all__ = ["PolicyCalls", "Routing", "fitting_patterns"]
 
 logger = logging.getLogger(__name__)
+
+
+class Routing:
+    """The run's policies and what leads to each.
+
+    role      said by an adapter or agent  >  the first rule of the run that fits (model asked for, system prompt)
+    policy    one of that name  >  the one that the role is given to  >  the default  >  None: the upstream's, or refused
+    """
+
+    def __init__(
+        self,
+        policies: Collection[str],
+        *,
+        default: str | None = None,
+        agents: Mapping[str, Collection[str]] | None = None,
+        rules: Mapping[str, RoleConfig] | None = None,
+    ) -> None:
+        """`agents`: roles by the policy that answers them; `rules`: how calls of a role are told. `default` None = the
+        only policy, where there is just one."""
+        self._policies = tuple(policies)
+        self._default = default if default is not None or len(self._policies) != 1 else self._policies[0]
+        self._agents = {policy: frozenset(roles) for policy, roles in (agents or {}).items() if roles}
+        self._rules = {
+            role: rule for role, rule in (rules or {}).items() if rule.model is not None or rule.system is not None
+        }
+
+    def find(self, agent: str | None, model: str, messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
+        """The role of a call, and the policy that answers it. Raises Refusal where none does."""
+        role = self.role(agent, model, messages)
+        policy = self.policy(model, role)
+        if policy is not None:
+            return role, policy
+        asked = f"no policy {model!r} in this run" + (f", none for the role {role!r}" if role is not None else "")
+        raise Refusal(
+            f"{asked}, and no default policy; it serves {', '.join(sorted(self._policies))}. To have other models "
+            "answered "
+            "by your provider, configure [upstream] base_url and api_key_env in the recipe",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+    def role(self, agent: str | None, model: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        """The role of a call: the one that it names itself, else the first rule that fits; None = nobody knows."""
+        if agent is not None:
+            return agent
+        return next((role for role, rule in self._rules.items() if _fits(rule, model, messages)), None)
+
+    def policy(self, model: str, role: str | None) -> str | None:
+        """The policy that answers; None = none does."""
+        if model in self._policies:
+            return model
+        if role is not None:
+            for policy, roles in self._agents.items():
+                if is_role_among(role, roles):
+                    return policy
+        return self._default if self._default in self._policies else None
+
+    def may_serve(self, model: str, agent: str | None) -> bool:
+        """True if a policy may answer, by what is known before the messages are read."""
+        if self.policy(model, self.role(agent, model, ())) is not None:
+            return True
+        return agent is None and any(
+            rule.system is not None
+            and (rule.model is None or fnmatchcase(model, rule.model))
+            and self.policy("", role) is not None
+            for role, rule in self._rules.items()
+        )
 
 
 class PolicyCalls:
@@ -55,7 +131,9 @@ class PolicyCalls:
         self._renderers = dict(renderers)
         self._settings = settings
         self._memories = AttemptMemories(log, threads, self._renderers, most=settings.max_attempts_in_memory)
-        self._routing = Routing(tuple(renderers), default=settings.default_policy, agents=settings.agents, rules=settings.roles)
+        self._routing = Routing(
+            tuple(renderers), default=settings.default_policy, agents=settings.agents, rules=settings.roles
+        )
         prefix = secrets.token_hex(4)
         self._ids = (f"{prefix}{number:x}" for number in count())
         """Unique in the run, also after a restart of the server."""
@@ -72,21 +150,6 @@ class PolicyCalls:
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free an ended attempt's memory."""
         self._memories.forget(rollout_id, attempt)
-
-    async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo:
-        """The attempt a scoped key stands for; raises Refusal."""
-        if attempt < 2**63:
-            info = await self._log.authorise(rollout_id, attempt, key)
-            if info is not None:
-                return info
-            reason = await self._log.refusal(rollout_id, attempt, key)
-            if isinstance(reason, AttemptOver):
-                raise Refusal(str(reason), status=410, code="attempt_over")
-        raise Refusal(  # one answer, whether there is such a rollout or not: who has no key need not know
-            f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease",
-            status=401,
-            code="invalid_api_key",
-        )
 
     async def run(
         self, info: AttemptInfo, request: CallRequest, context: CallContext, delivery: Delivery | None = None
@@ -134,9 +197,9 @@ class PolicyCalls:
         """Length of the call's prompt. Nothing is sampled or recorded."""
         memory = await self._memories.find(info)
         request = await memory.resolve(request)
-        context, policy, renderer = self._route(request, context)
+        context, policy, _ = self._route(request, context)
         try:
-            prompt = await self._prompt(memory, request, policy, renderer, self._engines.context_length(policy))
+            prompt = await self._prompt(memory, request, policy, self._engines.context_length(policy))
         except ContextOverflow as error:
             raise refusal_of(error) from error
         return len(prompt.ids)
@@ -161,21 +224,18 @@ class PolicyCalls:
         return context if role == context.agent else replace(context, agent=role), policy, renderer
 
     def _prompt(
-        self,
-        memory: AttemptMemory,
-        request: CallRequest,
-        policy: str,
-        renderer: PolicyRenderer,
-        context_length: int | None,
+        self, memory: AttemptMemory, request: CallRequest, policy: str, context_length: int | None
     ) -> Awaitable[Prompt]:
-        history, conversations = memory.history, memory.conversations
+        history, conversations, renderer = memory.history, memory.conversations, self._renderers[policy]
         builder = PromptBuilder(self._threads, history, conversations, request, policy, renderer, context_length)
         return builder.build()
 
-    async def _sample(self, call: PolicyCall, delivery: Delivery) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
+    async def _sample(
+        self, call: PolicyCall, delivery: Delivery
+    ) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
         request, policy, renderer = call.request, call.policy, call.renderer
         engine = await self._engines.info(policy)
-        prompt = await self._prompt(call.memory, request, policy, renderer, engine.context_length)
+        prompt = await self._prompt(call.memory, request, policy, engine.context_length)
         replay = call.memory.replay
         recorded = () if replay is None else replay.take(policy, prompt.array, request, renderer)
         if recorded:
@@ -244,9 +304,13 @@ class PolicyCalls:
         for kind in request.left_out:
             if kind not in self._left_out:
                 self._left_out.add(kind)
-                logger.warning("agents offer the provider's tool %r; the policy is not told of it, as the recipe says", kind)
+                logger.warning(
+                    "agents offer the provider's tool %r; the policy is not told of it, as the recipe says", kind
+                )
 
-    async def _commit(self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], *, was_shown: bool) -> tuple[Answer, bool]:
+    async def _commit(
+        self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], *, was_shown: bool
+    ) -> tuple[Answer, bool]:
         """Record the call: its answer, and True if it is that of an earlier call. `was_shown`: the agent saw its
         text."""
         # From here on the call exists whether or not the client still listens: memory and store must agree.
@@ -260,7 +324,9 @@ class PolicyCalls:
             raise
         return _answer(call, prompt, choices, stored), bool(stored)
 
-    async def _keep(self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], key: str) -> tuple[CallRecord, ...]:
+    async def _keep(
+        self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], key: str
+    ) -> tuple[CallRecord, ...]:
         """Record the choices, then remember them; returns those in the store where this is a replay."""
         duration = time.perf_counter() - call.clock
         stored = await call.memory.keep(call, prompt, choices, key, duration)
@@ -294,3 +360,23 @@ def _answer(call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], 
         choices=tuple(choice.completion for choice in choices),
         created=int(call.started),
     )
+
+
+def fitting_patterns(patterns: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The patterns that the first system message fits."""
+    if not patterns:
+        return ()
+    system = _system_prompt(messages)
+    return tuple(pattern for pattern in patterns if fnmatchcase(system, pattern))
+
+
+def _fits(rule: RoleConfig, model: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    if rule.model is not None and not fnmatchcase(model, rule.model):
+        return False
+    return rule.system is None or fnmatchcase(_system_prompt(messages), rule.system)
+
+
+def _system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    if not messages or messages[0].get("role") not in ("system", "developer"):
+        return ""
+    return str(messages[0].get("content") or "")

@@ -160,9 +160,13 @@ class ChoiceSampler:
 
     def _finished(self, call: GenerateRequest, text: CompletionText, last: TokenChunk) -> SampledChoice:
         if text.token_count == 0 or last.finish_reason is None:
-            raise EngineUnavailable(f"the engine of policy {self._policy!r} returned a completion without a token or a finish reason")
+            raise EngineUnavailable(
+                f"the engine of policy {self._policy!r} returned a completion without a token or a finish reason"
+            )
         completion, delta = text.finish(last.finish_reason)
-        return SampledChoice(id=call.id, completion=completion, version=last.policy_version, sampling=call.sampling, last_delta=delta)
+        return SampledChoice(
+            id=call.id, completion=completion, version=last.policy_version, sampling=call.sampling, last_delta=delta
+        )
 
 
 def choose_sampling(
@@ -183,7 +187,9 @@ def choose_sampling(
         base,
         max_tokens=min(base.max_tokens, room, request.max_tokens or room),
         stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
-        stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids, *request.extras.stop_token_ids))),
+        stop_token_ids=tuple(
+            dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids, *request.extras.stop_token_ids))
+        ),
         seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ
     )
 
@@ -236,7 +242,9 @@ def repeat_choices(
             last_delta=TextDelta(index=index),
             replayed_from=record.transition.id,
         )
-        for index, (record, completion) in enumerate(zip(recorded, _read_again(renderer, request, recorded), strict=True))
+        for index, (record, completion) in enumerate(
+            zip(recorded, _read_again(renderer, request, recorded), strict=True)
+        )
     ]
 
 

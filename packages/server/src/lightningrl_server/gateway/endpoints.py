@@ -135,7 +135,8 @@ def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
     elif "/v1/" not in scope["path"]:
         hint = "; end the client's base URL in /v1"
     return Refusal(
-        f"{scope['method']} {path!r} is not served; a policy answers POST to {', '.join(endpoints[:-1])} and {endpoints[-1]}{hint}",
+        f"{scope['method']} {path!r} is not served; a policy answers POST to {', '.join(endpoints[:-1])} and "
+        f"{endpoints[-1]}{hint}",
         status=404,
         code="unknown_path",
     )
@@ -160,5 +161,7 @@ async def refuse_upgrade(websocket: WebSocket) -> None:
     """Say at once that calls come over HTTP. Codex then sends its call there; after any other status it first tries for
     7 s."""
     await websocket.send_denial_response(
-        PlainTextResponse("calls are not answered over a WebSocket; send each as a POST, streamed or not\n", status_code=426)
+        PlainTextResponse(
+            "calls are not answered over a WebSocket; send each as a POST, streamed or not\n", status_code=426
+        )
     )

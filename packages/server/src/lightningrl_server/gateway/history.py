@@ -147,7 +147,8 @@ class Conversations:
         conversation = self._by_id.get(transition_id)
         if conversation is None:
             raise Refusal(
-                f"no previous response 'resp_{transition_id}' in this attempt; send the id of one of its own responses, or the whole input",
+                f"no previous response 'resp_{transition_id}' in this attempt; send the id of one of its own "
+                "responses, or the whole input",
                 code="previous_response_not_found",
                 param="previous_response_id",
             )

@@ -33,6 +33,8 @@ from lightningrl_server.gateway.request import Answer, AnswerStart, CallContext,
 from lightningrl_server.gateway.settings import CallWatch, GatewaySettings
 from lightningrl_server.gateway.upstream import Forwarder, ReceivedCall
 from lightningrl_server.rendering.completion import TextDelta
+from lightningrl_server.store.errors import AttemptOver
+from lightningrl_server.store.protocol import CallLog
 
 __all__ = ["ClientGone", "Endpoint", "ModelCall", "Services", "call_context", "model_of", "named_role", "send_json"]
 
@@ -63,6 +65,7 @@ class ClientGone(Exception):
 class Services:
     """The parts that all endpoints of a gateway share."""
 
+    log: CallLog
     policy_calls: PolicyCalls
     forwarder: Forwarder | None
     """None = no upstream is configured."""
@@ -78,12 +81,27 @@ class Services:
         """The attempt that a call's path names and its key opens. Raises Refusal."""
         scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            key = next((headers[name.encode()].decode("latin-1") for name in self.key_headers if name.encode() in headers), "")
+            key = next(
+                (headers[name.encode()].decode("latin-1") for name in self.key_headers if name.encode() in headers), ""
+            )
         if not key:
             ways = " or ".join(["'Authorization: Bearer …'", *(f"'{name}: …'" for name in self.key_headers)])
-            raise Refusal(f"the call shows no key; send the attempt's key as {ways}", status=401, code="invalid_api_key")
-        place = scope["path_params"]
-        return await self.policy_calls.authorise(place["rollout_id"], place["attempt"], key.strip())
+            raise Refusal(
+                f"the call shows no key; send the attempt's key as {ways}", status=401, code="invalid_api_key"
+            )
+        rollout_id, attempt, key = scope["path_params"]["rollout_id"], scope["path_params"]["attempt"], key.strip()
+        if attempt < 2**63:
+            info = await self.log.authorise(rollout_id, attempt, key)
+            if info is not None:
+                return info
+            reason = await self.log.refusal(rollout_id, attempt, key)
+            if isinstance(reason, AttemptOver):
+                raise Refusal(str(reason), status=410, code="attempt_over")
+        raise Refusal(  # one answer, whether there is such a rollout or not: who has no key need not know
+            f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease",
+            status=401,
+            code="invalid_api_key",
+        )
 
     async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
         """Refuse in the format of the dialect whose endpoint the path looks like, else of the first."""
@@ -215,7 +233,9 @@ class ModelCall(Endpoint[R]):
                         ]
                         await send({"type": "http.response.start", "status": 200, "headers": headers})
                     if data:
-                        await send({"type": "http.response.body", "body": data, "more_body": not isinstance(item, Answer)})
+                        await send(
+                            {"type": "http.response.body", "body": data, "more_body": not isinstance(item, Answer)}
+                        )
                     if isinstance(item, TextDelta):
                         delivery.add(item, was_sent=bool(data), with_tool_calls=stream.sends_tool_calls)
         except Refusal as refusal:
@@ -238,7 +258,9 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
     """The whole body. Raises Refusal beyond the limit or where the headers say what no call may, ClientGone where it
     never comes."""
     if len(named_role(headers) or "") > LONGEST_ROLE:
-        raise Refusal(f"the role in 'x-lightningrl-agent' is longer than {LONGEST_ROLE} characters; give it a shorter name")
+        raise Refusal(
+            f"the role in 'x-lightningrl-agent' is longer than {LONGEST_ROLE} characters; give it a shorter name"
+        )
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
@@ -264,7 +286,9 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
 def _inflate(body: bytes, coding: str, limit: int) -> bytes:
     """A compressed body, never inflated much beyond the limit. Raises Refusal."""
     if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise Refusal(f"the body is compressed as {coding[:40]!r}; send it plain, or as gzip", status=415, code="invalid_encoding")
+        raise Refusal(
+            f"the body is compressed as {coding[:40]!r}; send it plain, or as gzip", status=415, code="invalid_encoding"
+        )
     try:
         if coding == "deflate":
             inflating = zlib.decompressobj()
@@ -275,7 +299,9 @@ def _inflate(body: bytes, coding: str, limit: int) -> bytes:
     except EOFError:
         plain, is_cut = b"", True
     except (OSError, zlib.error) as error:
-        raise Refusal(f"the body is not compressed as it says: {error}; send it plain", code="invalid_encoding") from None
+        raise Refusal(
+            f"the body is not compressed as it says: {error}; send it plain", code="invalid_encoding"
+        ) from None
     if len(plain) > limit:
         raise _too_large(limit, " when unpacked")
     if is_cut:
@@ -344,6 +370,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         watcher.cancel()
 
 
-async def _refuse(send: Send, refusal: Refusal, write_error: Callable[[Refusal], bytes], rollout_id: str, attempt: int) -> None:
+async def _refuse(
+    send: Send, refusal: Refusal, write_error: Callable[[Refusal], bytes], rollout_id: str, attempt: int
+) -> None:
     logger.info("rollout %s, attempt %s: call refused: %s", rollout_id, attempt, refusal)
     await send_json(send, refusal.status, write_error(refusal))

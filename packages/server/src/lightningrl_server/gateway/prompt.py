@@ -200,7 +200,9 @@ class PromptBuilder:
         return await self._threads.run(_size(new) + len(call.prompt_ids) // _TEXT_TO_DIGEST, bridge)
 
 
-def with_tool_names(messages: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] = ()) -> tuple[Mapping[str, Any], ...]:
+def with_tool_names(
+    messages: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, Any], ...]:
     """Each tool result with the name of its tool, which templates write: a turn that is bridged holds the result, but
     not the call. `before`: messages that may hold the call as well."""
     # The same id may come back, and then means the later call; calls without one are answered in their order.

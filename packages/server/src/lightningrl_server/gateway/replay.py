@@ -70,7 +70,9 @@ def _is_asked(choices: Choices, policy: str, prompt_ids: IntArray, n: int) -> bo
     return recorded.policy == policy and len(choices) == n and np.array_equal(recorded.prompt_ids, prompt_ids)
 
 
-def _describe(left: Sequence[Choices], policy: str, prompt_ids: IntArray, request: CallRequest, renderer: PolicyRenderer) -> str:
+def _describe(
+    left: Sequence[Choices], policy: str, prompt_ids: IntArray, request: CallRequest, renderer: PolicyRenderer
+) -> str:
     """The difference from the next call that was to come, and which tool answered otherwise, where it was one."""
     same = [choices for choices in left if choices[0].transition.policy == policy]
     if not same:
@@ -83,7 +85,9 @@ def _describe(left: Sequence[Choices], policy: str, prompt_ids: IntArray, reques
     if start == len(prompt_ids) == len(recorded.prompt_ids):
         return f"{what}: it asked for {request.n} choices, where {len(choices)} were recorded"
     window = slice(max(0, start - 2), start + _TAIL)
-    asked, recorded_text = (renderer.tokenizer.decode(ids[window].tolist()) for ids in (prompt_ids, recorded.prompt_ids))
+    asked, recorded_text = (
+        renderer.tokenizer.decode(ids[window].tolist()) for ids in (prompt_ids, recorded.prompt_ids)
+    )
     tool = _changed_tool(request, renderer.tokenizer.decode(recorded.prompt_ids.tolist()))
     who = "its prompt differs" if tool is None else f"tool {tool!r} answered otherwise"
     quoted = f"{_quote(asked)} now, {_quote(recorded_text)} then"
@@ -92,7 +96,11 @@ def _describe(left: Sequence[Choices], policy: str, prompt_ids: IntArray, reques
 
 def _changed_tool(request: CallRequest, recorded: str) -> str | None:
     """The first tool whose result nobody recorded."""
-    names = {call.get("id"): call["function"]["name"] for message in request.messages for call in message.get("tool_calls") or ()}
+    names = {
+        call.get("id"): call["function"]["name"]
+        for message in request.messages
+        for call in message.get("tool_calls") or ()
+    }
     for message in request.messages:
         if message["role"] == "tool" and str(message.get("content") or "").strip() not in recorded:
             return str(names.get(message.get("tool_call_id"), "?"))

@@ -76,7 +76,9 @@ class Forwarder:
         """True if a call is the upstream's: its model is listed, or no policy serves it."""
         if model in self._policy_calls.policies:
             return False
-        return self._listed(model) is not None or (self._default is not None and not self._policy_calls.may_serve(model, context))
+        return self._listed(model) is not None or (
+            self._default is not None and not self._policy_calls.may_serve(model, context)
+        )
 
     def has_upstream(self, model: str) -> bool:
         """True if there is an upstream for what no policy can answer, embeddings for instance."""
@@ -90,7 +92,9 @@ class Forwarder:
         upstream = self._listed(call.model) or self._default
         assert upstream is not None
         if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)  # how many call at once is the agents' affair
+            limits = httpx.Limits(
+                max_connections=None, max_keepalive_connections=100
+            )  # how many call at once is the agents' affair
             self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0), limits=limits)
         mask = Mask([upstream.api_key])
         passing, has_begun = MaskedBytes(mask), False
@@ -104,7 +108,11 @@ class Forwarder:
             answer = await self._client.send(request, stream=True)
             try:
                 record.status = answer.status_code
-                headers = [(name.encode(), mask.text(value).encode()) for name, value in answer.headers.items() if name in _RETURNED]
+                headers = [
+                    (name.encode(), mask.text(value).encode())
+                    for name, value in answer.headers.items()
+                    if name in _RETURNED
+                ]
                 pieces = decoded_pieces(answer)
                 await call.send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
                 has_begun = True
@@ -117,7 +125,8 @@ class Forwarder:
             record.error, reason = type(error).__name__, mask.text(_reason(error))
             if not has_begun:
                 raise Refusal(
-                    f"the upstream at {upstream.base_url!r} does not answer ({reason}); check its address, and that it is up",
+                    f"the upstream at {upstream.base_url!r} does not answer ({reason}); check its address, and that it "
+                    "is up",
                     status=502,
                     code="upstream_failed",
                 ) from error
@@ -151,7 +160,9 @@ class Forwarder:
     async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
         try:
             await self._log.append_other_calls(info.rollout_id, info.attempt, [record.call()])
-        except StoreError as error:  # the attempt has ended meanwhile: nothing is trained on it, the answer may still be read
+        except (
+            StoreError
+        ) as error:  # the attempt has ended meanwhile: nothing is trained on it, the answer may still be read
             logger.warning("rollout %s: a call to the upstream could not be recorded: %s", info.rollout_id, error)
 
 
@@ -231,7 +242,9 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, httpx.LocalProtocolError):
         return type(error).__name__
-    root = next((cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error)
+    root = next(
+        (cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error
+    )
     return f"{type(root).__name__}: {root}".removesuffix(": ")
 
 

@@ -86,7 +86,11 @@ def with_texts(arguments: dict[str, Any], markup: str, schema: Any) -> dict[str,
 
 def _fits(value: Any, kinds: frozenset[str]) -> bool:
     kind = _KINDS.get(type(value), "null")
-    return kind in kinds or (kind == "integer" and "number" in kinds) or (kind == "number" and "integer" in kinds and value.is_integer())
+    return (
+        kind in kinds
+        or (kind == "integer" and "number" in kinds)
+        or (kind == "number" and "integer" in kinds and value.is_integer())
+    )
 
 
 def _kinds(schema: Any) -> frozenset[str]:

@@ -65,7 +65,9 @@ def create_renderer(tokenizer: Any, config: Any, name: str) -> Any:
     except Exception as error:  # (each of them has its own)
         fitting = _fitting(tokenizer)
         there = f"those that fit are {', '.join(fitting)}" if fitting else "none of the others fits; leave it at 'auto'"
-        raise ConfigError(f"renderer {config.name!r} does not fit the tokenizer of policy {name!r}: {error}; {there}") from error
+        raise ConfigError(
+            f"renderer {config.name!r} does not fit the tokenizer of policy {name!r}: {error}; {there}"
+        ) from error
 
 
 def remedy_without_tools(tokenizer: Any) -> str:

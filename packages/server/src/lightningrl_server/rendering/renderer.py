@@ -161,7 +161,9 @@ class PolicyRenderer:
         wrong: Exception | None = None
         for turns in chain([list(messages)], joined_turns(messages)):
             try:
-                ids = tuple(self._renderer.render_ids(turns, tools=list(tools) if tools else None, add_generation_prompt=True))
+                ids = tuple(
+                    self._renderer.render_ids(turns, tools=list(tools) if tools else None, add_generation_prompt=True)
+                )
                 self._check_systems(turns)
             except ContextOverflow:
                 raise
@@ -176,7 +178,9 @@ class PolicyRenderer:
                     wrong,
                 )
             return ids
-        raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {wrong}; {_remedy(messages)}") from wrong
+        raise ValueError(
+            f"the chat template of {self.name!r} cannot render these messages: {wrong}; {_remedy(messages)}"
+        ) from wrong
 
     def _check_systems(self, turns: Messages) -> None:
         """Raise ValueError where the policy's own template passes over a system message in silence."""
@@ -223,23 +227,31 @@ class PolicyRenderer:
         """Names of a call's template kwargs by which its prompts would differ from this policy's. A family's renderer
         says what each is; an unknown template is tried with a conversation that has all there is."""
         fields: Mapping[str, Any] = (
-            {} if self.is_default else self._renderer.config.model_dump(include=self._renderer.config.template_field_names())
+            {}
+            if self.is_default
+            else self._renderer.config.model_dump(include=self._renderer.config.template_field_names())
         )
         own = {**fields, **self._template_kwargs}
         differ = [name for name, value in kwargs.items() if not (name in own and own[name] == value)]
         return [
-            name for name in differ if name in fields or (name in self._variables - GIVEN and self._changes_prompts(name, kwargs[name]))
+            name
+            for name in differ
+            if name in fields or (name in self._variables - GIVEN and self._changes_prompts(name, kwargs[name]))
         ]
 
     def _changes_prompts(self, name: str, value: Any) -> bool:
         def text(messages: list[Mapping[str, Any]], **kwargs: Any) -> str | None:
             try:
-                return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs))
+                return str(
+                    self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
+                )
             except Exception:  # noqa: BLE001  (a template may take no tools; another conversation shows what it does)
                 return None
 
         tried = [
-            (messages, {"tools": tools}) for messages in (_EVERYTHING, _EVERYTHING[-2:], _EVERYTHING[-1:]) for tools in (None, [_TOOL])
+            (messages, {"tools": tools})
+            for messages in (_EVERYTHING, _EVERYTHING[-2:], _EVERYTHING[-1:])
+            for tools in (None, [_TOOL])
         ]
         return any(text(messages, **tools) != text(messages, **tools, **{name: value}) for messages, tools in tried)
 
@@ -287,7 +299,9 @@ class PolicyRenderer:
         except RecursionError:  # arguments nested beyond any parser are no tool call: what the model said stays text
             return ParsedCompletion(self.decode(ids), "", ())
         content = parsed.content or ""
-        return ParsedCompletion(content if self.is_default else content.strip(), parsed.reasoning_content or "", tuple(parsed.tool_calls))
+        return ParsedCompletion(
+            content if self.is_default else content.strip(), parsed.reasoning_content or "", tuple(parsed.tool_calls)
+        )
 
     def may_be_call(self, content: str) -> bool:
         """True for text that may still prove to be a tool call: some markups put no token in front of one."""

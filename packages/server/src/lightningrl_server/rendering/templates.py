@@ -31,7 +31,9 @@ __all__ = [
     "template_variables",
 ]
 
-GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"})
+GIVEN = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"}
+)
 """Variables of a template that are a call's own."""
 _SPECIAL = frozenset({"bos_token", "eos_token", "pad_token", "unk_token"})
 _OF_ALL = GIVEN | _SPECIAL | {"raise_exception", "strftime_now", "namespace"}

@@ -72,7 +72,9 @@ def load_tokenizer(source: str | Path, *, is_there: bool = False) -> Any:
 
     name = str(source)
     if Path(name).is_dir() and not (Path(name) / "tokenizer.json").is_file():
-        raise ConfigError(f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained")
+        raise ConfigError(
+            f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained"
+        )
     try:
         return PreTrainedTokenizerFast.from_pretrained(name, local_files_only=is_there)
     except (OSError, ValueError) as error:
@@ -140,7 +142,9 @@ class QuickTokenizer:
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         return self._token_id(tokens) if isinstance(tokens, str) else self._tokenizer.convert_tokens_to_ids(tokens)
 
-    def apply_chat_template(self, messages: Any, *, tokenize: bool = True, return_dict: bool = False, **options: Any) -> Any:
+    def apply_chat_template(
+        self, messages: Any, *, tokenize: bool = True, return_dict: bool = False, **options: Any
+    ) -> Any:
         """The template's text, or its tokens."""
         text = self._tokenizer.apply_chat_template(messages, tokenize=False, **{**self._template_kwargs, **options})
         return self._encode(text) if tokenize else text

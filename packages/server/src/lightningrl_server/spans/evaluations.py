@@ -83,7 +83,9 @@ def _read(attributes: Mapping[str, Any], span_ids: Sequence[str], tool_call_ids:
     if not name or len(name) > LONGEST_NAME or score is None:
         return None
     answer_id = str(attributes.get(conventions.RESPONSE_ID) or "") or None
-    return Evaluation(name=name, score=score, answer_id=answer_id, span_ids=tuple(span_ids), tool_call_ids=tuple(tool_call_ids))
+    return Evaluation(
+        name=name, score=score, answer_id=answer_id, span_ids=tuple(span_ids), tool_call_ids=tuple(tool_call_ids)
+    )
 
 
 def _around(span: SeenSpan, by_id: Mapping[str, SeenSpan]) -> list[str]:

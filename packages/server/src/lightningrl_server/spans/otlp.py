@@ -91,7 +91,9 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
     named = [(scope.scope.name, span) for scope in scopes for span in scope.spans if _has_id(span)]
     rejected = sum(len(scope.spans) for scope in scopes) - len(named)
     seen = [_see(span, scope) for scope, span in named]
-    spans = [SpanRecord(span_id=span.span_id, parent_span_id=span.parent_span_id, agent=span.reading.agent) for span in seen]
+    spans = [
+        SpanRecord(span_id=span.span_id, parent_span_id=span.parent_span_id, agent=span.reading.agent) for span in seen
+    ]
     models = [span for span in seen if span.reading.kind is Kind.MODEL]
     tools = read_tools(seen)
     return ParsedExport(
@@ -100,7 +102,9 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         loose=tools.loose,
         spans=spans,
         answers=[
-            (str(span.attributes[conventions.RESPONSE_ID]), span.span_id) for span in models if span.attributes.get(conventions.RESPONSE_ID)
+            (str(span.attributes[conventions.RESPONSE_ID]), span.span_id)
+            for span in models
+            if span.attributes.get(conventions.RESPONSE_ID)
         ],
         evaluations=read_evaluations(seen),
         rejected=rejected,
@@ -199,7 +203,9 @@ def _decode(body: bytes, media_type: str, encoding: str, limit: int, request: E)
     try:
         request.ParseFromString(plain)
     except DecodeError:
-        raise ServerError(f"the body is no OTLP {type(request).__name__}; export with OTLP over HTTP, protobuf or JSON") from None
+        raise ServerError(
+            f"the body is no OTLP {type(request).__name__}; export with OTLP over HTTP, protobuf or JSON"
+        ) from None
     return request
 
 
@@ -211,14 +217,19 @@ def _fill_from_json(body: bytes, request: Export) -> None:
         json_format.ParseDict(_with_base64_ids(document), request, ignore_unknown_fields=True)
     except (ValueError, RecursionError, json_format.ParseError) as error:
         problem = str(error).partition("\n")[0][:200]
-        raise ServerError(f"the body is no OTLP in JSON ({problem}); export with OTLP over HTTP, protobuf or JSON") from None
+        raise ServerError(
+            f"the body is no OTLP in JSON ({problem}); export with OTLP over HTTP, protobuf or JSON"
+        ) from None
 
 
 def _with_base64_ids(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_base64_ids(one) for one in value]
     if isinstance(value, Mapping):
-        return {key: _base64(inner) if key in _IDS and isinstance(inner, str) else _with_base64_ids(inner) for key, inner in value.items()}
+        return {
+            key: _base64(inner) if key in _IDS and isinstance(inner, str) else _with_base64_ids(inner)
+            for key, inner in value.items()
+        }
     return value
 
 

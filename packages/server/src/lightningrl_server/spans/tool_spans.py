@@ -111,7 +111,9 @@ def _is_foreign_model(span: SeenSpan) -> bool:
 
 def _tools(spans: Sequence[SeenSpan]) -> list[SeenSpan]:
     """The tools' spans, each once, with what a span inside of one says of it."""
-    executed = {span.parent_span_id: status for span in spans if (status := read_execution(span.attributes)) is not None}
+    executed = {
+        span.parent_span_id: status for span in spans if (status := read_execution(span.attributes)) is not None
+    }
     by_span: dict[str, SeenSpan] = {}
     for span in spans:
         if span.reading.kind is Kind.TOOL:
@@ -122,7 +124,9 @@ def _tools(spans: Sequence[SeenSpan]) -> list[SeenSpan]:
 def _unknown_tools(left: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
     """Calls of tools that were not offered, of which no span is made."""
     agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents asks them as tools
-    unknown = {request.call.id: request for request in left if not request.is_offered and request.call.name not in agents}
+    unknown = {
+        request.call.id: request for request in left if not request.is_offered and request.call.name not in agents
+    }
     return [_unrun(request, ToolStatus.UNKNOWN_TOOL) for request in unknown.values()]
 
 
@@ -281,7 +285,9 @@ def _record(tool: SeenSpan) -> ToolCallRecord:
         agent=reading.agent,
         error_type=reading.error_type or None,
     )
-    return ToolCallRecord(tool_call=call, span_id=tool.span_id, parent_span_id=tool.parent_span_id, started_at=tool.started_ns / 1e9)
+    return ToolCallRecord(
+        tool_call=call, span_id=tool.span_id, parent_span_id=tool.parent_span_id, started_at=tool.started_ns / 1e9
+    )
 
 
 def _typed_answers(asked: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:

@@ -156,7 +156,8 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
     if body.previous_response_id:
         raise Refusal(
-            "chat completions go on from no previous_response_id; send the whole history in messages, or use /responses",
+            "chat completions go on from no previous_response_id; send the whole history in messages, or use "
+            "/responses",
             param="previous_response_id",
         )
     if body.web_search_options is not None:  # an empty one asks for a search as well
@@ -260,11 +261,15 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where} is no function with a name; only functions are supported{hint and ': give the agent one'}{hint}",
             param=where,
         )
-    return function_tool(where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict"))
+    return function_tool(
+        where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict")
+    )
 
 
 def _format(wanted: str | dict[str, Any] | None) -> str | None:
     if not isinstance(wanted, dict):
         return format_instruction(wanted or None, None, "response_format")
     named = wanted.get("json_schema")
-    return format_instruction(wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format")
+    return format_instruction(
+        wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format"
+    )

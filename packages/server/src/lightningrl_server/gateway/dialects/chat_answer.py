@@ -131,7 +131,9 @@ def _logprobs(
     return {"content": token_logprobs(token_ids, logprobs, renderer, top=bool(request.top_logprobs)), "refusal": None}
 
 
-def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[float], renderer: PolicyRenderer, *, top: bool) -> list[dict[str, Any]]:
+def token_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[float], renderer: PolicyRenderer, *, top: bool
+) -> list[dict[str, Any]]:
     """The sampled tokens with their logprobs; `top_logprobs` has each alone, as the engine reports no others."""
     content = []
     for token_id, logprob in zip(token_ids, logprobs, strict=True):
@@ -169,7 +171,9 @@ class ChatStream:
         if delta.reasoning:
             message |= _reasoning(delta.reasoning)
         logprobs = _logprobs(self._request, delta.token_ids, delta.logprobs, self._renderer)
-        calls = [{"tool_calls": [{"index": i, **_tool_call(call)}]} for i, call in delta.tool_calls]  # clients read the first of each
+        calls = [
+            {"tool_calls": [{"index": i, **_tool_call(call)}]} for i, call in delta.tool_calls
+        ]  # clients read the first of each
         parts = [(message, logprobs)] if message or logprobs else []
         return b"".join(
             self._event([{"index": delta.index, "delta": part, "logprobs": of_part, "finish_reason": None}])
@@ -198,7 +202,9 @@ class ChatStream:
     def _end(self, answer: Answer) -> Iterator[bytes]:
         self._fingerprint = fingerprint(answer.policy, answer.policy_version)
         for choice in answer.choices:
-            yield self._event([{"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": _finish(choice)}])
+            yield self._event(
+                [{"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": _finish(choice)}]
+            )
         if self._request.include_usage:
             yield self._event([], usage=usage(answer))
         yield DONE

@@ -56,17 +56,31 @@ _MOST_STOPS = 16
 _LONGEST_STOP = 1024
 _NEUTRAL = {"top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 """Sampling settings that are the run's, and the value by which each asks for nothing."""
-_CONSTRAINED = "sampling is not constrained here, so that the recorded logprobs hold; say the format in the messages or by {form}"
-_ITS_OWN_END = "where an answer ends is the policy's to learn, and the recorded logprobs are those it was sampled with; leave it out"
-_ITS_PROMPT = "messages become a prompt as the recipe says (policy.chat_template_kwargs, the model's chat_template.jinja); leave it out"
+_CONSTRAINED = (
+    "sampling is not constrained here, so that the recorded logprobs hold; say the format in the messages or by {form}"
+)
+_ITS_OWN_END = (
+    "where an answer ends is the policy's to learn, and the recorded logprobs are those it was sampled with; "
+    "leave it out"
+)
+_ITS_PROMPT = (
+    "messages become a prompt as the recipe says (policy.chat_template_kwargs, the model's chat_template.jinja); "
+    "leave it out"
+)
 _ONE_BY_ONE = "each answer is sampled by itself; leave it out"
 _AS_SAMPLED = "the recorded logprobs would not be the ones sampled from; leave it out"
 _REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs"), _CONSTRAINED),
+    **dict.fromkeys(
+        ("guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs"), _CONSTRAINED
+    ),
     **dict.fromkeys(("guided_decoding", "structural_tag", "json_schema", "regex", "ebnf", "grammar"), _CONSTRAINED),
     **dict.fromkeys(("min_tokens", "min_new_tokens", "ignore_eos"), _ITS_OWN_END),
-    **dict.fromkeys(("bad_words", "allowed_token_ids", "banned_tokens", "logits_processors", "custom_logit_processor"), _AS_SAMPLED),
-    **dict.fromkeys(("chat_template", "documents", "continue_final_message", "echo", "truncate_prompt_tokens"), _ITS_PROMPT),
+    **dict.fromkeys(
+        ("bad_words", "allowed_token_ids", "banned_tokens", "logits_processors", "custom_logit_processor"), _AS_SAMPLED
+    ),
+    **dict.fromkeys(
+        ("chat_template", "documents", "continue_final_message", "echo", "truncate_prompt_tokens"), _ITS_PROMPT
+    ),
     **dict.fromkeys(("add_generation_prompt",), _ITS_PROMPT),
     **dict.fromkeys(("use_beam_search", "best_of", "length_penalty"), _ONE_BY_ONE),
 }
@@ -146,13 +160,19 @@ def read_stop(name: str, stop: str | Sequence[str | None] | None) -> tuple[str, 
     check_count(name, stops, _MOST_STOPS)
     for text in stops:
         if len(text.encode()) > _LONGEST_STOP:
-            raise Refusal(f"{name} has a text of {len(text.encode())} bytes; stop at one of at most {_LONGEST_STOP}", param=name)
+            raise Refusal(
+                f"{name} has a text of {len(text.encode())} bytes; stop at one of at most {_LONGEST_STOP}", param=name
+            )
     return tuple(text for text in stops if text)
 
 
 def read_asked(**settings: Any) -> dict[str, float]:
     """The settings that are numbers; the recipe decides them, so another value does not matter."""
-    numbers = {name: value for name, value in settings.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    numbers = {
+        name: value
+        for name, value in settings.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     return {name: float(value) for name, value in numbers.items() if -1e9 <= value <= 1e9}
 
 
@@ -167,7 +187,9 @@ def read_arguments(arguments: Any, where: str) -> Any:
             return value
     except RecursionError:
         pass
-    raise Refusal(f"{where} has a tool call whose arguments are nested more than {MAX_DEPTH} deep; flatten them", param=where)
+    raise Refusal(
+        f"{where} has a tool call whose arguments are nested more than {MAX_DEPTH} deep; flatten them", param=where
+    )
 
 
 def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: str) -> str:
@@ -202,7 +224,8 @@ def _document(part: Mapping[str, Any], where: str) -> str:
         )
     if not isinstance(body, str | list) or not all(isinstance(inner, str | dict) for inner in body):
         raise Refusal(
-            f"{where} has a part of type {part['type']!r} that holds no text; the policy reads text only: send the document's text",
+            f"{where} has a part of type {part['type']!r} that holds no text; the policy reads text only: send the "
+            "document's text",
             param=f"{where}.content",
         )
     return "\n\n".join([head for head in heads if isinstance(head, str) and head] + [join_text(body, where)])
@@ -265,7 +288,10 @@ def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras
     """Fields of a request beside those of its dialect's `body`; `form` is the dialect's field for a format. Raises
     Refusal."""
     raw = _decode(data)
-    fields = {name: msgspec.json.decode(raw[name]) for name in sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)}
+    fields = {
+        name: msgspec.json.decode(raw[name])
+        for name in sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)
+    }
     if not fields:
         return Extras()
     fields = _unwrapped(fields)

@@ -34,7 +34,11 @@ def read_compaction(config: Any) -> tuple[ContextEdit, ...]:
         where = f"{_PARAM}[{index}]"
         if entry.get("type") != "compaction":
             raise _unknown(entry.get("type"), where, "compaction")
-        edits.append(ContextEdit(name="compaction", beyond=_whole(entry.get("compact_threshold"), f"{where}.compact_threshold", _NEVER)))
+        edits.append(
+            ContextEdit(
+                name="compaction", beyond=_whole(entry.get("compact_threshold"), f"{where}.compact_threshold", _NEVER)
+            )
+        )
     return tuple(edits)
 
 
@@ -43,7 +47,9 @@ def _read_edit(edit: Mapping[str, Any], where: str, messages: Sequence[Mapping[s
     if kind == "clear_tool_uses_20250919":
         return ContextEdit(name=kind, beyond=_beyond_of_tool_uses(edit, where, messages))
     if kind == "clear_thinking_20251015":
-        return ContextEdit(name=kind, beyond=_NEVER if _thinking_turns(messages) <= _kept_turns(edit.get("keep"), where) else -1)
+        return ContextEdit(
+            name=kind, beyond=_NEVER if _thinking_turns(messages) <= _kept_turns(edit.get("keep"), where) else -1
+        )
     if kind == "compact_20260112":
         return ContextEdit(name=kind, beyond=_value(edit, "trigger", where, 150_000, ("input_tokens",))[1])
     raise _unknown(kind, where, "clear_tool_uses_20250919, clear_thinking_20251015, compact_20260112")
@@ -56,7 +62,11 @@ def _beyond_of_tool_uses(edit: Mapping[str, Any], where: str, messages: Sequence
     excluded = set(map(str, _entries_of_names(edit.get("exclude_tools"), f"{where}.exclude_tools")))
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     names = {call.get("id"): call["function"]["name"] for call in calls}
-    results = [message for message in messages if message["role"] == "tool" and names.get(message.get("tool_call_id")) not in excluded]
+    results = [
+        message
+        for message in messages
+        if message["role"] == "tool" and names.get(message.get("tool_call_id")) not in excluded
+    ]
     if len(results) <= keep:
         return _NEVER
     if unit == "tool_uses":
@@ -117,4 +127,6 @@ def _entries_of_names(value: Any, where: str) -> list[Any]:
 
 
 def _unknown(kind: Any, where: str, types: str) -> Refusal:
-    return Refusal(f"{where} is of type {kind!r:.200}, which nobody here knows; known are {types}: leave it out", param=_PARAM)
+    return Refusal(
+        f"{where} is of type {kind!r:.200}, which nobody here knows; known are {types}: leave it out", param=_PARAM
+    )

@@ -87,10 +87,13 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         raise Refusal("the request has no messages; send at least one", param="messages")
     if body.messages[-1].role == "assistant":
         raise Refusal(
-            "the last message is the assistant's: a policy does not go on with an answer that was written for it; end with the user's",
+            "the last message is the assistant's: a policy does not go on with an answer that was written for it; end "
+            "with the user's",
             param="messages",
         )
-    messages: list[dict[str, Any]] = [{"role": "system", "content": join_text(body.system, "system")}] if body.system else []
+    messages: list[dict[str, Any]] = (
+        [{"role": "system", "content": join_text(body.system, "system")}] if body.system else []
+    )
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
     check_count("messages", messages)
@@ -105,7 +108,9 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         tools=offer.functions,
         forced=offer.choice.forced,
         allow_tools=offer.choice.allow_tools,
-        parallel_tools=not (isinstance(body.tool_choice, dict) and body.tool_choice.get("disable_parallel_tool_use") is True),
+        parallel_tools=not (
+            isinstance(body.tool_choice, dict) and body.tool_choice.get("disable_parallel_tool_use") is True
+        ),
         stream=bool(body.stream),
         max_tokens=read_whole("max_tokens", body.max_tokens, 1),
         stop=read_stop("stop_sequences", body.stop_sequences),
@@ -130,7 +135,9 @@ def _refuse_unsupported(body: _Body) -> None:
             param="previous_response_id",
         )
     if body.mcp_servers:
-        raise Refusal("mcp_servers are not supported; give the agent the server's tools as its own", param="mcp_servers")
+        raise Refusal(
+            "mcp_servers are not supported; give the agent the server's tools as its own", param="mcp_servers"
+        )
     if body.thread:  # the SDK's tool runner asks for one first, reads the details, and goes on with whole histories
         raise Refusal(
             "threads are not kept here; send the whole history in messages",
@@ -139,7 +146,8 @@ def _refuse_unsupported(body: _Body) -> None:
         )
     if body.compaction:
         raise Refusal(
-            "compaction is not supported: the policy would learn from a prompt that the agent did not write; shorten the messages yourself",
+            "compaction is not supported: the policy would learn from a prompt that the agent did not write; shorten "
+            "the messages yourself",
             param="compaction",
         )
     if any(body.container.values()) if isinstance(body.container, dict) else body.container:
@@ -148,7 +156,9 @@ def _refuse_unsupported(body: _Body) -> None:
 
 def _messages(message: _Message, where: str) -> Iterator[dict[str, Any]]:
     if message.role not in ("user", "assistant", "system"):
-        raise Refusal(f"{where} has the role {message.role!r}; known are user, assistant, system", param=f"{where}.role")
+        raise Refusal(
+            f"{where} has the role {message.role!r}; known are user, assistant, system", param=f"{where}.role"
+        )
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
     elif message.role == "assistant":
@@ -239,7 +249,8 @@ def _string(block: dict[str, Any], key: str, where: str) -> str:
 
 def _unsupported(kind: Any, where: str) -> Refusal:
     return Refusal(
-        f"{where} is a block of type {kind!r}; the policy reads text, thinking, tool_use of its own and tool_result of the user",
+        f"{where} is a block of type {kind!r}; the policy reads text, thinking, tool_use of its own and tool_result of "
+        "the user",
         param=where,
     )
 
@@ -248,7 +259,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         raise Refusal(
-            f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an input_schema{hosted_hint(kind)}",
+            f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an "
+            f"input_schema{hosted_hint(kind)}",
             param=where,
         )
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))

@@ -157,7 +157,9 @@ class MessagesStream:
         out += self._stop()
         reason, stopped_by = _stop(self._request, choice)
         last = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stopped_by}}
-        out.append(_event(last | {"usage": _usage(answer.prompt_tokens, len(choice.token_ids))} | _edits(self._request)))
+        out.append(
+            _event(last | {"usage": _usage(answer.prompt_tokens, len(choice.token_ids))} | _edits(self._request))
+        )
         out.append(_event({"type": "message_stop"}))
         return b"".join(out)
 
@@ -167,7 +169,11 @@ class MessagesStream:
     def _part(self, kind: str, text: str) -> list[bytes]:
         out: list[bytes] = []
         if self._open != kind:
-            empty = {"type": "text", "text": ""} if kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
+            empty = (
+                {"type": "text", "text": ""}
+                if kind == "text"
+                else {"type": "thinking", "thinking": "", "signature": ""}
+            )
             out += self._start(kind, empty)
         if text:
             out.append(self._delta({"type": f"{kind}_delta", kind: text}))

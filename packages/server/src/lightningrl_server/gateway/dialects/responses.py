@@ -100,7 +100,9 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
     _refuse_unsupported(body)
     body.max_output_tokens = limit = read_whole("max_output_tokens", body.max_output_tokens, 1)
     body.top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20)
-    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input or []
+    items = (
+        [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input or []
+    )
     check_count("input", items)
     if not items:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
@@ -136,9 +138,13 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
 
 def _refuse_unsupported(body: _Body) -> None:
     if body.background:
-        raise Refusal("background responses are not supported; leave background out and wait, or stream", param="background")
+        raise Refusal(
+            "background responses are not supported; leave background out and wait, or stream", param="background"
+        )
     if body.conversation:
-        raise Refusal("conversation is not supported; use previous_response_id, or send the whole input", param="conversation")
+        raise Refusal(
+            "conversation is not supported; use previous_response_id, or send the whole input", param="conversation"
+        )
     if body.prompt:
         raise Refusal("prompt templates are not kept here; send their text as instructions and input", param="prompt")
     if body.truncation not in (
@@ -162,7 +168,8 @@ def _read_items(
             if _is_reference(item):
                 continue
             raise Refusal(
-                f"{where} is the item {item['id']!r}, which the conversation of previous_response_id holds already; leave it out",
+                f"{where} is the item {item['id']!r}, which the conversation of previous_response_id holds already; "
+                "leave it out",
                 param=where,
             )
         conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
@@ -230,7 +237,8 @@ class _Conversation:
             self._reasoning += _reasoning(item, where)
         elif kind not in _SETTINGS:
             raise Refusal(
-                f"{where} is an item of type {kind!r}; the policy reads message, reasoning, function_call and function_call_output",
+                f"{where} is an item of type {kind!r}; the policy reads message, reasoning, function_call and "
+                "function_call_output",
                 param=where,
             )
 
@@ -256,7 +264,11 @@ class _Conversation:
         is_custom = item["type"] == "custom_tool_call"
         asked = item.get("input") if is_custom else item.get("arguments", ...)
         if not isinstance(asked, str if is_custom else str | Mapping | None):
-            needs = "no input; a custom_tool_call has it as text" if is_custom else "no arguments; a function_call has them as JSON text"
+            needs = (
+                "no input; a custom_tool_call has it as text"
+                if is_custom
+                else "no arguments; a function_call has them as JSON text"
+            )
             raise Refusal(f"{where} has {needs}", param=where)
         message = self._assistant(item, starts=False)
         arguments = {"input": asked} if is_custom else read_arguments(asked, where)
@@ -269,7 +281,9 @@ class _Conversation:
             raise Refusal(f"{where} has no output; a function_call_output has it as text or text parts", param=where)
         text = join_text(_parts(output, where), where)
         call_id = _call_id(item, where)
-        self.messages.append({"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id})})
+        self.messages.append(
+            {"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id})}
+        )
 
     def _assistant(self, item: dict[str, Any], *, starts: bool) -> dict[str, Any]:
         """The assistant message an item belongs to. Items of one of our answers stay together, also where results stand
@@ -277,7 +291,9 @@ class _Conversation:
         answer = _answer_of(item)
         is_last = self._open is not None and self.messages[-1] is self._open
         is_same = answer is not None and answer == self._answer
-        if self._open is None or not (is_same or (is_last and not (starts and _has_said(self._open)) and None in (answer, self._answer))):
+        if self._open is None or not (
+            is_same or (is_last and not (starts and _has_said(self._open)) and None in (answer, self._answer))
+        ):
             self._close()
             self._open = {"role": "assistant", "content": ""}
             self.messages.append(self._open)
@@ -338,7 +354,11 @@ def _plain_choice(choice: Any, tools: OfferedTools) -> Any:
     """A choice of a custom tool or of one in a namespace, or among some, by the names that the policy knows."""
     if isinstance(choice, dict) and isinstance(listed := choice.get("tools"), list):
         return {**choice, "tools": [_plain_choice(tool, tools) for tool in listed]}
-    if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom") or not isinstance(choice.get("name"), str):
+    if (
+        not isinstance(choice, dict)
+        or choice.get("type") not in ("function", "custom")
+        or not isinstance(choice.get("name"), str)
+    ):
         return choice
     return {"type": "function", "name": tools.name_of(choice["name"], choice.get("namespace"))}
 

@@ -39,12 +39,16 @@ class ResponsesFormat:
         return write_json(ended(request, answer, _output(answer.id, choice, request.tools, logprobs)))
 
 
-def _output(call_id: str, choice: Choice, tools: OfferedTools, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def _output(
+    call_id: str, choice: Choice, tools: OfferedTools, logprobs: list[dict[str, Any]] | None
+) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     status = "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
     if choice.reasoning:
         items.append(reasoning(call_id, [{"type": "reasoning_text", "text": choice.reasoning}], status="completed"))
     if choice.content or not choice.tool_calls:
         items.append(message(call_id, [output_text(choice.content, logprobs)], status=status))
-    items += [tool_call(call_id, index, call, tools, status="completed") for index, call in enumerate(choice.tool_calls)]
+    items += [
+        tool_call(call_id, index, call, tools, status="completed") for index, call in enumerate(choice.tool_calls)
+    ]
     return items

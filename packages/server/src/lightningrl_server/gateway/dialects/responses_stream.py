@@ -18,7 +18,14 @@ import msgspec
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.chat_answer import token_logprobs
 from lightningrl_server.gateway.dialects.responses import ResponsesRequest
-from lightningrl_server.gateway.dialects.responses_items import ended, message, output_text, reasoning, response, tool_call
+from lightningrl_server.gateway.dialects.responses_items import (
+    ended,
+    message,
+    output_text,
+    reasoning,
+    response,
+    tool_call,
+)
 from lightningrl_server.gateway.request import Answer, AnswerStart, Refusal
 from lightningrl_server.rendering.completion import TextDelta, ToolRequest
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -94,14 +101,18 @@ class ResponsesStream:
     def _logprobs_of(self, delta: TextDelta) -> list[dict[str, Any]]:
         if not self._request.logprobs:
             return []
-        return token_logprobs(delta.token_ids, delta.logprobs, self._renderer, top=bool(self._request.body.top_logprobs))
+        return token_logprobs(
+            delta.token_ids, delta.logprobs, self._renderer, top=bool(self._request.body.top_logprobs)
+        )
 
     def _part(self, kind: str, text: str, logprobs: list[dict[str, Any]] | None = None) -> list[bytes]:
         out = self._start(kind) if self._open != kind else []
         if text:
             self._text += text
             more = {"logprobs": logprobs or []} if kind == "message" else {}
-            out.append(self._event(f"response.{_KINDS[kind]}.delta", **self._place(), content_index=0, delta=text, **more))
+            out.append(
+                self._event(f"response.{_KINDS[kind]}.delta", **self._place(), content_index=0, delta=text, **more)
+            )
         return out
 
     def _start(self, kind: str) -> list[bytes]:
@@ -109,8 +120,12 @@ class ResponsesStream:
         out += self._opening()
         self._open, self._text = kind, ""
         self._has_message = self._has_message or kind == "message"
-        out.append(self._event("response.output_item.added", output_index=len(self._items), item=self._item("in_progress", [])))
-        out.append(self._event("response.content_part.added", **self._place(), content_index=0, part=self._content("", [])))
+        out.append(
+            self._event("response.output_item.added", output_index=len(self._items), item=self._item("in_progress", []))
+        )
+        out.append(
+            self._event("response.content_part.added", **self._place(), content_index=0, part=self._content("", []))
+        )
         return out
 
     def _close(self, *, is_cut: bool) -> list[bytes]:
@@ -132,7 +147,8 @@ class ResponsesStream:
     def _tool_call(self, index: int, call: ToolRequest) -> list[bytes]:
         out = self._opening()
         started, item = (
-            tool_call(self._answer_start.id, index, call, self._request.tools, status=status) for status in ("in_progress", "completed")
+            tool_call(self._answer_start.id, index, call, self._request.tools, status=status)
+            for status in ("in_progress", "completed")
         )
         place = {"item_id": item["id"], "output_index": len(self._items)}
         key, named = ("input", {}) if "input" in item else ("arguments", {"name": item["name"]})

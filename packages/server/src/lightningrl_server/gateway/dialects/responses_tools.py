@@ -60,7 +60,9 @@ class _Entry:
     namespace: str | None
 
 
-def read_offered(tools: Sequence[dict[str, Any]] | None, items: Sequence[Mapping[str, Any]], *, drops_hosted: bool) -> OfferedTools:
+def read_offered(
+    tools: Sequence[dict[str, Any]] | None, items: Sequence[Mapping[str, Any]], *, drops_hosted: bool
+) -> OfferedTools:
     """Tools of the request and those of its `additional_tools` items. Raises Refusal."""
     places, left_out = place_tools({"tools": tools or (), **_additional(items)}, drops_hosted=drops_hosted)
     listed = {where: entry for place, tool in places.items() for where, entry in _flatten(tool, place, None)}
@@ -86,7 +88,10 @@ def _additional(items: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[dict[s
         tools, place = item.get("tools"), f"input[{index}].tools"
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise Refusal(f"{place} is no list of tools", param=f"input[{index}]")
-        offered = {where: [tool for tool in earlier if _label(tool) not in map(_label, tools)] for where, earlier in offered.items()}
+        offered = {
+            where: [tool for tool in earlier if _label(tool) not in map(_label, tools)]
+            for where, earlier in offered.items()
+        }
         offered[place] = tools
     return offered
 
@@ -119,7 +124,8 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         return function_tool(where, tool.get("name"), _with_format(tool), parameters)
     if kind != "function":
         raise Refusal(
-            f"{where} is of type {kind!r}; only functions are supported: give the agent a function tool for it{hosted_hint(kind)}",
+            f"{where} is of type {kind!r}; only functions are supported: give the agent a function tool for "
+            f"it{hosted_hint(kind)}",
             param=where,
         )
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))

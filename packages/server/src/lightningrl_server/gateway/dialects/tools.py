@@ -86,7 +86,9 @@ def function_tool(where: str, name: Any, description: Any, parameters: Any, stri
     return {"type": "function", "function": {key: value for key, value in parts.items() if value is not None}}
 
 
-def place_tools(lists: Mapping[str, Sequence[dict[str, Any]]], *, drops_hosted: bool) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+def place_tools(
+    lists: Mapping[str, Sequence[dict[str, Any]]], *, drops_hosted: bool
+) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """A request's tools by where they stand (`tools[0]`), and the types of those left out: tools that the provider's
     servers run, where the recipe says so and others are offered."""
     places = {f"{name}[{index}]": tool for name, tools in lists.items() for index, tool in enumerate(tools)}
@@ -102,7 +104,9 @@ def hosted_hint(kind: Any) -> str:
     return ', or set policy.hosted_tools = "drop", where others are offered' if str(kind).startswith(_HOSTED) else ""
 
 
-def read_tools(tools: Sequence[T] | Mapping[str, T] | None, read: Callable[[T, str], dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
+def read_tools(
+    tools: Sequence[T] | Mapping[str, T] | None, read: Callable[[T, str], dict[str, Any]]
+) -> tuple[dict[str, Any], ...] | None:
     """All tools of a request, each read and checked; None where there are none. In a mapping they are named by where
     they stand."""
     if not tools:
@@ -159,7 +163,11 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, choices: st
     """A choice among some of the tools: nothing is asked for where these are all, and one that is required is a named
     one."""
     mode, listed = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
-    names = {_named_tool(tool) for tool in listed if isinstance(tool, dict)} if isinstance(listed, list) else set[str | None]()
+    names = (
+        {_named_tool(tool) for tool in listed if isinstance(tool, dict)}
+        if isinstance(listed, list)
+        else set[str | None]()
+    )
     if mode not in ("auto", "required") or not names or None in names:
         raise Refusal(f"tool_choice {choice!r} is not supported; use {choices}", param="tool_choice")
     if names >= {tool["function"]["name"] for tool in tools or ()}:
@@ -167,7 +175,8 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, choices: st
     if mode == "required" and len(names) == 1:
         return ToolChoice(_force_call(names.pop(), tools))
     raise Refusal(
-        f"tool_choice allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer those tools alone",
+        f"tool_choice allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer "
+        "those tools alone",
         param="tool_choice",
     )
 
