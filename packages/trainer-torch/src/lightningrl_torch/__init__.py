@@ -1,1 +1,2 @@
-"""LightningRL's embedded trainer: transformers and torch on one machine; see `backend`, `engine`, `learner`, `losses`."""
+"""LightningRL's embedded trainer: transformers and torch on one machine; see `backend`, `engine`, `learner`,
+`losses`."""

@@ -1,4 +1,5 @@
-"""Attention along the paths of a prefix tree, in transformers' models: a forward that is handed `Paths` follows them."""
+"""Attention along the paths of a prefix tree, in transformers' models: a forward that is handed `Paths` follows
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
 __all__ = ["Paths", "attend", "follow", "follows_paths", "read_costs"]
 
 _CALL = 5e5
-"""What a call costs, in multiply-adds of one head's one dimension for one pair (measured: 0.2 ms on one core)."""
+"""Cost of a call, in multiply-adds of one head's one dimension for one pair (measured: 0.2 ms on one core)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,7 +30,7 @@ class Paths:
     calls: tuple[tuple[Tensor, Tensor, Tensor | None], ...]
     """Queries, keys, and which of them see each other (blocks, 1, queries, keys); None = causal."""
     places: Tensor
-    """Of each token of the row among all queries of all calls."""
+    """Place of each token of the row among all queries of all calls."""
 
     @classmethod
     def build(cls, plan: Plan, device: torch.device) -> Paths:
@@ -58,9 +59,16 @@ class Paths:
 
 
 def attend(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, paths: Paths | None = None, **options: Any
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    paths: Paths | None = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' `sdpa` attention, and where a forward is handed `paths`, that along them. States are (1, heads, tokens, size)."""
+    """transformers' `sdpa` attention, and where a forward is handed `paths`, that along them. States are (1, heads,
+    tokens, size)."""
     if paths is None:
         return sdpa_attention_forward(module, query, key, value, mask, **options)
     q, k, v = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
@@ -70,11 +78,13 @@ def attend(
         """(blocks, heads, tokens, size)."""
         return states.index_select(0, numbers.flatten()).view(*numbers.shape, -1, size).transpose(1, 2)
 
-    found = [
-        sdpa_attention_forward(module, gather(q, queries), gather(k, keys), gather(v, keys), allowed, **options)[0].flatten(0, 1)
+    outputs = [
+        sdpa_attention_forward(module, gather(q, queries), gather(k, keys), gather(v, keys), allowed, **options)[
+            0
+        ].flatten(0, 1)
         for queries, keys, allowed in paths.calls
     ]
-    return torch.cat(found).index_select(0, paths.places)[None], None
+    return torch.cat(outputs).index_select(0, paths.places)[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register("sdpa", attend)
@@ -85,8 +95,14 @@ def read_costs(model: PreTrainedModel) -> Costs:
     config = model.config.get_text_config(decoder=True)
     heads, size = int(config.num_attention_heads), getattr(config, "head_dim", None)
     width = heads * int(size or config.hidden_size // heads)
-    embeddings = {id(one) for part in (model.get_input_embeddings(), model.get_output_embeddings()) for one in part.parameters()}  # type: ignore[no-untyped-call]
-    weights = sum(one.numel() for one in model.parameters() if one.ndim >= 2 and id(one) not in embeddings)
+    embeddings = {
+        id(parameter)
+        for part in (model.get_input_embeddings(), model.get_output_embeddings())
+        for parameter in part.parameters()
+    }  # type: ignore[no-untyped-call]
+    weights = sum(
+        parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2 and id(parameter) not in embeddings
+    )
     return Costs(token=2 * weights / (4 * width * int(config.num_hidden_layers)), call=_CALL / width)
 
 
@@ -96,20 +112,29 @@ def follow(paths: Paths) -> dict[str, Any]:
 
 
 def follows_paths(model: PreTrainedModel) -> bool:
-    """Whether all layers attend to all earlier tokens by `attend`, and are handed the paths of a forward: asked of the model itself."""
+    """True if all layers attend to all earlier tokens by `attend`, and get the paths of a forward: the model itself
+    is asked."""
     traits = read_traits(model, "")
-    takes_more = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(model.forward).parameters.values())
+    takes_more = any(
+        logits.kind is logits.VAR_KEYWORD for logits in inspect.signature(model.forward).parameters.values()
+    )
     if not (takes_more and traits.explicit_masks and traits.attention == "sdpa"):
         return False
-    # three tokens, the last of which continues the first: to a model that knows no paths, the one between them makes a difference
+    # three tokens, the last of which continues the first: to a model that knows no paths, the one between them makes a
+    # difference
     strips = [Strip(start=0, stop=2, path=np.zeros(0, np.int64)), Strip(start=2, stop=3, path=np.zeros(1, np.int64))]
     paths = Paths.build(plan_attention(strips, np.array([3, 2, 3]), Costs(token=0.0, call=0.0)), model.device)
     positions = torch.tensor([[0, 1, 1]], device=model.device)
     with torch.no_grad():
-        one, other = (
-            model(input_ids=torch.tensor([[1, token, 3]], device=model.device), position_ids=positions, use_cache=False, **follow(paths))
+        logits, other = (
+            model(
+                input_ids=torch.tensor([[1, token, 3]], device=model.device),
+                position_ids=positions,
+                use_cache=False,
+                **follow(paths),
+            )
             .logits[0, 2]
             .float()
             for token in (2, 4)
         )
-    return float((one - other).abs().max()) <= 1e-5 * float(one.abs().max())
+    return float((logits - other).abs().max()) <= 1e-5 * float(logits.abs().max())

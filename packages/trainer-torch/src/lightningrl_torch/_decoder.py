@@ -1,4 +1,5 @@
-"""The batch that is being decoded: rows join by prefill, one forward samples one token for every row, rows leave when done."""
+"""The batch that is being decoded: rows join by prefill, one forward samples one token for every row, rows leave when
+done."""
 
 from __future__ import annotations
 
@@ -34,12 +35,18 @@ class Decoder:
     """Not thread-safe: belongs to the engine's thread."""
 
     def __init__(self, model: PreTrainedModel | Forward, *, policy: str, settings: EngineSettings) -> None:
-        self.forward = model if isinstance(model, Forward) else build_forward(model, read_traits(model, policy), autocast=settings.autocast)
+        self.forward = (
+            model
+            if isinstance(model, Forward)
+            else build_forward(model, read_traits(model, policy), autocast=settings.autocast)
+        )
         self._policy = policy
         self._settings = settings
         self._device = self.forward.device
         self._cache = SlotCache(self.forward.layers)
-        self._prefiller = Prefiller(self.forward, batch_tokens=settings.prefill_tokens, cache_tokens=settings.prefix_cache_tokens)
+        self._prefiller = Prefiller(
+            self.forward, batch_tokens=settings.prefill_tokens, cache_tokens=settings.prefix_cache_tokens
+        )
         self._running: list[Running] = []
         # one entry per row
         self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -70,7 +77,10 @@ class Decoder:
             return
         token_ids, logprobs = sample_tokens(self._logits(), self._sampling)
         if not math.isfinite(sum(logprobs)):
-            raise BackendError(f"policy {self._policy!r} gives logits that are not finite; lower the learning rate or check its weights")
+            raise BackendError(
+                f"policy {self._policy!r} gives logits that are not finite; lower the learning rate or check its "
+                "weights"
+            )
         self._lengths += 1
         self._last = np.asarray(token_ids, np.int64)
         self._sampling.positions[:] += np.uint64(1)

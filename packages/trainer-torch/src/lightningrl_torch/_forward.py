@@ -1,4 +1,4 @@
-"""How the engine computes a policy: transformers' own forward passes, or quicker ones that give the same numbers."""
+"""Forward passes of the engine: transformers' own, or quicker ones that give the same numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Forward(Protocol):
 
     @property
     def packs(self) -> bool:
-        """Whether `prefill` takes sequences of any lengths, and what stands before them; else alike ones, that begin at nothing."""
+        """True if `prefill` takes sequences of any lengths after prefixes; else it takes alike ones, without a
+        prefix."""
         ...
 
     def refresh(self) -> None:
@@ -36,7 +37,8 @@ class Forward(Protocol):
         ...
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
-        """Logits (rows, vocabulary) after one token of each row, whose keys and values are written into the cache's next column.
+        """Logits (rows, vocabulary) after one token of each row, whose keys and values are written into the cache's
+        next column.
 
         allowed    (rows, columns with the next): which columns are the row's; None = all
         """

@@ -1,4 +1,5 @@
-"""A small policy as its folder has it, read without transformers, whose import takes longer than everything else of a run's start.
+"""A small policy as its folder has it, read without transformers, whose import takes longer than everything else of a
+run's start.
 
 folder ─► LightPolicy ─► LlamaForward (the engine)          at once
                     └──► transformers' model (the learner)  later, on the same weights
@@ -25,7 +26,8 @@ from lightningrl_torch.exported import DTYPES, cast, note_dtype
 __all__ = ["LightPolicy", "read_light"]
 
 MOST_BYTES: Final = 2**28
-"""Weights of more are read once, by transformers: reading takes longer than its import, and two copies too much memory."""
+"""Weights of more are read once, by transformers: reading takes longer than its import, and two copies too much
+memory."""
 NEEDED: Final = (
     "num_hidden_layers",
     "num_attention_heads",
@@ -46,7 +48,7 @@ class LightPolicy:
         weights = load_file(folder / WEIGHTS, device=str(device))
         stored = config.get("dtype") or config.get("torch_dtype")
         self.dtype: torch.dtype = DTYPES.get(str(stored)) or next(iter(weights.values())).dtype
-        """What the folder says of its weights; where it says nothing, theirs."""
+        """The folder's own word on its weights; where it has none, the first weight's dtype."""
         self.parameters = {name: nn.Parameter(weight.float()) for name, weight in weights.items()}
         self._tokenizer = _read(folder / "tokenizer_config.json")
         self._device = device
@@ -66,10 +68,14 @@ class LightPolicy:
         """Tokens that end a completion, from the generation configuration, the model's and the tokenizer's."""
         end = self._tokenizer.get("eos_token")
         of_tokenizer = None if end is None else self.text.token_to_id(end["content"] if isinstance(end, dict) else end)
-        found: set[int] = set()
-        for source in (_read(self.folder / "generation_config.json").get("eos_token_id"), self.config.get("eos_token_id"), of_tokenizer):
-            found.update([source] if isinstance(source, int) else source or ())
-        return tuple(sorted(found))
+        tokens: set[int] = set()
+        for source in (
+            _read(self.folder / "generation_config.json").get("eos_token_id"),
+            self.config.get("eos_token_id"),
+            of_tokenizer,
+        ):
+            tokens.update([source] if isinstance(source, int) else source or ())
+        return tuple(sorted(tokens))
 
     def forward(self, dtype: torch.dtype) -> LlamaForward:
         """The engine's forward passes."""
@@ -86,7 +92,8 @@ class LightPolicy:
         return LlamaForward(modules, dtype)
 
     def write(self, folder: Path, dtype: torch.dtype) -> None:
-        """An ordinary transformers folder of the weights as they are, in a dtype, with all else that stood beside them."""
+        """An ordinary transformers folder of the weights as they are, in a dtype, with all else that stood beside
+        them."""
         for path in self.folder.iterdir():
             if path.is_file() and path.suffix not in {".safetensors", ".bin", ".pt", ".pth", ".md"}:
                 shutil.copyfile(path, folder / path.name)
@@ -131,7 +138,8 @@ def read_light(folder: Path, device: torch.device) -> LightPolicy | None:
 
 
 def _as_modules(parameters: Mapping[str, nn.Parameter]) -> Any:
-    """`model.layers.0.mlp.up_proj.weight` and so on as attributes, layers as a list, as transformers' modules have them."""
+    """`model.layers.0.mlp.up_proj.weight` and so on as attributes, layers as a list, as transformers' modules have
+    them."""
     root = SimpleNamespace()
     for name, parameter in parameters.items():
         *above, last = name.split(".")
@@ -148,7 +156,7 @@ def _as_modules(parameters: Mapping[str, nn.Parameter]) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}

@@ -1,7 +1,9 @@
-"""Llama-shaped models (Llama, Qwen2, Qwen3, with LoRA or without) computed in few wide operations, on transformers' own weights.
+"""Llama-shaped models (Llama, Qwen2, Qwen3, with LoRA or without) computed in few wide operations, on transformers' own
+weights.
 
-transformers' forward passes are the reference: `tests/test_torch_llama.py` holds logits to within 1e-5 of theirs. For a policy of a
-million parameters they spend most of a token's time between operations; and they cannot begin a prompt where a remembered one ends.
+transformers' forward passes are the reference: `tests/test_torch_llama.py` holds logits to within 1e-5 of theirs. For a
+policy of a million parameters they spend most of a token's time between operations; and they cannot begin a prompt
+where a remembered one ends.
 """
 
 from __future__ import annotations
@@ -30,24 +32,30 @@ STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """One tensor whose rows are theirs, one parameter after the other. They become views of it, so that it learns with them."""
+    """One tensor whose rows are theirs, one parameter after the other. They become views of it, so that it learns with
+    them."""
     data = [parameter.data for parameter in parameters]
     first, ends = data[0], 0
-    for one in data:
-        if one.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or one.storage_offset() != first.storage_offset() + ends:
+    for part in data:
+        if (
+            part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+            or part.storage_offset() != first.storage_offset() + ends
+        ):
             break
-        ends += one.numel()
+        ends += part.numel()
     else:
-        return first.as_strided((sum(len(one) for one in data), *first.shape[1:]), first.stride(), first.storage_offset())
+        return first.as_strided(
+            (sum(len(part) for part in data), *first.shape[1:]), first.stride(), first.storage_offset()
+        )
     joined = torch.cat(data)
-    for parameter, rows in zip(parameters, joined.split([len(one) for one in data]), strict=True):  # type: ignore[no-untyped-call]
+    for parameter, rows in zip(parameters, joined.split([len(part) for part in data]), strict=True):  # type: ignore[no-untyped-call]
         parameter.data = rows
     return joined
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads them as they lie, in
-    half the time at eight rows."""
+    """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads
+    them as they lie, in half the time at eight rows."""
     if weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y
@@ -75,8 +83,8 @@ class _Projection:
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)
         y = multiply(x, self.weight, self.bias)
-        for one in self.adapters:
-            y[:, one.columns].addmm_(F.linear(x, one.down), one.up.t(), alpha=one.scale)
+        for adapter in self.adapters:
+            y[:, adapter.columns].addmm_(F.linear(x, adapter.down), adapter.up.t(), alpha=adapter.scale)
         return y
 
 
@@ -145,25 +153,31 @@ class LlamaForward:
         starts = [past[0][0].shape[1] if past else 0 for past in before]
         lengths = [len(sequence) for sequence in sequences]
         flat = torch.tensor([token for sequence in sequences for token in sequence], device=device)
-        positions = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]).to(device)
-        cosines, sines = self._rotation(positions, max(start + length for start, length in zip(starts, lengths, strict=True)))
-        found: list[KeyValues] = [[] for _ in sequences]
+        positions = torch.cat(
+            [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        ).to(device)
+        cosines, sines = self._rotation(
+            positions, max(start + length for start, length in zip(starts, lengths, strict=True))
+        )
+        remembered: list[KeyValues] = [[] for _ in sequences]
         x = self._embeddings[flat]
         last = self._layers[-1]
         for number, layer in enumerate(self._layers):
             queries, keys, values = self._attended(layer, x, cosines, sines)
             mixed = []
-            for index, (q, k, v) in enumerate(zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)):  # type: ignore[no-untyped-call]
+            for index, (q, k, v) in enumerate(
+                zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)
+            ):  # type: ignore[no-untyped-call]
                 k, v = k.transpose(0, 1), v.transpose(0, 1)
                 if before[index]:
                     k, v = (torch.cat((past, new), 1) for past, new in zip(before[index][number], (k, v), strict=True))
-                found[index].append((k, v))
+                remembered[index].append((k, v))
                 if layer is not last:
                     mixed.append(self._attend(q.transpose(0, 1), k, v))
             if layer is not last:  # of the last one nobody reads more than keys and values
                 x = x + layer.output(torch.cat(mixed))
                 x = x + self._mlp(layer, x)
-        return found
+        return remembered
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One sequence's newest tokens (heads, new, head_dim) on all of it: (new, heads · head_dim)."""
@@ -172,7 +186,12 @@ class LlamaForward:
         if 1 < new < all_tokens:
             mask = torch.ones((new, all_tokens), dtype=torch.bool, device=keys.device).tril(all_tokens - new)
         mixed = F.scaled_dot_product_attention(
-            queries[None], keys[None], values[None], attn_mask=mask, is_causal=new == all_tokens, enable_gqa=self._heads != self._kv_heads
+            queries[None],
+            keys[None],
+            values[None],
+            attn_mask=mask,
+            is_causal=new == all_tokens,
+            enable_gqa=self._heads != self._kv_heads,
         )
         return mixed[0].transpose(0, 1).reshape(new, -1)
 
@@ -182,7 +201,9 @@ class LlamaForward:
         fused = fused.view(len(x), -1, self._head_dim)
         turning, values = fused[:, : self._heads + self._kv_heads], fused[:, self._heads + self._kv_heads :]
         if layer.query_norm is not None:
-            parts = zip(turning.split((self._heads, self._kv_heads), 1), (layer.query_norm, layer.key_norm), strict=True)  # type: ignore[no-untyped-call]
+            parts = zip(
+                turning.split((self._heads, self._kv_heads), 1), (layer.query_norm, layer.key_norm), strict=True
+            )  # type: ignore[no-untyped-call]
             turning = torch.cat([F.rms_norm(part, part.shape[-1:], weight, self._eps) for part, weight in parts], 1)
         turned = torch.addcmul(turning * cosines, turning.roll(self._head_dim // 2, -1), sines).to(self._dtype)
         return turned[:, : self._heads], turned[:, self._heads :], values
@@ -192,9 +213,13 @@ class LlamaForward:
         return layer.down(F.silu(gate) * up)
 
     def _rotation(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """(tokens, 1, head_dim) from a table that grows to `end` positions; the sines of the first half are negative."""
+        """(tokens, 1, head_dim) from a table that grows to `end` positions; the sines of the first half are
+        negative."""
         if end > len(self._cosines):
-            angles = torch.arange(max(end, 2 * len(self._cosines)), device=self._frequencies.device)[:, None] * self._frequencies
+            angles = (
+                torch.arange(max(end, 2 * len(self._cosines)), device=self._frequencies.device)[:, None]
+                * self._frequencies
+            )
             cosines, sines = angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
             self._cosines = torch.cat((cosines, cosines), -1).to(self._embeddings.dtype)
             self._sines = torch.cat((-sines, sines), -1).to(self._embeddings.dtype)
@@ -202,7 +227,9 @@ class LlamaForward:
 
     def _read_layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        norms = [getattr(attention, name).weight.data if hasattr(attention, name) else None for name in ("q_norm", "k_norm")]
+        norms = [
+            getattr(attention, name).weight.data if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
+        ]
         return _Layer(
             before_attention=layer.input_layernorm.weight.data,
             queries_keys_values=self._project([attention.q_proj, attention.k_proj, attention.v_proj]),
@@ -258,7 +285,15 @@ def _linears(model: PreTrainedModel) -> Iterator[Any]:
     yield model.lm_head
     for layer in trunk.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        yield from (
+            attention.q_proj,
+            attention.k_proj,
+            attention.v_proj,
+            attention.o_proj,
+            mlp.gate_proj,
+            mlp.up_proj,
+            mlp.down_proj,
+        )
 
 
 def _is_plain(module: Any) -> bool:

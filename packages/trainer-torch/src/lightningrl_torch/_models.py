@@ -1,4 +1,4 @@
-"""What kind of attention a transformers model has, and how its forward may be called."""
+"""Traits of a transformers model: its kind of attention, and how its forward may be called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ATTENTION = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTraits:
-    """How a model is called."""
+    """Ways in which a model may be called."""
 
     layers: int
     vocabulary: int

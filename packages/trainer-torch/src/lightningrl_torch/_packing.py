@@ -1,11 +1,12 @@
-"""Samples to the learner's batches: as rows side by side, or as a prefix tree in which what samples begin alike with stands once.
+"""Samples to the learner's batches: as rows side by side, or as a prefix tree in which what samples begin alike with
+stands once.
 
     sample 0   a b c d         tree       a b c d x y        depth-first, so a token's ancestors stand before it
     sample 1   a b x y         positions  0 1 2 3 2 3
                                ends       6 6 4 4 6 6        token j is seen by tokens j … ends[j]-1 and by nobody else
 
-Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row (`_paths`, `_attention`).
-Imports no torch.
+Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row (`_paths`,
+`_attention`). Imports no torch.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Batch:
     positions: NDArray[np.int64]
     """(rows, width): distance from the sample's start."""
     plan: Plan | None
-    """Of a tree's attention; None = rows, plain causal attention."""
+    """Plan of a tree's attention; None = rows, plain causal attention."""
     sources: NDArray[np.int64]
     """(2, N): row and column whose logits predict the trained token."""
     targets: NDArray[np.int64]
@@ -105,8 +106,8 @@ def make_row(context: NDArray[np.int32], tokens: NDArray[np.int32], temperature:
 
 
 def build_batches(samples: Sequence[Sample], *, max_tokens: int, costs: Costs | None) -> Iterator[Batch]:
-    """Batches of at most `max_tokens` tokens, padding included; a longer sample has one of its own. With `costs` each is a tree, else its
-    rows are samples of similar length."""
+    """Batches of at most `max_tokens` tokens, padding included; a longer sample has one of its own. With `costs` each
+    is a tree, else its rows are samples of similar length."""
     if costs is not None:
         for tree in build_trees(samples, max_tokens=max_tokens, costs=costs):
             yield _build_batch([tree], plan_attention(tree.strips, tree.ends, costs))
@@ -123,7 +124,8 @@ def build_batches(samples: Sequence[Sample], *, max_tokens: int, costs: Costs | 
 
 
 def build_trees(samples: Sequence[Sample], *, max_tokens: int, costs: Costs) -> list[_Tree]:
-    """Each sample in exactly one. Where not all fit into one tree, the next begins where that repeats the fewest tokens."""
+    """Each sample in exactly one. Where not all fit into one tree, the next begins where that repeats the fewest
+    tokens."""
     order, shared = sort_by_tokens(samples)
     for number, sample in enumerate(order):
         if not costs.is_worth_sharing(shared[number], len(sample.token_ids)):
@@ -152,7 +154,9 @@ def _build_batch(rows: Sequence[_Tree], plan: Plan | None = None) -> Batch:
     token_ids = np.zeros((len(rows), width), np.int64)
     positions = np.zeros((len(rows), width), np.int64)
     sources: list[NDArray[np.int64]] = []
-    picked: dict[str, list[NDArray[np.generic]]] = {name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures")}
+    picked: dict[str, list[NDArray[np.generic]]] = {
+        name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures")
+    }
     calls: list[NDArray[np.int64]] = []
     value_targets: list[NDArray[np.float32]] = []
     calls_before = 0
@@ -166,10 +170,11 @@ def _build_batch(rows: Sequence[_Tree], plan: Plan | None = None) -> Batch:
                 parts.append(getattr(sample, name)[trained])
             targets = sample.value_targets
             value_targets.append(np.full(len(trained), np.nan, np.float32) if targets is None else targets[trained])
-            # a call's tokens are all in one sample, so its calls are numbered on from those before:  3 3 5 │ 0 2  ->  0 0 1 │ 2 3
-            found, numbers = np.unique(sample.calls[trained], return_inverse=True)
+            # a call's tokens are all in one sample, so its calls are numbered on from those before:  3 3 5 │ 0 2  ->  0
+            # 0 1 │ 2 3
+            own_calls, numbers = np.unique(sample.calls[trained], return_inverse=True)
             calls.append(numbers + calls_before)
-            calls_before += len(found)
+            calls_before += len(own_calls)
     joined = {name: np.concatenate(parts) for name, parts in picked.items()}
     return Batch(
         samples=tuple(sample for row in rows for sample in row.samples),

@@ -1,4 +1,5 @@
-"""Which tokens of a prefix tree attend to which, in few and small calls: exact, and without a mask of all tokens by all tokens.
+"""Which tokens of a prefix tree attend to which, in few and small calls: exact, and without a mask of all tokens by all
+tokens.
 
     a b c d │ x y │ z        the tokens of a tree, depth first: x y and z continue a b
 
@@ -6,7 +7,8 @@
     a b c d   a b c d        causal         Blocks of about one shape are one call of the attention kernel.
     x y z     a b │ x y z    a small mask
 
-Everything but attention sees the tree as one row, in which each token stands once. `_attention` carries the plan out. Imports no torch.
+Everything but attention sees the tree as one row, in which each token stands once. `_attention` carries the plan out.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ __all__ = ["Costs", "Plan", "Strip", "plan_attention"]
 _PIECE = 256
 """Most queries of a block with a mask."""
 _GATHER = 6
-"""What it costs to gather a key and its value, in pairs of a query and a key (measured: 0.28 µs to 45 ns on one core)."""
+"""Cost of gathering a key and its value, in pairs of a query and a key (measured: 0.28 µs to 45 ns on one core)."""
 _SKIPPED = 512
 """Keys that the CPU's causal kernel skips together: it saves nothing of a row that is shorter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What a model's forward costs. The unit is a pair: one query that looks at one key, in every layer."""
+    """Cost of a model's forward. The unit is a pair: one query that looks at one key, in every layer."""
 
     token: float
     """All but attention, of one token."""
@@ -37,12 +39,15 @@ class Costs:
     """One more call of the attention kernel."""
 
     def of_attention(self, queries: int, keys: int) -> float:
-        """Of one block."""
+        """Cost of one block."""
         return queries * keys + _GATHER * keys
 
     def is_worth_sharing(self, shared: int, length: int) -> bool:
-        """Whether a row of `length` tokens costs less as what follows its first `shared` ones than as a row of its own."""
-        own = sum(self.of_attention(min(_PIECE, length - at), min(length, at + _PIECE)) for at in range(shared, length, _PIECE))
+        """True if a row of `length` tokens costs less after its first `shared` ones than as a row of its own."""
+        own = sum(
+            self.of_attention(min(_PIECE, length - at), min(length, at + _PIECE))
+            for at in range(shared, length, _PIECE)
+        )
         causal = self.of_attention(length, max(length // 2, min(length, _SKIPPED)))
         return own < shared * self.token + causal
 
@@ -61,7 +66,8 @@ class Plan:
     """The calls of the attention kernel for one row."""
 
     calls: tuple[tuple[NDArray[np.int64], NDArray[np.int64] | None], ...]
-    """Queries (blocks, queries) and keys (blocks, keys), by their numbers in the row, -1 = none; None = the queries, causal."""
+    """Queries (blocks, queries) and keys (blocks, keys), by their numbers in the row, -1 = none; None = the queries,
+    causal."""
     ends: NDArray[np.int64]
     """Token j is seen by tokens j … ends[j] - 1 and by nobody else."""
 
@@ -77,7 +83,10 @@ def plan_attention(strips: Sequence[Strip], ends: NDArray[np.int64], costs: Cost
             masked.append((tokens, np.concatenate([block.path, tokens])))
     calls: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]] = []
     calls += [(_pad([queries for queries, _ in call]), None) for call in _group(causal, costs.call)]
-    calls += [(_pad([queries for queries, _ in call]), _pad([keys for _, keys in call])) for call in _group(masked, costs.call)]
+    calls += [
+        (_pad([queries for queries, _ in call]), _pad([keys for _, keys in call]))
+        for call in _group(masked, costs.call)
+    ]
     return Plan(calls=tuple(calls), ends=ends)
 
 
@@ -86,14 +95,16 @@ def _cut(strip: Strip) -> list[Strip]:
     if not len(strip.path):
         return [strip]
     return [
-        Strip(start=at, stop=min(at + _PIECE, strip.stop), path=np.concatenate([strip.path, np.arange(strip.start, at)]))
+        Strip(
+            start=at, stop=min(at + _PIECE, strip.stop), path=np.concatenate([strip.path, np.arange(strip.start, at)])
+        )
         for at in range(strip.start, strip.stop, _PIECE)
     ]
 
 
 def _merge(pieces: Sequence[Strip], costs: Costs) -> list[Strip]:
-    """Pieces that stand side by side become one block where that costs less: they gather what they continue once, and look at each other
-    in vain."""
+    """Pieces that stand side by side become one block where that costs less: they gather what they continue once, and
+    look at each other in vain."""
     blocks: list[Strip] = []
     for piece in pieces:
         if blocks:
@@ -133,7 +144,7 @@ def _group(blocks: Sequence[_Block], call: float) -> list[list[_Block]]:
 
 
 def _pad(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    found = np.full((len(parts), max(map(len, parts))), -1, np.int64)
+    padded = np.full((len(parts), max(map(len, parts))), -1, np.int64)
     for number, part in enumerate(parts):
-        found[number, : len(part)] = part
-    return found
+        padded[number, : len(part)] = part
+    return padded

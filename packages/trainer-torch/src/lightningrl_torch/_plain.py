@@ -1,4 +1,5 @@
-"""transformers' forward passes on our key/value memory: the reference, and the way of every model that nothing quicker knows."""
+"""transformers' forward passes on our key/value memory: the reference, and the way of every model that nothing quicker
+knows."""
 
 from __future__ import annotations
 
@@ -64,10 +65,14 @@ class PlainForward:
             arguments["position_ids"] = positions[:, None]
         if allowed is not None:
             explicit = self._traits.explicit_masks
-            arguments["attention_mask"] = self._traits.format_mask(allowed[:, None], cache.dtype) if explicit else allowed
+            arguments["attention_mask"] = (
+                self._traits.format_mask(allowed[:, None], cache.dtype) if explicit else allowed
+            )
         seen = Cache(layers=[_CacheLayer(cache, layer) for layer in cache.layers])
         with self._computing():
-            logits: Tensor = self._model(input_ids=token_ids[:, None], past_key_values=seen, use_cache=True, **arguments).logits
+            logits: Tensor = self._model(
+                input_ids=token_ids[:, None], past_key_values=seen, use_cache=True, **arguments
+            ).logits
         return logits[:, -1]
 
     def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
@@ -78,7 +83,12 @@ class PlainForward:
         padded = [[*sequence, *[0] * (widest - len(sequence))] for sequence in sequences]
         cache = DynamicCache()
         with self._computing():
-            self._model(input_ids=torch.tensor(padded, device=self._model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self._model(
+                input_ids=torch.tensor(padded, device=self._model.device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         layers: Any = cache.layers
         return [
             [(layer.keys[row, :, : len(sequence)], layer.values[row, :, : len(sequence)]) for layer in layers]

@@ -1,4 +1,5 @@
-"""Prefill: prompts to keys and values, each token that prompts have in common once for as long as the weights stay the same."""
+"""Prefill: prompts to keys and values, each token that prompts have in common once for as long as the weights stay the
+same."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ LEAST_SHARED: Final = 16
 
 
 class Prefiller:
-    """Computes and remembers keys and values of prompts: the rollouts of a group pay for their prompt once, and a later prompt that begins
-    as a remembered one does pays for what is new in it."""
+    """Computes and remembers keys and values of prompts: the rollouts of a group pay for their prompt once, and a later
+    prompt that begins as a remembered one does pays for what is new in it."""
 
     def __init__(self, forward: Forward, *, batch_tokens: int, cache_tokens: int) -> None:
         self._forward = forward
@@ -26,7 +27,7 @@ class Prefiller:
         self._cache_tokens = cache_tokens
         self._cached: OrderedDict[tuple[int, ...], KeyValues] = OrderedDict()
         self._ordered: list[tuple[int, ...]] = []
-        """What is cached, so that those who begin alike are neighbours."""
+        """Cached prefixes, sorted so that those that begin alike are neighbours."""
         self._tokens = 0
 
     def clear(self) -> None:
@@ -37,24 +38,25 @@ class Prefiller:
 
     def prefill(self, prefixes: Sequence[tuple[int, ...]]) -> list[KeyValues]:
         """Keys and values of each prefix, in order; an empty prefix has none."""
-        found: dict[tuple[int, ...], KeyValues] = {(): []}
+        computed: dict[tuple[int, ...], KeyValues] = {(): []}
         missing = []
         for prefix in dict.fromkeys(prefixes):
             if prefix in self._cached:
                 self._cached.move_to_end(prefix)
-                found[prefix] = self._cached[prefix]
+                computed[prefix] = self._cached[prefix]
             elif prefix:
                 missing.append(prefix)
         for batch in self._plan(missing):
             before = [self._beginning(prefix) if self._forward.packs else [] for prefix in batch]
             new = [prefix[_tokens_of(past) :] for prefix, past in zip(batch, before, strict=True)]
             for prefix, kv in zip(batch, self._forward.prefill(new, before), strict=True):
-                found[prefix] = kv
+                computed[prefix] = kv
                 self._remember(prefix, kv)
-        return [found[prefix] for prefix in prefixes]
+        return [computed[prefix] for prefix in prefixes]
 
     def _plan(self, prefixes: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-        """Batches of at most `batch_tokens`; where shorter ones are padded, of similar length: at most a fifth of a batch is padding."""
+        """Batches of at most `batch_tokens`; where shorter ones are padded, of similar length: at most a fifth of a
+        batch is padding."""
         least = 0.0 if self._forward.packs else 0.8
         batches: list[list[tuple[int, ...]]] = []
         for prefix in sorted(prefixes, key=len, reverse=True):
@@ -66,7 +68,8 @@ class Prefiller:
         return batches
 
     def _beginning(self, prefix: tuple[int, ...]) -> KeyValues:
-        """What is remembered of the prompt that has most in common with this one; at least its last token is left to compute."""
+        """Cached keys and values of the prompt that has most in common with this one; its last token, at least, is
+        computed."""
         place = bisect.bisect(self._ordered, prefix)
         near = self._ordered[max(0, place - 1) : place + 1]
         shared, nearest = max(((_common(prefix[:-1], one), one) for one in near), default=(0, ()))
@@ -90,9 +93,9 @@ def _tokens_of(kv: KeyValues) -> int:
     return kv[0][0].shape[1] if kv else 0
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(left_ids: Sequence[int], other: Sequence[int]) -> int:
     """Tokens at the beginning that are the same."""
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+    for place, (left, right) in enumerate(zip(left_ids, other, strict=False)):
         if left != right:
             return place
-    return min(len(one), len(other))
+    return min(len(left_ids), len(other))

@@ -70,7 +70,7 @@ class Running:
         return FinishReason.LENGTH if len(self.token_ids) >= self.limit else None
 
     def take_chunk(self, version: int, reason: FinishReason | None, now: float, interval: float) -> TokenChunk | None:
-        """What has been sampled and not been sent, when the request is over or `interval` seconds have passed."""
+        """Sampled tokens that were not sent yet, when the request is over or `interval` seconds have passed."""
         if reason is None and now - self._sent_at < interval:
             return None
         start, self._sent, self._sent_at = self._sent, len(self.token_ids), now

@@ -1,4 +1,5 @@
-"""Sampling: logits of many rows to one token each; a request's draws depend on its seed and position, not on its batch-mates."""
+"""Sampling: logits of many rows to one token each; a request's draws depend on its seed and position, not on its
+batch-mates."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def draw_noise(seeds: NDArray[np.uint64], positions: NDArray[np.uint64], vocabulary: int, device: torch.device) -> Tensor:
+def draw_noise(
+    seeds: NDArray[np.uint64], positions: NDArray[np.uint64], vocabulary: int, device: torch.device
+) -> Tensor:
     """Gumbel noise (rows, vocabulary) from a counter: the same for one (seed, position) ever after."""
     counters = _mix(seeds + np.uint64(0x632BE59BD9B4E019)) + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     keys = torch.from_numpy(_mix(counters).view(np.int32).reshape(-1, 2)).to(device)
@@ -89,7 +92,8 @@ def sample_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list
             top_ks, top_ps = (torch.from_numpy(values[cut]).to(device) for values in (batch.top_ks, batch.top_ps))
             scores = logprobs.clone()
             scores[rows] = _truncate(logprobs[rows].exp(), top_ks, top_ps).log()
-        # argmax of log p + Gumbel noise samples from p (Gumbel 1954); unlike a cumulated sum it forgives rounding, which differs
+        # argmax of log p + Gumbel noise samples from p (Gumbel 1954); unlike a cumulated sum it forgives rounding,
+        # which differs
         # between batches
         noise = draw_noise(batch.seeds, batch.positions, logits.shape[-1], device)
         if greedy.any():

@@ -1,8 +1,8 @@
 """Recomputing logprobs: one forward of a batch, logits only where a token is trained, and of a few tokens at a time.
 
-A number for each word of a large vocabulary is the most that a step keeps: 2,000 trained tokens of 150,000 words are 1.2 GB, five times
-over with their softmax, its entropy and their gradients. So the words of a part of the tokens are computed, used, and computed again
-for the gradient, wherever they are many.
+A number for each word of a large vocabulary is the most that a step keeps: 2,000 trained tokens of 150,000 words are
+1.2 GB, five times over with their softmax, its entropy and their gradients. So the words of a part of the tokens are
+computed, used, and computed again for the gradient, wherever they are many.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_LOGITS: Final = 2**25
 
 
 class Scores(NamedTuple):
-    """Of each trained token, N of them."""
+    """Scores of each trained token, N of them."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -51,7 +51,8 @@ def score_batch(model: PreTrainedModel, batch: Batch, *, autocast: bool, entropy
     look_up = partial(_look_up, entropy_gradient=entropy_gradient)
     most = MOST_LOGITS * 8 if model.device.type == "cuda" else MOST_LOGITS
     part = max(1, most // int(model.config.get_text_config(decoder=True).vocab_size))
-    if len(targets) <= part or model.config.model_type not in FAMILIES:  # other families may do more to logits than their embeddings do
+    # other families may do more to logits than their embeddings do
+    if len(targets) <= part or model.config.model_type not in FAMILIES:
         logits, states = _forward(model, batch, autocast=autocast)
         return Scores(*look_up(logits, targets, temperatures), states)
     states = read_states(model, batch, autocast=autocast)
@@ -62,8 +63,8 @@ def score_batch(model: PreTrainedModel, batch: Batch, *, autocast: bool, entropy
         return look_up(logits, targets, temperatures)
 
     parts = zip(states.split(part), targets.split(part), temperatures.split(part), strict=True)  # type: ignore[no-untyped-call]
-    found = [checkpoint(score, *one, use_reentrant=False, preserve_rng_state=False) for one in parts]
-    logprobs, entropies = (torch.cat(column) for column in zip(*found, strict=True))
+    scored = [checkpoint(score, *one, use_reentrant=False, preserve_rng_state=False) for one in parts]
+    logprobs, entropies = (torch.cat(column) for column in zip(*scored, strict=True))
     return Scores(logprobs, entropies, states)
 
 
@@ -90,17 +91,21 @@ def _forward(model: PreTrainedModel, batch: Batch, *, autocast: bool, logits: bo
     rows, columns = to_tensor(batch.sources, model)
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=autocast):
         if batch.plan is not None:
-            arguments = {"position_ids": to_tensor(batch.positions, model), **follow(Paths.build(batch.plan, model.device))}
+            arguments = {
+                "position_ids": to_tensor(batch.positions, model),
+                **follow(Paths.build(batch.plan, model.device)),
+            }
         head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         with _only_at(head, rows, columns, logits=logits) as states:
-            found: Tensor = model(input_ids=to_tensor(batch.token_ids, model), use_cache=False, **arguments).logits
-    return found[0], states[0]
+            all_logits: Tensor = model(input_ids=to_tensor(batch.token_ids, model), use_cache=False, **arguments).logits
+    return all_logits[0], states[0]
 
 
 @contextlib.contextmanager
 def _only_at(head: nn.Module, rows: Tensor, columns: Tensor, *, logits: bool) -> Iterator[list[Tensor]]:
-    """Let the output embeddings see hidden states at (rows, columns) alone: the vocabulary is most of a small model's work. Of this
-    thread's forward passes: the engine's go on beside it. Gives a list that the hidden states are put into."""
+    """Let the output embeddings see hidden states at (rows, columns) alone: the vocabulary is most of a small model's
+    work. Of this thread's forward passes: the engine's go on beside it. Gives a list that the hidden states are put
+    into."""
     ours = threading.get_ident()
     states: list[Tensor] = []
 

@@ -1,4 +1,5 @@
-"""Seeds of the requests that bring none: one seed of a run gives one seed to each call of a rollout, whichever call comes first."""
+"""Seeds of the requests that bring none: one seed of a run gives one seed to each call of a rollout, whichever call
+comes first."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from lightningrl.types import GenerateRequest
 __all__ = ["RequestSeeds"]
 
 _REMEMBERED = 50_000
-"""Prompts whose number of requests is remembered. Beyond it, a prompt that an attempt sends again may get its first seed again."""
+"""Prompts whose number of requests is remembered. Beyond it, a prompt that an attempt sends again may get its first
+seed again."""
 
 
 class RequestSeeds:
@@ -25,8 +27,8 @@ class RequestSeeds:
         self._asked: OrderedDict[bytes, int] = OrderedDict()
 
     def draw(self, request: GenerateRequest) -> int:
-        """64 bits: of the run's seed, the session, the prompt, and how often the session has sent that prompt. Without a session, the
-        generator's next."""
+        """64 bits: of the run's seed, the session, the prompt, and how often the session has sent that prompt. Without
+        a session, the generator's next."""
         if not request.session:
             return self._random.getrandbits(64)
         place = blake2b(request.session.encode(), digest_size=16, key=self._key)

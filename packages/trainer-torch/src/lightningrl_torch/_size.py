@@ -1,4 +1,5 @@
-"""What a policy's size decides where the recipe does not: what learns, how many threads decode, how many tokens learn at once."""
+"""Choices by a policy's size where the recipe makes none: what learns, how many threads decode, how many tokens at
+once."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ MOST_TOKENS: Final = 4096
 
 
 def is_large(parameters: int) -> bool:
-    """Whether a token of the policy takes long enough to be worth all threads, and a forecast."""
+    """True if a token of the policy takes long enough to be worth all threads, and a forecast."""
     return parameters >= LARGE
 
 
@@ -46,11 +47,12 @@ def engine_threads(settings: Settings, parameters: int) -> int:
 
 
 def tokens_at_once(model: PreTrainedModel) -> int:
-    """How many tokens' activations fit into `KEPT_BYTES`; a GPU is for policies that fit it."""
+    """Number of tokens whose activations fit into `KEPT_BYTES`; a GPU is for policies that fit it."""
     if model.device.type == "cuda":
         return MOST_TOKENS
     config = model.config.get_text_config(decoder=True)
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    # of a layer, float32: its input twice normed, queries, keys, values, attention and what is added, and four of the inner width
+    # of a layer, float32: its input twice normed, queries, keys, values, attention and what is added, and four of the
+    # inner width
     token: int = 4 * config.num_hidden_layers * (12 * config.hidden_size + 4 * inner)
     return max(1, min(MOST_TOKENS, KEPT_BYTES // token))

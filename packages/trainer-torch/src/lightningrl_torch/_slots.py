@@ -31,7 +31,9 @@ class SlotLayer:
     def make(self, keys: Tensor, values: Tensor) -> None:
         """Buffers for keys and values such as these."""
         rows, columns = self._slots.capacity
-        self.buffers = [states.new_zeros((rows, states.shape[-3], columns, states.shape[-1])) for states in (keys, values)]
+        self.buffers = [
+            states.new_zeros((rows, states.shape[-3], columns, states.shape[-1])) for states in (keys, values)
+        ]
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write one token of each row, (rows, heads, 1, head_dim), and return all that there is."""
@@ -99,7 +101,8 @@ class SlotCache:
         self.end += 1
 
     def leave(self, moves: Sequence[tuple[int, int]], rows: int, width: int) -> None:
-        """Copy row `source` to row `target` for each (target, source), then keep `rows` rows of at most `width` tokens."""
+        """Copy row `source` to row `target` for each (target, source), then keep `rows` rows of at most `width`
+        tokens."""
         if moves:
             targets, sources = ([move[side] for move in moves] for side in (0, 1))
             for layer in self.layers:
@@ -111,8 +114,10 @@ class SlotCache:
 
     def _reserve(self, rows: int, width: int) -> None:
         """Have `rows` rows, `width` columns up to `end`, and one free column behind them."""
-        # `width` columns end at `end`; each token takes one more at the right, and what stands in `start:end` is moved only when
-        # `end` meets the last column. width 6 of 32 columns: end = 6 + 26 // 4 = 12, start = 6, and 19 tokens need no move.
+        # `width` columns end at `end`; each token takes one more at the right, and what stands in `start:end` is moved
+        # only when
+        # `end` meets the last column. width 6 of 32 columns: end = 6 + 26 // 4 = 12, start = 6, and 19 tokens need no
+        # move.
         row_capacity, columns = self.capacity
         if self.rows == 0:
             self.start = self.end = width

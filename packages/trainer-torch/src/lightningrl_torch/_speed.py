@@ -1,4 +1,4 @@
-"""How fast a policy is here: a few random tokens are read, sampled, and learned from, which leaves no trace in it."""
+"""Speed of a policy here: a few random tokens are read, sampled and learned from, which leaves no trace in it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ CALLS: Final = 8
 READ, SAMPLED, LEARNED = 16, 6, 32
 """Tokens of each."""
 WORDS: Final = 200
-"""Of the vocabulary; which ones does not matter."""
+"""Tokens of the vocabulary; which ones does not matter."""
 
 
-def measure(engine: TorchEngine, rehearse: Callable[[Sequence[Sample]], None], *, parameters: int, trained: int) -> Speed:
+def measure(
+    engine: TorchEngine, rehearse: Callable[[Sequence[Sample]], None], *, parameters: int, trained: int
+) -> Speed:
     """Takes some seconds where a policy is slow. `rehearse` computes rows' gradient."""
     rng = random.Random(0)  # noqa: S311 - which tokens does not matter
 
@@ -61,7 +63,9 @@ def _ask(engine: TorchEngine, calls: int, words: Callable[[int], tuple[int, ...]
     """Tokens that were sampled."""
 
     async def call(number: int) -> int:
-        request = GenerateRequest(id=f"speed-{number}", prompt_ids=words(prompt), sampling=SamplingSettings(max_tokens=tokens, seed=number))
+        request = GenerateRequest(
+            id=f"speed-{number}", prompt_ids=words(prompt), sampling=SamplingSettings(max_tokens=tokens, seed=number)
+        )
         return sum([len(chunk.token_ids) async for chunk in engine.generate(request)])
 
     async def all_of_them() -> int:

@@ -47,7 +47,8 @@ LEARNING: Final = ThreadPoolExecutor(1, "learner")
 
 
 class TorchBackend:
-    """Implements `lightningrl.protocols.Backend` with transformers and torch. Keyword parameters: the fields of `Settings`."""
+    """Implements `lightningrl.protocols.Backend` with transformers and torch. Keyword parameters: the fields of
+    `Settings`."""
 
     __signature__ = inspect.signature(Settings)
 
@@ -58,15 +59,18 @@ class TorchBackend:
             self._reference = _reference(self._policy, self.settings)
         self._threads = self.settings.threads or torch.get_num_threads()
         self._engine_threads = engine_threads(self.settings, self._policy.parameters)
-        if self.serves_while_learning and self.settings.threads is None:  # threads that wait for each other on busy cores cost both
+        # threads that wait for each other on busy cores cost both
+        if self.serves_while_learning and self.settings.threads is None:
             self._threads = max(1, self._threads - self._engine_threads)
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """What the engine reads and what the learner changes, tensor by tensor; empty while they are the same."""
+        """Pairs of tensors: the engine reads the first, the learner changes the second; empty while they are the
+        same."""
         self._building = threading.Lock()
         self._built: Learner | None = None
-        """The learner, once it was asked for: until there is something to learn, what it imports would only keep the engine waiting."""
+        """The learner, once it was asked for: until there is something to learn, what it imports would only keep the
+        engine waiting."""
         self._restored: dict[str, Any] | None = None
-        """What a checkpoint says of a learner that was not built yet."""
+        """State of a learner that was not built yet, from a checkpoint."""
         if self._policy.light is None:
             _ = self._learner
         self._reading = threading.Lock()
@@ -104,8 +108,9 @@ class TorchBackend:
         return self._learner
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
-        """Take one optimisation step and serve the new version afterwards. Whatever changes the weights that the engine reads waits for
-        running requests to end and keeps new ones waiting: the step, or with a copy the swap (`seconds_swap`)."""
+        """Take one optimisation step and serve the new version afterwards. Whatever changes the weights that the engine
+        reads waits for running requests to end and keeps new ones waiting: the step, or with a copy the swap
+        (`seconds_swap`)."""
         rows = list(samples)
         return LEARNING.submit(self._learn_beside if self.serves_while_learning else self._learn_held, rows).result()
 
@@ -146,8 +151,8 @@ class TorchBackend:
         self._engine.set_version(version)
 
     def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> list[Array]:
-        """For each its tokens' logprobs, computed beside the engine. The reference of a LoRA policy is the policy without
-        its adapters, so the engine's requests wait meanwhile."""
+        """For each its tokens' logprobs, computed beside the engine. The reference of a LoRA policy is the policy
+        without its adapters, so the engine's requests wait meanwhile."""
         rows = self._rows([(one.context, one.tokens, one.temperature) for one in continuations])
         if not rows:
             return []
@@ -157,14 +162,15 @@ class TorchBackend:
             if reference:
                 if self._reference is None:
                     raise BackendError(
-                        f"policy {self.settings.policy!r} keeps no reference to score with; set learner.kl_coef above 0, or train with "
+                        f"policy {self.settings.policy!r} keeps no reference to score with; set learner.kl_coef "
+                        "above 0, or train with "
                         "[learner.lora]"
                     )
                 if self._policy.adapters is not None and not self._copies:
                     stack.enter_context(self._engine.held())
                 model = stack.enter_context(self._reference())
-            found = self._learner.recompute(rows, model)
-        return [found[id(row)] for row in rows]
+            logprobs = self._learner.recompute(rows, model)
+        return [logprobs[id(row)] for row in rows]
 
     def values(self, continuations: Sequence[Continuation]) -> list[Array]:
         """For each the critic's value after the context and after each token, computed beside the engine."""
@@ -175,8 +181,8 @@ class TorchBackend:
         if not rows:
             return []
         with self._read():
-            found = self._learner.values(rows)
-        return [found[id(row)] for row in rows]
+            values = self._learner.values(rows)
+        return [values[id(row)] for row in rows]
 
     def _rows(self, read: Sequence[tuple[IntArray, IntArray, float]], *, beyond: int = 0) -> list[Sample]:
         """Rows to be read, of which `beyond` tokens need not fit the context: nobody reads what comes of them."""
@@ -195,15 +201,23 @@ class TorchBackend:
             yield
 
     def describe(self) -> str:
-        """A line that says what learns: parameters, which of them, at what rate, in which numbers, by how many threads."""
+        """A line that says what learns: parameters, which of them, at what rate, in which numbers, by how many
+        threads."""
         policy, device = self._policy, self._policy.device
-        trained = 0 if policy.adapters is None else sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+        trained = (
+            0
+            if policy.adapters is None
+            else sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+        )
         where = device.type if device.type != "cpu" else f"{self._threads} thread{'s' if self._threads > 1 else ''}"
         settings = self.settings
-        return settings.describe(parameters=policy.parameters - trained, trained=trained, dtype=settings.dtype, where=where)
+        return settings.describe(
+            parameters=policy.parameters - trained, trained=trained, dtype=settings.dtype, where=where
+        )
 
     def measure(self) -> Speed | None:
-        """Of a policy that is waited for; a small one is as fast as whatever surrounds it."""
+        """Measure the speed of a large policy, whose time counts; None = it is small, and as fast as its
+        surroundings."""
         if not is_large(self._policy.parameters):
             return None
         learner = self._learner
@@ -221,11 +235,15 @@ class TorchBackend:
         )
 
     def save(self, folder: Path) -> None:
-        """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns. What nobody has
-        asked for yet, the learner, has no state: the first rollouts do not wait for its imports."""
+        """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns.
+        What nobody has asked for yet, the learner, has no state: the first rollouts do not wait for its imports."""
         is_fresh = self._policy.light is not None and self._built is None and self._restored is None
         learner = None if is_fresh else self._learner.state()
-        write_checkpoint(folder, self._weights, {"policy": self.settings.policy, "learner": learner, "engine": self._engine.random_state()})
+        write_checkpoint(
+            folder,
+            self._weights,
+            {"policy": self.settings.policy, "learner": learner, "engine": self._engine.random_state()},
+        )
 
     @cpu_threads(1)
     def load(self, folder: Path) -> None:
@@ -236,8 +254,10 @@ class TorchBackend:
             ours, theirs = (tuple(found[name].shape) if name in found else None for found in (parameters, weights))
             if ours != theirs:
                 raise BackendError(
-                    f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} is {theirs} there and {ours} here; "
-                    "use the policy, LoRA and critic settings that it was saved with (learner.lora = false: all weights were trained)"
+                    f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} is {theirs} "
+                    f"there and {ours} here; "
+                    "use the policy, LoRA and critic settings that it was saved with (learner.lora = false: all "
+                    "weights were trained)"
                 )
         with self._reading, self._engine.held():
             with torch.no_grad():
@@ -253,8 +273,8 @@ class TorchBackend:
             restore_generators(state)
 
     def export(self, folder: Path, *, dtype: str | None = None) -> None:
-        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32, bfloat16 or float16;
-        None = that of the policy's own folder."""
+        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32,
+        bfloat16 or float16; None = that of the policy's own folder."""
         light, wanted = self._policy.light, find_dtype(dtype, self._policy.dtype)
         if light is not None:
             with written_folder(folder) as scratch:
@@ -290,7 +310,10 @@ class TorchBackend:
         if self._policy.light is not None and self._built is None:
             return self._policy.light.parameters
         critic = self._learner.critic
-        return {**self._learner.parameters, **({f"critic.{name}": one for name, one in critic.parameters.items()} if critic else {})}
+        return {
+            **self._learner.parameters,
+            **({f"critic.{name}": one for name, one in critic.parameters.items()} if critic else {}),
+        }
 
 
 def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:

@@ -40,7 +40,8 @@ def written_folder(folder: Path) -> Iterator[Path]:
             folder.rename(old)
         scratch.rename(folder)
         _flush(folder.parent)
-    except (OSError, RuntimeError, SafetensorError) as error:  # on a full disk torch and safetensors have errors of their own
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # on a full disk torch and safetensors have errors of their own
         problem = error if isinstance(error, OSError) else error.__context__ or error
         sentence = f"folder {str(folder)!r} cannot be written: {problem}; nothing of it was kept: mend that, then run again (--resume)"
         raise BackendError(sentence) from error
@@ -58,7 +59,7 @@ def write_checkpoint(folder: Path, weights: Mapping[str, Tensor], state: Mapping
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_checkpoint` wrote. Raises BackendError."""
+    """Read a checkpoint of `write_checkpoint`. Raises BackendError."""
     for name in (_WEIGHTS, _STATE):
         if not (folder / name).is_file():
             raise BackendError(f"no checkpoint at {str(folder)!r}: {name} is missing; give a folder that `save` wrote")
@@ -66,7 +67,9 @@ def read_checkpoint(folder: Path, device: torch.device) -> tuple[dict[str, Tenso
         weights = load_file(folder / _WEIGHTS, device=str(device))
         state: dict[str, Any] = torch.load(folder / _STATE, map_location=device, weights_only=True)
     except Exception as error:  # torn pickles raise anything
-        raise BackendError(f"checkpoint {str(folder)!r} cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+        raise BackendError(
+            f"checkpoint {str(folder)!r} cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}"
+        ) from error
     return weights, state
 
 

@@ -26,7 +26,8 @@ _CALL, _CALLS = 6, 8
 
 
 class ChosenLoss:
-    """A loss with its options. Raises ConfigError, one sentence, for a loss that cannot be found or does not return what it must."""
+    """A loss with its options. Raises ConfigError, one sentence, for a loss that cannot be found or does not return
+    what it must."""
 
     def __init__(self, name: str, options: Mapping[str, Any], *, has_reference: bool = False) -> None:
         self.name = name
@@ -35,51 +36,56 @@ class ChosenLoss:
         first, *_ = inspect.signature(self._function).parameters or ("",)
         check_options(self._function, self._options, what=f"loss {name!r}", reserved=(first,))
         batch = _few_tokens(has_reference=has_reference)
-        found, gradient = self._try(batch)
+        returned, gradient = self._try(batch)
         silent = self._try(replace(batch, advantages=torch.zeros_like(batch.advantages)))[1]
-        if silent.any() and not found.has_other_terms:
+        if silent.any() and not returned.has_other_terms:
             raise ConfigError(
-                f"loss {name!r} has a gradient where the advantage is 0; return TokenLosses(..., has_other_terms=True), so that rows "
+                f"loss {name!r} has a gradient where the advantage is 0; return TokenLosses(..., "
+                "has_other_terms=True), so that rows "
                 "without an advantage are not left out"
             )
-        self.has_other_terms = found.has_other_terms
-        """Whether rows without any advantage have a part in the loss."""
+        self.has_other_terms = returned.has_other_terms
+        """True if rows without any advantage have a part in the loss."""
         eighth = self._try(replace(batch, advantages=batch.advantages / 8))[1]
-        self.is_proportional = not found.has_other_terms and torch.allclose(eighth * 8, gradient, rtol=1e-4)
-        """Whether the loss of c · advantage is c times the loss, for c > 0."""
+        self.is_proportional = not returned.has_other_terms and torch.allclose(eighth * 8, gradient, rtol=1e-4)
+        """True if the loss of c · advantage is c times the loss, for c > 0."""
 
     def __call__(self, batch: TokenBatch) -> TokenLosses:
         if self.name in LOSSES:
             return self._function(batch, **self._options)
         try:
-            found = self._function(batch, **self._options)
+            returned = self._function(batch, **self._options)
         except Exception as error:  # the boundary to a user's own code
             raise ConfigError(f"loss {self.name!r} raised {describe_raised(error)}; fix it, then run again") from error
-        self._check(found, len(batch.logprobs))
-        return found
+        self._check(returned, len(batch.logprobs))
+        return returned
 
-    def _check(self, found: Any, tokens: int) -> None:
-        if not isinstance(found, TokenLosses):
+    def _check(self, returned: Any, tokens: int) -> None:
+        if not isinstance(returned, TokenLosses):
             raise ConfigError(
-                f"loss {self.name!r} returned a {type(found).__name__}; return lightningrl_torch.losses.TokenLosses(losses=...)"
+                f"loss {self.name!r} returned a {type(returned).__name__}; return "
+                "lightningrl_torch.losses.TokenLosses(losses=...)"
             )
-        for name, values in {"losses": found.losses, **found.metrics}.items():
+        for name, values in {"losses": returned.losses, **returned.metrics}.items():
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             if shape != (tokens,):
                 raise ConfigError(
-                    f"loss {self.name!r} gave {name} of shape {shape} for {tokens} tokens; one number a token, nothing summed"
+                    f"loss {self.name!r} gave {name} of shape {shape} for {tokens} tokens; one number a token, "
+                    "nothing summed"
                 )
-        if not found.losses.requires_grad and tokens:
+        if not returned.losses.requires_grad and tokens:
             raise ConfigError(f"loss {self.name!r} has no gradient; compute it from batch.logprobs, not detached")
 
     def _try(self, batch: TokenBatch) -> tuple[TokenLosses, Tensor]:
-        """What the loss returns, and its gradient by token."""
-        found = self(batch)
-        (gradient,) = torch.autograd.grad(found.losses.sum(), batch.logprobs, materialize_grads=True)
-        bad = int((~(found.losses.isfinite() & gradient.isfinite())).sum())
+        """Call the loss; returns its value, and its gradient by token."""
+        returned = self(batch)
+        (gradient,) = torch.autograd.grad(returned.losses.sum(), batch.logprobs, materialize_grads=True)
+        bad = int((~(returned.losses.isfinite() & gradient.isfinite())).sum())
         if bad:
-            raise ConfigError(f"loss {self.name!r} is not finite for {bad} of {len(gradient)} ordinary tokens; fix it, then run again")
-        return found, gradient
+            raise ConfigError(
+                f"loss {self.name!r} is not finite for {bad} of {len(gradient)} ordinary tokens; fix it, then run again"
+            )
+        return returned, gradient
 
 
 def _few_tokens(*, has_reference: bool) -> TokenBatch:

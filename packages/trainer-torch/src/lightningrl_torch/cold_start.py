@@ -2,9 +2,10 @@
 
     demonstrations ─► build_tokenizer ─► build_model ─► cold_start ─► write_policy ─► a transformers folder
 
-Reinforcement learning needs a policy that is sometimes right. Where no model is at hand that a laptop can train, demonstrators who know
-the task and are often wrong give one in a minute. Demonstrations are conversations; the template that renders them here is the one that
-the gateway renders an agent's calls with, so the policy is trained on the very tokens it will see.
+Reinforcement learning needs a policy that is sometimes right. Where no model is at hand that a laptop can train,
+demonstrators who know the task and are often wrong give one in a minute. Demonstrations are conversations; the template
+that renders them here is the one that the gateway renders an agent's calls with, so the policy is trained on the very
+tokens it will see.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["NUMBERS", "Demonstration", "build_command", "build_model", "build_tokenizer", "cold_start", "encode", "write_policy"]
+__all__ = [
+    "NUMBERS",
+    "Demonstration",
+    "build_command",
+    "build_model",
+    "build_tokenizer",
+    "cold_start",
+    "encode",
+    "write_policy",
+]
 
 HEAD_WIDTH = 32
 WARMUP_STEPS = 50
@@ -81,14 +91,17 @@ class Demonstration:
     """One call of an agent, with the answer that somebody would give."""
 
     messages: Sequence[Mapping[str, Any]]
-    """A chat in OpenAI's format. The last message is the assistant's answer, which is learned: `content`, `tool_calls` or both. Arguments
-    that are a string are written as they are, so malformed ones can be shown too."""
+    """A chat in OpenAI's format. The last message is the assistant's answer, which is learned: `content`, `tool_calls`
+    or both. Arguments that are a string are written as they are, so malformed ones can be shown too."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """The tools the call offers, in OpenAI's format, with every field that the agent's framework sends: the prompt holds them as JSON."""
+    """The tools the call offers, in OpenAI's format, with every field that the agent's framework sends: the prompt
+    holds them as JSON."""
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1].get("role") != "assistant":
-            raise ValueError("a demonstration ends with the assistant's answer; its last message has another role, or there is none")
+            raise ValueError(
+                "a demonstration ends with the assistant's answer; its last message has another role, or there is none"
+            )
 
 
 def build_tokenizer(
@@ -101,24 +114,29 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A tokenizer with a chat template that knows tools (Qwen's markup), lossless for any text.
 
-    A word, with the space before it, that occurs `common` times in the demonstrations, prompts included, is one token; any other falls
-    apart into bytes. `phrases` are one token each, however long: what every prompt or answer repeats, such as the list of tools or the
-    JSON around a tool's arguments. `words` is the regular expression of a word: the default takes the space before it along; `NUMBERS`
-    leaves it apart from numbers, so that a number is the same token in a text and in JSON. `context_length` counts tokens; models built
-    for this tokenizer see as many.
+    A word, with the space before it, that occurs `common` times in the demonstrations, prompts included, is one token;
+    any other falls apart into bytes. `phrases` are one token each, however long: what every prompt or answer repeats,
+    such as the list of tools or the JSON around a tool's arguments. `words` is the regular expression of a word: the
+    default takes the space before it along; `NUMBERS` leaves it apart from numbers, so that a number is the same token
+    in a text and in JSON. `context_length` counts tokens; models built for this tokenizer see as many.
     """
-    pieces = PreTokenizers([Split(Regex(words), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+    pieces = PreTokenizers(
+        [Split(Regex(words), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     bare = _make_tokenizer(pieces, [], phrases, context_length)  # has the template, which writes the texts to count
     apart = re.compile("|".join([*(re.escape(phrase) for phrase in phrases), SPECIAL]))
     texts = (text for one in demonstrations for text in apart.split("".join(_render(one, bare))))
     counts = Counter(piece for text in texts for piece, _ in pieces.pre_tokenize_str(text))
     counts.update(dict.fromkeys(("system", "user", "assistant"), common))
-    known = sorted(word for word, count in counts.items() if count >= common and len(word) > 1)
-    return _make_tokenizer(pieces, known, phrases, context_length)
+    common_words = sorted(word for word, count in counts.items() if count >= common and len(word) > 1)
+    return _make_tokenizer(pieces, common_words, phrases, context_length)
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers: int = 4, seed: int = 0) -> LlamaForCausalLM:
-    """A Llama with random weights: `layers` blocks of `width`, in heads of 32. The defaults make about a million parameters.
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers: int = 4, seed: int = 0
+) -> LlamaForCausalLM:
+    """A Llama with random weights: `layers` blocks of `width`, in heads of 32. The defaults make about a million
+    parameters.
 
     Raises `ValueError` if `width` is no multiple of 32.
     """
@@ -149,7 +167,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers:
 
 
 def encode(demonstration: Demonstration, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], int]:
-    """Token ids of the conversation up to <|im_end|>, and how many of them are the prompt: what the agent's call renders to."""
+    """Token ids of the conversation up to <|im_end|>, and how many of them are the prompt: what the agent's call
+    renders to."""
     prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in _render(demonstration, tokenizer))
     return prompt + answer, len(prompt)
 
@@ -164,19 +183,22 @@ def cold_start(
     batch_tokens: int = 4096,
     threads: int = 1,
 ) -> float:
-    """Train `model` in place on the demonstrations' answers; each is seen once, the phases one after the other. Returns the last loss.
+    """Train `model` in place on the demonstrations' answers; each is seen once, the phases one after the other. Returns
+    the last loss.
 
-    An answer weighs the same whatever its length. Demonstrations in a row that continue one conversation are computed as one. Batches
-    hold about `batch_tokens` tokens, prompts included, of similar lengths. The learning rate (AdamW) rises for 50 batches and falls to
-    2 % of its peak, over all phases. One seed and one number of `threads` give the same weights, bit for bit. Raises `ValueError` if
-    there is no demonstration, or one that is longer than the context.
+    An answer weighs the same whatever its length. Demonstrations in a row that continue one conversation are computed
+    as one. Batches hold about `batch_tokens` tokens, prompts included, of similar lengths. The learning rate (AdamW)
+    rises for 50 batches and falls to 2 % of its peak, over all phases. One seed and one number of `threads` give the
+    same weights, bit for bit. Raises `ValueError` if there is no demonstration, or one that is longer than the context.
     """
     rng = random.Random(seed)  # noqa: S311
     batches = [batch for phase in phases for batch in _make_batches(_make_rows(phase, tokenizer), batch_tokens, rng)]
     longest = max((len(ids) for batch in batches for ids, _ in batch), default=0)
     context = model.config.max_position_embeddings
     if not 0 < longest <= context:
-        raise ValueError(f"the longest demonstration has {longest} tokens; it must have between 1 and {context}, the model's context")
+        raise ValueError(
+            f"the longest demonstration has {longest} tokens; it must have between 1 and {context}, the model's context"
+        )
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1.0 - step / len(batches))
@@ -210,7 +232,9 @@ def write_policy(folder: str | Path, model: LlamaForCausalLM, tokenizer: PreTrai
 def build_command(build: Callable[[Path], None], out: Path, *, description: str | None) -> None:
     """The command line of a script that writes a policy: `--out FOLDER`, else `out`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=out, help=f"folder for the policy; {out.name}/ beside the recipe where not given")
+    parser.add_argument(
+        "--out", type=Path, default=out, help=f"folder for the policy; {out.name}/ beside the recipe where not given"
+    )
     folder: Path = parser.parse_args().out
     started = time.monotonic()
     build(folder)
@@ -249,8 +273,8 @@ def _render(demonstration: Demonstration, tokenizer: PreTrainedTokenizerFast) ->
 def _make_rows(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerFast) -> list[Row]:
     """A row for each conversation: calls whose prompt begins with the call before them, answer included, share one."""
     rows: list[Row] = []
-    for one in demonstrations:
-        ids, prompt = encode(one, tokenizer)
+    for demonstration in demonstrations:
+        ids, prompt = encode(demonstration, tokenizer)
         before, answers = rows[-1] if rows else ([], [])
         if before and prompt >= len(before) and ids[: len(before)] == before:
             rows[-1] = (ids, [*answers, (prompt, len(ids))])

@@ -38,19 +38,29 @@ class Critic:
             self._traits = read_traits(self._model, own.model)
             if self._traits.vocabulary < traits.vocabulary:
                 raise ConfigError(
-                    f"critic {own.model!r} reads {self._traits.vocabulary} tokens and the policy has {traits.vocabulary}; "
+                    f"critic {own.model!r} reads {self._traits.vocabulary} tokens and the policy has "
+                    f"{traits.vocabulary}; "
                     "take a model with the policy's tokenizer"
                 )
         size = int(self._model.config.get_text_config(decoder=True).hidden_size)
         self._head = nn.Linear(size, 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
-        self.parameters: dict[str, nn.Parameter] = {f"head.{name}": one for name, one in self._head.named_parameters()}
+        self.parameters: dict[str, nn.Parameter] = {
+            f"head.{name}": parameter for name, parameter in self._head.named_parameters()
+        }
         if not self.reads_policy:
-            used = {id(one) for one in self._model.get_input_embeddings().parameters()}  # also where they are the output's
-            unused = {id(one) for one in self._model.get_output_embeddings().parameters()} - used  # type: ignore[no-untyped-call]
-            self.parameters |= {f"model.{name}": one for name, one in self._model.named_parameters() if id(one) not in unused}
-        self.optimizer = torch.optim.AdamW(list(self.parameters.values()), lr=own.rate, betas=settings.betas, weight_decay=0.0)
+            # also where they are the output's
+            used = {id(parameter) for parameter in self._model.get_input_embeddings().parameters()}
+            unused = {id(parameter) for parameter in self._model.get_output_embeddings().parameters()} - used  # type: ignore[no-untyped-call]
+            self.parameters |= {
+                f"model.{name}": parameter
+                for name, parameter in self._model.named_parameters()
+                if id(parameter) not in unused
+            }
+        self.optimizer = torch.optim.AdamW(
+            list(self.parameters.values()), lr=own.rate, betas=settings.betas, weight_decay=0.0
+        )
 
     @property
     def model(self) -> PreTrainedModel:
@@ -59,12 +69,12 @@ class Critic:
 
     @property
     def reads_policy(self) -> bool:
-        """Whether it is a head on the policy's layers."""
+        """True if it is a head on the policy's layers."""
         return self._model is self._policy
 
     @property
     def weight(self) -> float:
-        """Of its loss beside the policy's: without a part in the policy's gradient, it is one of its own."""
+        """Weight of its loss beside the policy's: without a part in the policy's gradient, it is 1."""
         return self.settings.coefficient if self.settings.joint else 1.0
 
     def clip_gradient(self, limit: float) -> float:
@@ -72,13 +82,14 @@ class Critic:
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), limit))
 
     def values(self, batch: Batch, states: Tensor | None = None) -> Tensor:
-        """The value before each of the batch's trained tokens, float32. `states`: the policy's, where they are at hand."""
+        """The value before each of the batch's trained tokens, float32. `states`: the policy's, where they are at
+        hand."""
         if states is None or not self.reads_policy:
             states = read_states(self._model, batch, autocast=self._autocast)
         elif not self.settings.joint:
             states = states.detach()
-        found: Tensor = self._head(states.float())
-        return found[:, 0]
+        values: Tensor = self._head(states.float())
+        return values[:, 0]
 
     def state(self) -> dict[str, Any]:
         """All but the weights."""
@@ -90,7 +101,8 @@ class Critic:
 
 
 def value_losses(values: Tensor, targets: Tensor, old: Tensor | None, clip: float | None) -> Tensor:
-    """½ max((V - G)², (clip(V, V_old - ε, V_old + ε) - G)²), one for each target; ½ (V - G)² without a bound, or without V_old.
+    """½ max((V - G)², (clip(V, V_old - ε, V_old + ε) - G)²), one for each target; ½ (V - G)² without a bound, or
+    without V_old.
 
     PPO's clipped value loss, as OpenAI's baselines have it and verl.
     """
@@ -101,8 +113,8 @@ def value_losses(values: Tensor, targets: Tensor, old: Tensor | None, clip: floa
 
 
 def _load_model(name: str, policy: PreTrainedModel) -> PreTrainedModel:
-    model: PreTrainedModel = load_weights("model of the critic", AutoModelForCausalLM.from_pretrained, name, dtype=torch.float32).to(
-        policy.device
-    )
+    model: PreTrainedModel = load_weights(
+        "model of the critic", AutoModelForCausalLM.from_pretrained, name, dtype=torch.float32
+    ).to(policy.device)
     silence_dropout(model)
     return model.eval()  # type: ignore[no-untyped-call,no-any-return]

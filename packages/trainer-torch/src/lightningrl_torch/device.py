@@ -1,5 +1,5 @@
-"""Which device a policy is on, and what a step takes of its memory. Imports torch alone, so that a recipe's `device` is checked in a
-moment."""
+"""Which device a policy is on, and what a step takes of its memory. Imports torch alone, so that a recipe's `device` is
+checked in a moment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["cpu_threads", "pick_device", "watch_memory"]
 
 @contextlib.contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """CPU threads of the calling thread's work. Above 1 in one thread of a process only, as far as possible: GNU's OpenMP keeps a team for
-    each thread that asked for one, and where all teams together are more than the cores, none of them spins from one operation to the
-    next. A step of a small policy on two threads took 0.8 of the time on one so, and takes 0.57 (`benchmarks/learner.py threads`)."""
+    """CPU threads of the calling thread's work. Above 1 in one thread of a process only, as far as possible: GNU's
+    OpenMP keeps a team for each thread that asked for one, and where all teams together are more than the cores, none
+    of them spins from one operation to the next. A step of a small policy on two threads took 0.8 of the time on one
+    so, and takes 0.57 (`benchmarks/learner.py threads`)."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -29,15 +30,17 @@ def cpu_threads(count: int) -> Iterator[None]:
 def pick_device(name: str) -> torch.device:
     """Raises ConfigError where it is not there."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but torch sees no GPU; use 'auto' or 'cpu', or install a CUDA build of torch")
+        raise ConfigError(
+            "device is 'cuda', but torch sees no GPU; use 'auto' or 'cpu', or install a CUDA build of torch"
+        )
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def watch_memory(device: torch.device) -> Callable[[], dict[str, float]]:
-    """From now on; the answer reads, in bytes of a GPU, `gpu_memory_before`, `gpu_memory_peak` and `gpu_memory`, all that it has. Of a
-    CPU it reads nothing."""
+    """From now on; the answer reads, in bytes of a GPU, `gpu_memory_before`, `gpu_memory_peak` and `gpu_memory`, all
+    that it has. Of a CPU it reads nothing."""
     if device.type != "cuda":
         return dict[str, float]
     before = torch.cuda.memory_allocated(device)

@@ -3,8 +3,8 @@
     asyncio loops ──submit──► waiting ──prefill──► rows of one key/value memory ──one forward per token──► chunks ──► asyncio loops
                                                      join and leave at any token
 
-One thread decodes. Weights may be changed only inside `engine.held()`, which waits until no request is running and keeps
-new ones waiting, so that a call never mixes versions.
+One thread decodes. Weights may be changed only inside `engine.held()`, which waits until no request is running and
+keeps new ones waiting, so that a call never mixes versions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 class TorchEngine:
     """Implements `lightningrl.protocols.Engine` on a transformers causal language model.
 
-    `stop_token_ids` end every completion, beside those of the request. `text_of` turns token ids into text for stop strings.
+    `stop_token_ids` end every completion, beside those of the request. `text_of` turns token ids into text for stop
+    strings.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class TorchEngine:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Wait until no request is running; new ones wait until the block ends. Blocking: not for an event loop's thread."""
+        """Wait until no request is running; new ones wait until the block ends. Blocking: not for an event loop's
+        thread."""
         with self._changed:
             self._holds += 1
             self._changed.notify_all()
@@ -108,7 +110,9 @@ class TorchEngine:
     def set_version(self, version: int) -> None:
         """Say that the weights are now of `version`. Only inside `held()`."""
         if not self._holds:
-            raise BackendError(f"policy version {version} was set while requests may run; set it inside `with engine.held():`")
+            raise BackendError(
+                f"policy version {version} was set while requests may run; set it inside `with engine.held():`"
+            )
         self._decoder.forget()
         self._info = EngineInfo(policy=self._info.policy, version=version, context_length=self._info.context_length)
 
@@ -131,19 +135,25 @@ class TorchEngine:
         length, limit = len(request.prompt_ids), self._info.context_length
         if length >= limit:
             raise ContextOverflow(
-                f"request {request.id!r}: a prompt of {length} tokens leaves no room in a context of {limit}; shorten the prompt"
+                f"request {request.id!r}: a prompt of {length} tokens leaves no room in a context of {limit}; "
+                "shorten the prompt"
             )
         if not length:
             raise BackendError(f"request {request.id!r} has no prompt tokens; send at least one")
         if request.sampling.max_tokens < 1:
-            raise BackendError(f"request {request.id!r} asks for max_tokens={request.sampling.max_tokens}; ask for at least 1")
+            raise BackendError(
+                f"request {request.id!r} asks for max_tokens={request.sampling.max_tokens}; ask for at least 1"
+            )
         vocabulary = self._decoder.forward.vocabulary
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
             raise BackendError(
-                f"request {request.id!r} has token ids outside 0..{vocabulary - 1}; use the tokenizer of policy {self._info.policy!r}"
+                f"request {request.id!r} has token ids outside 0..{vocabulary - 1}; use the tokenizer of policy "
+                f"{self._info.policy!r}"
             )
         if request.sampling.stop and self._text_of is None:
-            raise BackendError(f"request {request.id!r} has stop strings, but the engine has no tokenizer; send stop_token_ids")
+            raise BackendError(
+                f"request {request.id!r} has stop strings, but the engine has no tokenizer; send stop_token_ids"
+            )
         running = Running(
             request,
             limit=min(request.sampling.max_tokens, limit - length),
@@ -153,7 +163,9 @@ class TorchEngine:
         )
         with self._changed:
             if self._closed:
-                raise EngineUnavailable(f"the engine of policy {self._info.policy!r} is closed; request {request.id!r} was not served")
+                raise EngineUnavailable(
+                    f"the engine of policy {self._info.policy!r} is closed; request {request.id!r} was not served"
+                )
             seed = request.sampling.seed
             running.seed = self._seeds.draw(request) if seed is None else seed & (2**64 - 1)
             self._waiting.append(running)
@@ -182,10 +194,13 @@ class TorchEngine:
                     # whatever the model raises fails the requests it served; the engine serves the next ones
                     logger.exception("engine of policy %s failed in mid-decode", self._info.policy)
                     self._fail(
-                        BackendError(f"the engine of policy {self._info.policy!r} failed: {_describe(error)}"), self._decoder.evict()
+                        BackendError(f"the engine of policy {self._info.policy!r} failed: {_describe(error)}"),
+                        self._decoder.evict(),
                     )
         self._fail(
-            EngineUnavailable(f"the engine of policy {self._info.policy!r} was closed while the request ran; send it again"),
+            EngineUnavailable(
+                f"the engine of policy {self._info.policy!r} was closed while the request ran; send it again"
+            ),
             [*self._decoder.evict(), *self._waiting],
         )
 

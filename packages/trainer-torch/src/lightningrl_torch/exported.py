@@ -1,4 +1,5 @@
-"""A trained model as an ordinary transformers folder: adapters merged, tied weights apart where they differ, in a dtype.
+"""A trained model as an ordinary transformers folder: adapters merged, tied weights apart where they differ, in a
+dtype.
 
 adapters ─► copy, float32 ─► untied where one of two tied weights has an adapter ─► merged ─┐
                                                               all weights ─────────────────┴► dtype ─► folder
@@ -31,13 +32,15 @@ def find_dtype(wanted: str | None, own: torch.dtype) -> torch.dtype:
     if wanted is None:
         return own
     if wanted not in DTYPES:
-        raise BackendError(f"weights cannot be written as {wanted!r}; choose {', '.join(DTYPES)}, or nothing for the policy's own")
+        raise BackendError(
+            f"weights cannot be written as {wanted!r}; choose {', '.join(DTYPES)}, or nothing for the policy's own"
+        )
     return DTYPES[wanted]
 
 
 def cast(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Weights on the CPU in a dtype; those that share their memory go on sharing it, and what is no float stays. Raises BackendError for
-    a weight that the dtype has no room for."""
+    """Weights on the CPU in a dtype; those that share their memory go on sharing it, and what is no float stays. Raises
+    BackendError for a weight that the dtype has no room for."""
     made: dict[object, torch.Tensor] = {}
     converted: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
@@ -45,14 +48,16 @@ def cast(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, t
         if key not in made:
             made[key] = weight.detach().to("cpu", dtype if weight.is_floating_point() else None).contiguous()
             if dtype is torch.float16 and weight.isfinite().all() and not made[key].isfinite().all():
-                raise BackendError(f"weight {name!r} goes beyond what float16 can hold ({weight.abs().max():g}); export it as bfloat16")
+                raise BackendError(
+                    f"weight {name!r} goes beyond what float16 can hold ({weight.abs().max():g}); export it as bfloat16"
+                )
         converted[name] = made[key]
     return converted
 
 
 def merge_adapters(adapters: Any) -> PreTrainedModel:
-    """A copy of a `peft.PeftModel`'s model with its adapters added, computed in float32. Where an adapter sits on one of two weights that
-    are tied, the copy has both: they are no longer the same."""
+    """A copy of a `peft.PeftModel`'s model with its adapters added, computed in float32. Where an adapter sits on one
+    of two weights that are tied, the copy has both: they are no longer the same."""
     merged = copy.deepcopy(adapters).float()
     model = merged.get_base_model()
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
@@ -86,6 +91,10 @@ def note_dtype(folder: Path, dtype: torch.dtype) -> None:
 def quiet_about_ties() -> Iterator[None]:
     """No page of peft's on tied weights: `merge_adapters` unties them."""
     with warnings.catch_warnings():
-        for beginning in ("Model with `tie_word_embeddings=True`", "Model has `tie_word_embeddings=True`", "Input and output embeddings"):
+        for beginning in (
+            "Model with `tie_word_embeddings=True`",
+            "Model has `tie_word_embeddings=True`",
+            "Input and output embeddings",
+        ):
             warnings.filterwarnings("ignore", message=beginning, category=UserWarning)
         yield

@@ -45,12 +45,12 @@ Reference = Callable[[], contextlib.AbstractContextManager[PreTrainedModel]]
 """Gives the model that the KL is measured to, for the time of a `with` block."""
 
 _ByToken = Mapping[int, NDArray[np.float32]]
-"""By `id(sample)`: a number for each of its trained tokens."""
+"""A number for each trained token of a sample, by `id(sample)`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Before:
-    """What was so before the step."""
+    """Numbers of the policy and of others from before the step."""
 
     logprobs: _ByToken | None = None
     """None: ratios are to the rollout's."""
@@ -82,7 +82,10 @@ class Learner:
         self.critic = None if settings.critic is None else Critic(model, self._traits, settings, settings.critic)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         groups = [
-            {"params": [one for one in self.parameters.values() if one.ndim >= 2], "weight_decay": settings.weight_decay},
+            {
+                "params": [one for one in self.parameters.values() if one.ndim >= 2],
+                "weight_decay": settings.weight_decay,
+            },
             {"params": [one for one in self.parameters.values() if one.ndim < 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(
@@ -101,7 +104,11 @@ class Learner:
         settings = self._settings
         _check(samples, self._traits.vocabulary)
         if not self._has_other_terms:
-            samples = [sample for sample in samples if sample.advantages.any() or (self.critic is not None and _targets(sample))]
+            samples = [
+                sample
+                for sample in samples
+                if sample.advantages.any() or (self.critic is not None and _targets(sample))
+            ]
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
         rate = settings.learning_rate * schedule_factor(
@@ -130,9 +137,11 @@ class Learner:
         """The loss's gradient by parameter name, without a step; for tests and diagnosis."""
         with self._training():
             self._backward(samples, 1.0, self._look_before(samples), defaultdict(float))
-        found = {name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None}
+        values = {
+            name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None
+        }
         self._zero_gradients()
-        return found
+        return values
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """The work of an update without the update."""
@@ -142,7 +151,7 @@ class Learner:
 
     @property
     def _has_other_terms(self) -> bool:
-        """Whether rows without any advantage have a part in the policy's loss."""
+        """True if rows without any advantage have a part in the policy's loss."""
         return self._reference is not None or self._loss.has_other_terms or self._settings.entropy_coef > 0.0
 
     def _moves_policy(self, samples: Sequence[Sample]) -> bool:
@@ -170,7 +179,8 @@ class Learner:
             self._zero_gradients()
             of_critic = "" if self.critic is None else f", the critic's {critic_norm:g}"
             raise BackendError(
-                f"step {self.step + 1}: loss {settings.loss!r} is {loss:g} and its gradient's norm {norm:g}{of_critic}; the weights stay "
+                f"step {self.step + 1}: loss {settings.loss!r} is {loss:g} and its gradient's norm "
+                f"{norm:g}{of_critic}; the weights stay "
                 f"at version {self.step}; lower the learning rate or look at this step's rewards"
             )
         if self._moves_policy(samples):
@@ -212,7 +222,7 @@ class Learner:
         if self._reference is not None:
             with torch.no_grad(), self._reference() as reference:
                 reference_logprobs = self._score(reference, batch).logprobs
-        found = self._loss(
+        loss = self._loss(
             TokenBatch(
                 logprobs=logprobs,
                 old_logprobs=old_logprobs,
@@ -222,13 +232,13 @@ class Learner:
                 calls=to_tensor(batch.calls, model),
             )
         )
-        token_loss = found.losses
+        token_loss = loss.losses
         to_rollout = logprobs.detach() - rollout_logprobs
         sums = {
             "kl_rollout": approximate_kl(to_rollout).sum(),
             "ratio": to_rollout.exp().sum(),
             "entropy": entropies.detach().sum(),
-            **{name: values.detach().sum() for name, values in found.metrics.items()},
+            **{name: values.detach().sum() for name, values in loss.metrics.items()},
         }
         if before.weigh is not None:
             importance = before.weigh(old_logprobs - rollout_logprobs)
@@ -242,7 +252,9 @@ class Learner:
             sums["kl_reference"] = divergence.detach().sum()
         return (to_tensor(batch.weights, model) * token_loss).sum(), states, sums
 
-    def _value_loss(self, critic: Critic, batch: Batch, states: Tensor, before: Before, totals: dict[str, float]) -> Tensor:
+    def _value_loss(
+        self, critic: Critic, batch: Batch, states: Tensor, before: Before, totals: dict[str, float]
+    ) -> Tensor:
         """Σ of the critic's losses over the batch's targets."""
         values = critic.values(batch, states)
         all_targets = to_tensor(batch.value_targets, self.model)
@@ -251,15 +263,22 @@ class Learner:
         old = None if before.values is None else self._gather(before.values, batch)[has_target]
         losses = value_losses(values, targets, old, critic.settings.clip)
         missed = (targets - values.detach()).double()
-        found = {"loss": losses.detach().sum(), "n": has_target.sum(), "miss": missed.sum(), "miss²": missed.square().sum()}
-        found |= {"target": targets.double().sum(), "target²": targets.double().square().sum()}
-        for name, value in found.items():
+        sums = {
+            "loss": losses.detach().sum(),
+            "n": has_target.sum(),
+            "miss": missed.sum(),
+            "miss²": missed.square().sum(),
+        }
+        sums |= {"target": targets.double().sum(), "target²": targets.double().square().sum()}
+        for name, value in sums.items():
             totals[f"{_CRITIC}{name}"] += float(value)
         return losses.sum()
 
     def _look_before(self, samples: Sequence[Sample]) -> Before:
         settings, critic = self._settings, self.critic
-        is_clipped = critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
+        is_clipped = (
+            critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
+        )
         weigh = self._correction(samples)
         return Before(
             logprobs=self.recompute(samples, self.model) if weigh is not None else None,
@@ -268,13 +287,17 @@ class Learner:
         )
 
     def _correction(self, samples: Sequence[Sample]) -> Callable[[Tensor], Tensor] | None:
-        """How tokens that other weights sampled are weighed; None = as all others."""
+        """Weights of tokens that other weights sampled; None = all weigh the same."""
         settings = self._settings
         if settings.importance_mask is not None:
             low, high = settings.importance_mask
             return partial(masked_importance, low=low, high=high)
         cap = settings.importance_cap
-        if cap is None and settings.max_staleness and any((one.versions[one.mask] != self.step).any() for one in samples):
+        if (
+            cap is None
+            and settings.max_staleness
+            and any((one.versions[one.mask] != self.step).any() for one in samples)
+        ):
             cap = _STALE_CAP
         return partial(truncated_importance, cap=cap) if cap else None
 
@@ -294,17 +317,22 @@ class Learner:
         return self._by_token(samples, lambda batch: self._score(model, batch).logprobs)
 
     def _by_token(self, samples: Sequence[Sample], compute: Callable[[Batch], Tensor]) -> _ByToken:
-        found: dict[int, NDArray[np.float32]] = {}
+        by_sample: dict[int, NDArray[np.float32]] = {}
         for batch in self._batches(samples):
             with torch.no_grad():
                 numbers = compute(batch).cpu().numpy()
             ends = np.cumsum([int(sample.mask.sum()) for sample in batch.samples])
             for sample, part in zip(batch.samples, np.split(numbers, ends[:-1]), strict=True):
-                found[id(sample)] = part
-        return found
+                by_sample[id(sample)] = part
+        return by_sample
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
-        return score_batch(model, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0)
+        return score_batch(
+            model,
+            batch,
+            autocast=self._settings.dtype == "bfloat16",
+            entropy_gradient=self._settings.entropy_coef > 0.0,
+        )
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
         most = self._settings.max_tokens_per_microbatch or tokens_at_once(self.model)
@@ -331,7 +359,8 @@ class Learner:
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:
-        """Evaluation mode also while learning, so that ratios compare like with like; checkpointing alone wants training mode."""
+        """Evaluation mode also while learning, so that ratios compare like with like; checkpointing alone wants
+        training mode."""
         if self._settings.gradient_checkpointing:
             self.model.train()
         try:
@@ -348,17 +377,20 @@ class Learner:
             return
         changing: list[Learner | Critic] = [self] if self.critic is None else [self, self.critic]
         before = [
-            ({name: parameter.detach().clone() for name, parameter in one.parameters.items()}, copy.deepcopy(one.optimizer.state_dict()))
-            for one in changing
+            (
+                {name: parameter.detach().clone() for name, parameter in learner.parameters.items()},
+                copy.deepcopy(learner.optimizer.state_dict()),
+            )
+            for learner in changing
         ]
         try:
             yield
         except BaseException:
-            for one, (weights, optimizer) in zip(changing, before, strict=True):
+            for learner, (weights, optimizer) in zip(changing, before, strict=True):
                 with torch.no_grad():
-                    for name, parameter in one.parameters.items():
+                    for name, parameter in learner.parameters.items():
                         parameter.copy_(weights[name])
-                one.optimizer.load_state_dict(optimizer)
+                learner.optimizer.load_state_dict(optimizer)
             raise
 
     def state(self) -> dict[str, Any]:
@@ -377,7 +409,7 @@ class Learner:
 
 
 def _targets(sample: Sample) -> int:
-    """How many of its tokens teach a critic."""
+    """Number of its tokens that teach a critic."""
     return 0 if sample.value_targets is None else int(np.isfinite(sample.value_targets[sample.mask]).sum())
 
 
@@ -390,31 +422,42 @@ def _check(samples: Sequence[Sample], vocabulary: int) -> None:
             raise BackendError(f"a sample of rollout {sample.rollout_id!r} has no tokens; leave it out")
         if sample.mask[0]:
             raise BackendError(
-                f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start with a prompt"
+                f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start "
+                "with a prompt"
             )
         if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
             raise BackendError(
-                f"a sample of rollout {sample.rollout_id!r} has token ids outside 0..{vocabulary - 1}; another policy sampled it"
+                f"a sample of rollout {sample.rollout_id!r} has token ids outside 0..{vocabulary - 1}; another "
+                "policy sampled it"
             )
         for name in ("logprobs", "advantages", "weights", "temperatures"):
             if not np.isfinite(getattr(sample, name)).all():
-                raise BackendError(f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and credit")
+                raise BackendError(
+                    f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and "
+                    "credit"
+                )
 
 
 def _means(totals: Mapping[str, float], epochs: int) -> dict[str, float]:
-    """`loss` of the step, `grad_norm` before clipping by update, `trie_efficiency` = distinct tokens ÷ those computed, everything else by
-    trained token."""
+    """`loss` of the step, `grad_norm` before clipping by update, `trie_efficiency` = distinct tokens ÷ those computed,
+    everything else by trained token."""
     apart = ("loss", "grad_norm", "updates", "tokens", "distinct", "computed")
-    metrics = {name: value / totals["tokens"] for name, value in totals.items() if name not in apart and not name.startswith(_CRITIC)}
+    metrics = {
+        name: value / totals["tokens"]
+        for name, value in totals.items()
+        if name not in apart and not name.startswith(_CRITIC)
+    }
     metrics["loss"] = totals["loss"] / epochs
     metrics["grad_norm"] = totals["grad_norm"] / totals["updates"]
     metrics["trie_efficiency"] = totals["distinct"] / totals["computed"]
-    return metrics | _of_critic({name.removeprefix(_CRITIC): value for name, value in totals.items() if name.startswith(_CRITIC)}, totals)
+    return metrics | _of_critic(
+        {name.removeprefix(_CRITIC): value for name, value in totals.items() if name.startswith(_CRITIC)}, totals
+    )
 
 
 def _of_critic(sums: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
-    """`value_loss` by target, its gradient's norm, and the share of the targets' variance that the values explain: 1 = all of it, 0 =
-    no more than their mean would, below 0 = less."""
+    """`value_loss` by target, its gradient's norm, and the share of the targets' variance that the values explain: 1 =
+    all of it, 0 = no more than their mean would, below 0 = less."""
     if not (n := sums.get("n", 0.0)):
         return {}
     spread, missed = (sums[f"{name}²"] / n - (sums[name] / n) ** 2 for name in ("target", "miss"))
@@ -423,6 +466,6 @@ def _of_critic(sums: Mapping[str, float], totals: Mapping[str, float]) -> dict[s
 
 
 def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
-    """How many versions old the trained tokens are."""
+    """Age of the trained tokens, in versions."""
     ages = version - np.concatenate([sample.versions[sample.mask] for sample in samples])
     return {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}

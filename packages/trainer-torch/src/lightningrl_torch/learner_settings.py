@@ -1,4 +1,5 @@
-"""The settings that every trainer backend of ours has, and what a backend with such settings can do. Imports no torch."""
+"""The settings that every trainer backend of ours has, and what a backend with such settings can do. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -46,26 +47,27 @@ class LoraSettings(SettingsTable):
 
 
 class LearnerSettings(SettingsTable):
-    """Keyword parameters that the torch and the verl backend share, with the same meaning. Raises ConfigError for values that cannot be."""
+    """Keyword parameters that the torch and the verl backend share, with the same meaning. Raises ConfigError for
+    values that cannot be."""
 
     policy: str
     """Hub name or folder of a transformers causal language model with tokenizer and chat template."""
     name: str | None = None
     """Name of the policy in the run; None = `policy`."""
     seed: int = 0
-    """Of sampling (each call of a rollout has a seed of its own by it), minibatch order and LoRA's start."""
+    """Seed of sampling (each call of a rollout has its own, drawn from it), minibatch order and LoRA's start."""
     context_length: Annotated[int, Field(ge=2, strict=True)] | None = None
     """Most tokens of prompt and completion together; None = the model's."""
 
     learning_rate: AtLeast0 = 1e-5
-    """AdamW's. Where nobody sets it, that of adapters (`lora`) is ten times this one. A policy of some million parameters hardly moves
-    at it: the examples' starters learn with 4e-4."""
+    """AdamW's. Where nobody sets it, that of adapters (`lora`) is ten times this one. A policy of some million
+    parameters hardly moves at it: the examples' starters learn with 4e-4."""
     warmup_steps: Whole = 0
     """Over which the learning rate rises from 0."""
     total_steps: Count | None = None
     """Where a schedule that is not `constant` ends; it needs it."""
     minimum_factor: AtLeast0 = 0.0
-    """What the schedule ends at, as a fraction of the learning rate."""
+    """End of the schedule, as a fraction of the learning rate."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.999)
     """AdamW's."""
     weight_decay: AtLeast0 = 0.0
@@ -74,36 +76,38 @@ class LearnerSettings(SettingsTable):
     """The gradient is scaled down to this norm; 0 = never."""
 
     loss: str = "ppo_clip"
-    """`ppo_clip`, `gspo` (one ratio a call), `cispo` (clipped weights), `reinforce` (no ratio), or your own: `"file.py:loss"`, see
-    docs/losses.md."""
+    """`ppo_clip`, `gspo` (one ratio a call), `cispo` (clipped weights), `reinforce` (no ratio), or your own:
+    `"file.py:loss"`, see docs/losses.md."""
     clip_low: AtLeast0 | None = None
     """See `clip_high`."""
     clip_high: AtLeast0 | None = None
-    """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high. None = the loss's own: `ppo_clip` 0.2 and 0.2, `gspo`
-    0.0003 and 0.0004, `cispo` 1 (no lower bound) and 4."""
+    """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high. None = the loss's own: `ppo_clip` 0.2
+    and 0.2, `gspo` 0.0003 and 0.0004, `cispo` 1 (no lower bound) and 4."""
     loss_options: dict[str, Any] = {}
     """Keyword parameters of a loss of your own; `dual_clip` of `ppo_clip` (3 in verl)."""
     kl_coef: AtLeast0 = 0.0
     """Weight of the KL to the starting policy (k3 estimate); 0 = no reference is kept."""
     importance_cap: AtLeast0 | None = None
-    """A number: ratios are to the policy before the step, recomputed, and tokens are weighted by min(π_before / π_rollout,
-    importance_cap): for rollouts of older versions or of an engine that computes differently. 0: never, ratios are to the rollout
-    logprobs. None: on torch, with `loop.max_staleness`, 2 in steps that have tokens of older versions; else as 0."""
+    """A number: ratios are to the policy before the step, recomputed, and tokens are weighted by min(π_before /
+    π_rollout, importance_cap): for rollouts of older versions or of an engine that computes differently. 0: never,
+    ratios are to the rollout logprobs. None: on torch, with `loop.max_staleness`, 2 in steps that have tokens of older
+    versions; else as 0."""
     importance_mask: tuple[_Ratio, _Ratio] | None = None
-    """In place of `importance_cap` two numbers: tokens are weighted by π_before / π_rollout where it lies within them, and left out where
-    it does not (IcePop, arXiv 2510.18855: 0.5 and 5)."""
+    """In place of `importance_cap` two numbers: tokens are weighted by π_before / π_rollout where it lies within them,
+    and left out where it does not (IcePop, arXiv 2510.18855: 0.5 and 5)."""
     entropy_coef: AtLeast0 = 0.0
     """Weight of the policy's entropy, which is added to what is maximised; 0 = no such term."""
     minibatches: Count = 1
     """Optimiser updates in an epoch."""
     epochs: Count = 1
-    """How often a step's rows are learned from."""
+    """Times that a step's rows are learned from."""
     lora: LoraSettings | None = None
-    """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all weights, or,
-    where the policy is on a CPU and has 250 million parameters or more, adapters."""
+    """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all
+    weights, or, where the policy is on a CPU and has 250 million parameters or more, adapters."""
 
     adapted_rate: ClassVar[float] = 1e-4
-    """The learning rate of adapters where nobody sets one: ten times that of all weights (Schulman et al., LoRA Without Regret, 2025)."""
+    """The learning rate of adapters where nobody sets one: ten times that of all weights (Schulman et al., LoRA Without
+    Regret, 2025)."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -126,40 +130,52 @@ class LearnerSettings(SettingsTable):
             if self.importance_cap:
                 raise ValueError("importance_cap and importance_mask correct the same ratio; remove one of them")
             if low > high:
-                raise ValueError(f"importance_mask keeps ratios from {low:g} to {high:g}, which are none; put the lower bound first")
+                raise ValueError(
+                    f"importance_mask keeps ratios from {low:g} to {high:g}, which are none; put the lower bound first"
+                )
         if self.loss in LOSSES:
             check_options(LOSSES[self.loss], self.loss_arguments, what=f"loss {self.loss!r}", reserved=("batch",))
         elif not is_reference(self.loss):
-            raise ValueError(f"loss is {self.loss!r}; choose {', '.join(map(repr, LOSSES))}, or your own: 'file.py:loss'")
+            raise ValueError(
+                f"loss is {self.loss!r}; choose {', '.join(map(repr, LOSSES))}, or your own: 'file.py:loss'"
+            )
         if self.adapters is not None and "learning_rate" not in self.model_fields_set:
-            object.__setattr__(self, "learning_rate", self.adapted_rate)  # the table is frozen for all but its own check
+            # the table is frozen for all but its own check
+            object.__setattr__(self, "learning_rate", self.adapted_rate)
         return self
 
     @property
     def adapters(self) -> LoraSettings | None:
-        """Those that learn; None = all weights do."""
+        """Adapters that learn; None = all weights do."""
         return self.lora if self.lora is not None and self.lora.rank else None
 
     @property
     def is_corrected(self) -> bool:
-        """Whether ratios are to the policy before the step, recomputed, and tokens weighted by how much likelier it made them."""
+        """True if ratios are to the policy before the step, recomputed, and tokens weighted by how much likelier it
+        made them."""
         return bool(self.importance_cap) or self.importance_mask is not None
 
     @property
     def loss_arguments(self) -> dict[str, Any]:
-        """What the loss is called with beside its tokens."""
+        """Arguments of the loss beside its tokens."""
         clips = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         return {name: value for name, value in clips.items() if value is not None} | self.loss_options
 
     def describe(self, *, parameters: int, trained: int, dtype: str, where: str) -> str:
         """A line that says what learns; `where`: the threads or devices."""
-        learns = "all learn" if self.adapters is None else f"LoRA {self.adapters.rank} ({100 * trained / parameters:.2g} %) learns"
+        learns = (
+            "all learn"
+            if self.adapters is None
+            else f"LoRA {self.adapters.rank} ({100 * trained / parameters:.2g} %) learns"
+        )
         mantissa, _, exponent = f"{self.learning_rate:.2e}".partition("e")
         return f"{parameters:,} parameters, {learns}, lr {float(mantissa):g}e{exponent}, {dtype}, {where}"
 
 
-def declare(settings: type[LearnerSettings], *, several_policies: bool, services: frozenset[str] = frozenset()) -> Capabilities:
-    """What a backend with these settings can do: read off the table of losses and the fields."""
+def declare(
+    settings: type[LearnerSettings], *, several_policies: bool, services: frozenset[str] = frozenset()
+) -> Capabilities:
+    """Capabilities of a backend with these settings: read off the table of losses and the fields."""
     fields = settings.model_fields
     return Capabilities(
         losses=frozenset(LOSSES),
@@ -181,12 +197,18 @@ def _sentence(error: ErrorDetails, table: type[pydantic.BaseModel]) -> str:
         return str(error["ctx"]["error"])
     if kind == "extra_forbidden":
         inner = table.model_fields[str(above[0])].annotation if above else table
-        known = next(one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, pydantic.BaseModel)).model_fields
-        return f"{above[-1] if above else 'the learner'} has no setting {name!r}; it takes: {', '.join(sorted(known))}"
+        names = next(
+            model
+            for model in (inner, *get_args(inner))
+            if isinstance(model, type) and issubclass(model, pydantic.BaseModel)
+        ).model_fields
+        return f"{above[-1] if above else 'the learner'} has no setting {name!r}; it takes: {', '.join(sorted(names))}"
     if kind == "missing":
         return f"setting {key!r} is missing; add it"
     if kind == "model_type":
-        return f"{key} is {error['input']!r}; write a table [learner.{key}]" + (", or true or false" if key == "lora" else "")
+        return f"{key} is {error['input']!r}; write a table [learner.{key}]" + (
+            ", or true or false" if key == "lora" else ""
+        )
     remedy = error["msg"].replace("Input should be", "choose" if kind == "literal_error" else "use")
     if kind == "greater_than_equal":
         remedy = f"use a number of at least {error['ctx']['ge']:g}"

@@ -1,9 +1,10 @@
-"""The losses, one table for every backend: log-probs and advantages of tokens in, each token's loss out. Imports no torch.
+"""The losses, one table for every backend: log-probs and advantages of tokens in, each token's loss out. Imports no
+torch.
 
     TokenBatch (N tokens)  ─►  LOSSES["gspo"](batch, clip_low=…, clip_high=…)  ─►  TokenLosses (N tokens)
 
-A loss neither sums nor weighs: a step's loss is the plain sum of `weights * losses` (see `lightningrl.Sample.weights`). A user's own,
-`"file.py:loss"`, is a function of the same form (`lightningrl_torch.chosen_loss`).
+A loss neither sums nor weighs: a step's loss is the plain sum of `weights * losses` (see `lightningrl.Sample.weights`).
+A user's own, `"file.py:loss"`, is a function of the same form (`lightningrl_torch.chosen_loss`).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class TokenBatch:
     old_logprobs: Tensor
     """log π_old, what ratios are to: the rollout's, or with `importance_cap` those of the policy before the step."""
     rollout_logprobs: Tensor | None
-    """What the engine sampled with; None where the backend has them no more (verl with `importance_cap`)."""
+    """Logprobs that the engine sampled with; None where the backend has them no more (verl with `importance_cap`)."""
     reference_logprobs: Tensor | None
-    """Of the starting policy; None without `kl_coef`, and on verl, which adds that KL itself."""
+    """Logprobs of the starting policy; None without `kl_coef`, and on verl, which adds that KL itself."""
     advantages: Tensor
     calls: Tensor
     """Which call a token is of: 0 … calls - 1. A call's tokens are all in one batch."""
@@ -50,36 +51,43 @@ class TokenBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenLosses:
-    """What a loss returns."""
+    """Losses of tokens, as a loss returns them."""
 
     losses: Tensor
     """(N,)."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """By name a number for each token (N,); their mean is reported."""
+    """A number for each token (N,), by name; their mean is reported."""
     has_other_terms: bool = False
-    """Whether a token of advantage 0.0 has a loss or a gradient. Where it has none, rows without any advantage are left out."""
+    """True if a token of advantage 0.0 may have a loss or a gradient. False: rows without any advantage are left
+    out."""
 
 
 Loss = Callable[..., TokenLosses]
 """`loss(batch, **options)`; options are keyword parameters, with defaults that someone has trained with."""
 
 
-def ppo_clip(batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> TokenLosses:
+def ppo_clip(
+    batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
+) -> TokenLosses:
     """PPO's clipped loss, a ratio for each token.
 
-    L_t = -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)  (Schulman et al. 2017, eq. 7; asymmetric bounds: DAPO, eq. 10)
-    L_t = min(L_t, -dual_clip A_t) where A_t < 0  (dual clip, arXiv 1912.09729, eq. 5; 3 there and in verl; None = unbounded)
+    L_t = -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)  (Schulman et al. 2017, eq. 7; asymmetric bounds:
+    DAPO, eq. 10) L_t = min(L_t, -dual_clip A_t) where A_t < 0  (dual clip, arXiv 1912.09729, eq. 5; 3 there and in
+    verl; None = unbounded)
     """
-    found = _clip((batch.logprobs - batch.old_logprobs).exp(), batch.advantages, clip_low, clip_high)
+    clipped = _clip((batch.logprobs - batch.old_logprobs).exp(), batch.advantages, clip_low, clip_high)
     if dual_clip is None:
-        return found
+        return clipped
     bound = -dual_clip * batch.advantages
-    is_beyond = (batch.advantages < 0) & (found.losses > bound)
-    return TokenLosses(losses=found.losses.where(~is_beyond, bound), metrics={**found.metrics, "dual_clip_fraction": is_beyond})
+    is_beyond = (batch.advantages < 0) & (clipped.losses > bound)
+    return TokenLosses(
+        losses=clipped.losses.where(~is_beyond, bound), metrics={**clipped.metrics, "dual_clip_fraction": is_beyond}
+    )
 
 
 def gspo(batch: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
-    """The clipped loss with one ratio for all tokens of a call, and each token's own gradient (GSPO-token, Zheng et al. 2025).
+    """The clipped loss with one ratio for all tokens of a call, and each token's own gradient (GSPO-token, Zheng et al.
+    2025).
 
     s   = (π_θ(call) / π_old(call))^(1/tokens) = exp(mean_t log r_t)        (arXiv 2507.18071, eq. 7)
     s_t = sg[s] · π_θ(t) / sg[π_θ(t)],  in place of PPO's r_t               (eq. 13 and 14; bounds: its experiments)
@@ -92,7 +100,8 @@ def gspo(batch: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4) 
 def cispo(batch: TokenBatch, *, clip_low: float = 1.0, clip_high: float = 4.0) -> TokenLosses:
     """REINFORCE with clipped importance weights, so that no token is without a gradient.
 
-    L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log π_θ(t)  (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5; no lower bound there)
+    L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log π_θ(t)  (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5; no
+    lower bound there)
     """
     ratio = (batch.logprobs.detach() - batch.old_logprobs).exp()
     weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -100,7 +109,8 @@ def cispo(batch: TokenBatch, *, clip_low: float = 1.0, clip_high: float = 4.0) -
 
 
 def reinforce(batch: TokenBatch) -> TokenLosses:
-    """The plain policy gradient: no ratio, so one update for each batch of rollouts, or importance weights (`importance_cap`).
+    """The plain policy gradient: no ratio, so one update for each batch of rollouts, or importance weights
+    (`importance_cap`).
 
     L_t = -A_t log π_θ(t)  (Williams 1992)
     """
@@ -108,7 +118,8 @@ def reinforce(batch: TokenBatch) -> TokenLosses:
 
 
 LOSSES: Mapping[str, Loss] = {"ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo, "reinforce": reinforce}
-"""By the name that a recipe says: `learner.loss = "gspo"`. All are proportional to the advantage, so none has other terms."""
+"""Losses by the name in a recipe: `learner.loss = "gspo"`. All are proportional to the advantage, so none has other
+terms."""
 
 
 def mean_by_call(values: Tensor, calls: Tensor) -> Tensor:
@@ -131,7 +142,8 @@ def truncated_importance(log_ratio: Tensor, cap: float) -> Tensor:
 
 
 def masked_importance(log_ratio: Tensor, low: float, high: float) -> Tensor:
-    """Importance weight exp(log π_old - log π_rollout) within low … high, and 0 outside: such tokens are left out. No gradient.
+    """Importance weight exp(log π_old - log π_rollout) within low … high, and 0 outside: such tokens are left out. No
+    gradient.
 
     M(k) = k if k in [α, β] else 0  (IcePop, Ring-1T, arXiv 2510.18855)
     """

@@ -34,16 +34,16 @@ class WholePolicy:
     """A policy as transformers has it, on its device."""
 
     settings: Settings
-    """Those asked for, and adapters where the policy's size decides for them."""
+    """The recipe's settings, and adapters where the policy's size asks for them."""
     model: PreTrainedModel
-    """What engine and learner call; with LoRA, adapters sit inside it."""
+    """The model that engine and learner call; with LoRA, adapters sit inside it."""
     adapters: Any
     """The `peft.PeftModel` around `model`, or None."""
     tokenizer: PreTrainedTokenizerBase
     context_length: int
     stop_token_ids: tuple[int, ...]
     dtype: torch.dtype
-    """What its folder says of the weights; where it says nothing, theirs."""
+    """The folder's own word on the weights; where it has none, the weights' dtype."""
 
 
 class LoadedPolicy:
@@ -55,13 +55,18 @@ class LoadedPolicy:
         self._asked = settings
         self._lock = threading.Lock()
         self._whole: WholePolicy | None = None
-        is_plain = not settings.adapters and settings.critic is None and settings.kl_coef == 0.0 and Path(settings.policy).is_dir()
+        is_plain = (
+            not settings.adapters
+            and settings.critic is None
+            and settings.kl_coef == 0.0
+            and Path(settings.policy).is_dir()
+        )
         self.light = read_light(Path(settings.policy), self.device) if is_plain else None
         """None where transformers reads it."""
-        known = self.light or self.whole
-        self.context_length = _context_length(known.context_length, settings)
-        self.stop_token_ids = known.stop_token_ids
-        self.dtype = known.dtype
+        loaded = self.light or self.whole
+        self.context_length = _context_length(loaded.context_length, settings)
+        self.stop_token_ids = loaded.stop_token_ids
+        self.dtype = loaded.dtype
 
     @property
     def whole(self) -> WholePolicy:
@@ -76,18 +81,18 @@ class LoadedPolicy:
 
     @property
     def settings(self) -> Settings:
-        """Those asked for, and adapters where the policy's size decides for them."""
+        """The recipe's settings, and adapters where the policy's size asks for them."""
         return self._asked if self.light else self.whole.settings
 
     @cached_property
     def parameters(self) -> int:
-        """How many numbers the policy is; a critic's are not counted."""
+        """Number of the policy's parameters; a critic's are not counted."""
         named = self.light.parameters.values() if self.light else self.whole.model.parameters()
         return sum(one.numel() for one in named)
 
     @property
     def model(self) -> PreTrainedModel:
-        """What the learner calls."""
+        """The model that the learner calls."""
         return self.whole.model
 
     @property
@@ -97,7 +102,7 @@ class LoadedPolicy:
 
     @property
     def served(self) -> PreTrainedModel | Forward:
-        """What the engine calls."""
+        """The model or quicker forward that the engine calls."""
         is_half = self._asked.dtype == "bfloat16"
         return self.light.forward(torch.bfloat16 if is_half else torch.float32) if self.light else self.whole.model
 
@@ -116,14 +121,17 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     tokenizer = load_weights("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"policy {settings.policy!r} has no chat template; put a chat_template.jinja beside its tokenizer or choose an instruct model"
+            f"policy {settings.policy!r} has no chat template; put a chat_template.jinja beside its tokenizer or "
+            "choose an instruct model"
         )
     settings = choose_adapters(settings, device, lambda: _count_parameters(config))
     lora = settings.adapters
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
     own = config.dtype
     read = "auto" if own is None else frozen  # "auto" = as they lie there
-    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=read).to(device)
+    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=read).to(
+        device
+    )
     if own is None:
         own, model = model.dtype, model.to(frozen)
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
@@ -132,7 +140,10 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
         # its name since transformers 5.20
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    limits = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), tokenizer.model_max_length]
+    limits = [
+        getattr(config.get_text_config(decoder=True), "max_position_embeddings", None),
+        tokenizer.model_max_length,
+    ]
     return WholePolicy(
         settings=settings,
         model=model.eval(),
@@ -145,7 +156,7 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
 
 
 def _count_parameters(config: Any) -> int:
-    """Of a model that is not read yet."""
+    """Count the parameters of a model that is not read yet."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -157,23 +168,28 @@ def _check_folder(policy: str) -> None:
     if not folder.is_dir():
         if policy.startswith((".", "/", "~")) or policy.count("/") > 1:
             raise ConfigError(
-                f"policy folder {policy!r} does not exist; give a transformers folder or a hub name such as 'Qwen/Qwen2.5-0.5B-Instruct'"
+                f"policy folder {policy!r} does not exist; give a transformers folder or a hub name such as "
+                "'Qwen/Qwen2.5-0.5B-Instruct'"
             )
         return
     if not (folder / "config.json").is_file():
         raise ConfigError(f"policy folder {policy!r} has no config.json; give a folder that `save_pretrained` wrote")
     if not any(folder.glob("tokenizer*")):
-        raise ConfigError(f"policy folder {policy!r} has no tokenizer; save one beside the model with `tokenizer.save_pretrained`")
+        raise ConfigError(
+            f"policy folder {policy!r} has no tokenizer; save one beside the model with `tokenizer.save_pretrained`"
+        )
 
 
 def load_weights(what: str, loader: Any, policy: str, **options: Any) -> Any:
-    """What a loader of transformers gives. Raises ConfigError."""
+    """Load by a loader of transformers. Raises ConfigError."""
     try:
         with quiet():
             return loader(policy, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()
-        raise ConfigError(f"the {what} of policy {policy!r} cannot be loaded: {reason[0] if reason else type(error).__name__}") from error
+        raise ConfigError(
+            f"the {what} of policy {policy!r} cannot be loaded: {reason[0] if reason else type(error).__name__}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -202,7 +218,9 @@ def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings
         try:
             return get_peft_model(model, config)
         except ValueError as error:
-            raise ConfigError(f"lora cannot be added to policy {settings.policy!r}: {str(error).strip().splitlines()[0]}") from error
+            raise ConfigError(
+                f"lora cannot be added to policy {settings.policy!r}: {str(error).strip().splitlines()[0]}"
+            ) from error
 
 
 def silence_dropout(model: PreTrainedModel) -> None:
@@ -218,13 +236,19 @@ def _context_length(most: int, settings: Settings) -> int:
     if settings.context_length is None:
         return most
     if settings.context_length > most:
-        raise ConfigError(f"context_length is {settings.context_length}, but policy {settings.policy!r} takes at most {most} tokens")
+        raise ConfigError(
+            f"context_length is {settings.context_length}, but policy {settings.policy!r} takes at most {most} tokens"
+        )
     return settings.context_length
 
 
 def _stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion, from the generation configuration, the model's and the tokenizer's."""
-    found: set[int] = set()
-    for source in (getattr(model.generation_config, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
-        found.update([source] if isinstance(source, int) else source or ())
-    return tuple(sorted(found))
+    tokens: set[int] = set()
+    for source in (
+        getattr(model.generation_config, "eos_token_id", None),
+        model.config.eos_token_id,
+        tokenizer.eos_token_id,
+    ):
+        tokens.update([source] if isinstance(source, int) else source or ())
+    return tuple(sorted(tokens))

@@ -10,8 +10,10 @@ __all__ = ["Schedule", "schedule_factor"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def schedule_factor(schedule: Schedule, step: int, *, warmup_steps: int, total_steps: int | None, minimum: float = 0.0) -> float:
-    """What the learning rate is multiplied with at `step` (from 0): linear warm-up, then the schedule down to `minimum`."""
+def schedule_factor(
+    schedule: Schedule, step: int, *, warmup_steps: int, total_steps: int | None, minimum: float = 0.0
+) -> float:
+    """Factor of the learning rate at `step` (from 0): linear warm-up, then the schedule down to `minimum`."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant" or total_steps is None:

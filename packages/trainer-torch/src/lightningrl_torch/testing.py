@@ -31,7 +31,11 @@ def make_tokenizer(context_length: int = 128) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=context_length, chat_template=CHAT_TEMPLATE
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=END,
+        model_max_length=context_length,
+        chat_template=CHAT_TEMPLATE,
     )
 
 

@@ -59,7 +59,8 @@ _METRICS = {
 
 
 class VerlBackend:
-    """Implements `lightningrl.protocols.Backend`. Raises BackendError or ConfigError for a run that cannot be, before Ray starts."""
+    """Implements `lightningrl.protocols.Backend`. Raises BackendError or ConfigError for a run that cannot be, before
+    Ray starts."""
 
     def __init__(self, settings: Settings) -> None:
         """Made by `plugin.create_backend`, which prepares the environment before verl is imported."""
@@ -112,12 +113,18 @@ class VerlBackend:
         metrics = {name: learned.metrics[theirs] for theirs, name in _METRICS.items() if theirs in learned.metrics}
         metrics |= {theirs.partition(METRIC)[2]: value for theirs, value in learned.metrics.items() if METRIC in theirs}
         metrics |= {
-            f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))
+            f"verl/{name}": value
+            for name, value in learned.metrics.items()
+            if name.startswith(("timing_s/", "perf/", "training/"))
         }
         metrics |= _staleness(rows, before)
         # verl computes every row from its first token
         computed = sum(len(row.token_ids) for sample in rows for row in separate_calls(sample))
-        metrics |= {"rows": float(learned.rows), "seconds_rows": learned.seconds_rows, "trie_efficiency": count_distinct(rows) / computed}
+        metrics |= {
+            "rows": float(learned.rows),
+            "seconds_rows": learned.seconds_rows,
+            "trie_efficiency": count_distinct(rows) / computed,
+        }
         if "timing_s/step" in learned.metrics:  # verl's own share of the time is its step without the wait for our rows
             own = learned.metrics["timing_s/step"] - learned.metrics["timing_s/gen"]
             metrics |= {"seconds_verl": own, "seconds_handover": time.monotonic() - began - own}
@@ -133,7 +140,8 @@ class VerlBackend:
         return settings.describe(parameters=parameters, trained=trained, dtype=dtype, where=where)
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimiser and schedule (actor, and critic) as verl does; on a cluster, `folder` must be shared storage."""
+        """Write weights, optimiser and schedule (actor, and critic) as verl does; on a cluster, `folder` must be shared
+        storage."""
         version = self.engine.info.version
         self._shared = self._shared or _above_checkpoints(folder)
         scratch = folder.with_name(f".{folder.name}.new")
@@ -154,16 +162,20 @@ class VerlBackend:
                 self._start()
 
     def export(self, folder: Path, *, dtype: str | None = None) -> None:
-        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32, bfloat16 or float16;
-        None = that of the policy's own folder."""
+        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32,
+        bfloat16 or float16; None = that of the policy's own folder."""
         is_megatron = self.settings.strategy == "megatron"
         if self._runner is None and self._resume_from is not None:  # straight from the checkpoint, no cluster needed
-            export_checkpoint(self._resume_from / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype)
+            export_checkpoint(
+                self._resume_from / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype
+            )
             return
         with self._scratch() as scratch:
             saved = Path(scratch) / "saved"
             self.save(saved)
-            export_checkpoint(_step_folder(saved) / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype)
+            export_checkpoint(
+                _step_folder(saved) / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype
+            )
 
     def close(self) -> None:
         """Stop verl, its replicas, and Ray where we started it."""
@@ -183,7 +195,9 @@ class VerlBackend:
 
     def _start_verl(self) -> None:
         check_machine(self.settings)
-        config = build_config(self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from)
+        config = build_config(
+            self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from
+        )
         self._connection = self._connection or connect(self.settings, config, self._environment)
         check_capacity(self.settings)
         environment = actor_environment(config, self._environment)
@@ -218,9 +232,15 @@ class VerlBackend:
 
     def _learn(self, rows: Sequence[Sample]) -> Learned:
         # averaging, verl divides by the batch's tokens
-        scale = float(sum(int(sample.mask.sum()) for sample in rows)) if self.settings.is_averaged else float(self.settings.minibatches)
+        scale = (
+            float(sum(int(sample.mask.sum()) for sample in rows))
+            if self.settings.is_averaged
+            else float(self.settings.minibatches)
+        )
         learned: Learned = self._ask(
-            self._runner.learn.remote(rows, minibatches=self.settings.minibatches, scale=scale, as_reward=self.settings.critic is not None)
+            self._runner.learn.remote(
+                rows, minibatches=self.settings.minibatches, scale=scale, as_reward=self.settings.critic is not None
+            )
         )
         return learned
 
@@ -245,7 +265,9 @@ class VerlBackend:
         try:
             return ray.get(answer, timeout=timeout_s)
         except GetTimeoutError:
-            raise BackendError(f"verl was not ready after {timeout_s:g} s; raise start_timeout_s, or see Ray's logs") from None
+            raise BackendError(
+                f"verl was not ready after {timeout_s:g} s; raise start_timeout_s, or see Ray's logs"
+            ) from None
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, LightningError):
@@ -253,25 +275,27 @@ class VerlBackend:
             raise BackendError(f"verl failed at {what}: {_sentence(error)}") from error
         except RayError as error:
             raise BackendError(
-                f"verl's trainer is gone ({_sentence(error)}); nothing collected is lost: go on with `lightningrl train --resume`"
+                f"verl's trainer is gone ({_sentence(error)}); nothing collected is lost: go on with `lightningrl "
+                "train --resume`"
             ) from error
 
 
 def _above_checkpoints(folder: Path) -> Path:
-    """`checkpoints/step-000010/policies/NAME` → `checkpoints`: on the same storage, and there when the step's folder is renamed or gone."""
+    """`checkpoints/step-000010/policies/NAME` → `checkpoints`: on the same storage, and there when the step's folder is
+    renamed or gone."""
     above = folder.resolve().parents
     return above[min(2, len(above) - 1)]
 
 
 def _step_folder(folder: Path) -> Path:
-    found = sorted(folder.glob("global_step_*"))
-    if not found or re.fullmatch(r"global_step_\d+", found[-1].name) is None:
+    folders = sorted(folder.glob("global_step_*"))
+    if not folders or re.fullmatch(r"global_step_\d+", folders[-1].name) is None:
         raise BackendError(f"{str(folder)!r} is no checkpoint of the verl backend: it has no global_step_N folder")
-    return found[-1].resolve()
+    return folders[-1].resolve()
 
 
 def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
-    """How many versions old the trained tokens are."""
+    """Age of the trained tokens, in versions."""
     ages = version - np.concatenate([sample.versions[sample.mask] for sample in samples])
     return {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}
 

@@ -14,8 +14,8 @@ __all__ = ["actor_environment", "check_capacity", "connect"]
 
 
 def connect(settings: Settings, config: Any, environment: dict[str, str]) -> Connection:
-    """Join the cluster of `settings.address` or RAY_ADDRESS, or start a Ray of our own. Raises ConfigError for a cluster that cannot be
-    reached."""
+    """Join the cluster of `settings.address` or RAY_ADDRESS, or start a Ray of our own. Raises ConfigError for a
+    cluster that cannot be reached."""
     from omegaconf import OmegaConf
 
     options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
@@ -25,13 +25,16 @@ def connect(settings: Settings, config: Any, environment: dict[str, str]) -> Con
         for local in ("num_cpus", "num_gpus", "include_dashboard"):  # the cluster's own business
             options.pop(local, None)
     # verl's actors have fixed names: a namespace of our own lets several runs share a cluster
-    options |= {"namespace": f"lightningrl-{uuid.uuid4().hex[:12]}", "runtime_env": actor_environment(config, environment)}
+    options |= {
+        "namespace": f"lightningrl-{uuid.uuid4().hex[:12]}",
+        "runtime_env": actor_environment(config, environment),
+    }
     return join_or_start(address or own, setting="backends.verl.address", **options)
 
 
 def actor_environment(config: Any, environment: dict[str, str]) -> dict[str, Any]:
-    """verl's runtime environment and ours. Actors inherit it from the one that starts them, also where `--workers ray` joined Ray before
-    us."""
+    """verl's runtime environment and ours. Actors inherit it from the one that starts them, also where `--workers ray`
+    joined Ray before us."""
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
@@ -42,8 +45,9 @@ def check_capacity(settings: Settings) -> None:
     """Raises BackendError where the cluster has fewer GPUs than the layout asks for."""
     import ray
 
-    found = int(ray.cluster_resources().get("GPU", 0))
-    if found < settings.gpus:
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if gpus < settings.gpus:
         raise BackendError(
-            f"the layout asks for {settings.gpus} GPUs and the Ray cluster has {found}; add nodes, or lower nodes and gpus_per_node"
+            f"the layout asks for {settings.gpus} GPUs and the Ray cluster has {gpus}; add nodes, or lower nodes and "
+            "gpus_per_node"
         )

@@ -1,4 +1,5 @@
-"""The engine: serves the policy from verl's replicas. Prompt ids in, completion ids and logprobs out, each call by one version.
+"""The engine: serves the policy from verl's replicas. Prompt ids in, completion ids and logprobs out, each call by one
+version.
 
 generate ─► balancer: the session's replica, else the least busy ─► replica.generate (Ray) ─► one chunk
                └─ replica dead: out of the balancer, the call goes to another     └─ aborted for new weights: the call starts again
@@ -27,11 +28,13 @@ logger = logging.getLogger(__name__)
 
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 0.05
-"""Pause before a call that was aborted for new weights starts again; the replica itself keeps it waiting until they are there."""
+"""Pause before a call that was aborted for new weights starts again; the replica itself keeps it waiting until they are
+there."""
 
 
 class VerlEngine:
-    """Implements `lightningrl.protocols.Engine`. Calls may come from any event loop; `hold` and `release` from any thread."""
+    """Implements `lightningrl.protocols.Engine`. Calls may come from any event loop; `hold` and `release` from any
+    thread."""
 
     def __init__(
         self,
@@ -71,11 +74,13 @@ class VerlEngine:
         self._version = version
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """The completion as one chunk: verl's replicas answer whole. Raises ContextOverflow, EngineUnavailable, BackendError."""
+        """The completion as one chunk: verl's replicas answer whole. Raises ContextOverflow, EngineUnavailable,
+        BackendError."""
         room = self._context_length - len(request.prompt_ids)
         if room < 1:
             raise ContextOverflow(
-                f"the prompt has {len(request.prompt_ids)} tokens and policy {self._policy!r} takes {self._context_length} "
+                f"the prompt has {len(request.prompt_ids)} tokens and policy {self._policy!r} takes "
+                f"{self._context_length} "
                 "with at least one to answer; shorten the history"
             )
         parameters = sampling_parameters(request.sampling, room)
@@ -112,7 +117,9 @@ class VerlEngine:
             raise EngineUnavailable(
                 f"no replica of policy {self._policy!r} is left; the trainer starts them again before its next step"
             ) from error
-        answer = replica.generate.remote(request_id=uuid.uuid4().hex, prompt_ids=list(request.prompt_ids), sampling_params=dict(parameters))
+        answer = replica.generate.remote(
+            request_id=uuid.uuid4().hex, prompt_ids=list(request.prompt_ids), sampling_params=dict(parameters)
+        )
         try:
             return await answer
         except RayActorError as error:
@@ -134,18 +141,22 @@ class VerlEngine:
         self._balancer.remove_servers.remote([address])
 
     def _chunk(self, sampling: SamplingSettings, output: Any, *, limit: int) -> TokenChunk:
-        tokens, logprobs = tuple(int(token) for token in output.token_ids), tuple(float(value) for value in output.log_probs or ())
+        tokens, logprobs = (
+            tuple(int(token) for token in output.token_ids),
+            tuple(float(value) for value in output.log_probs or ()),
+        )
         if len(tokens) != len(logprobs):
             raise BackendError(
-                f"a replica returned {len(tokens)} tokens but {len(logprobs)} logprobs; verl's rollout must calculate_log_probs"
+                f"a replica returned {len(tokens)} tokens but {len(logprobs)} logprobs; verl's rollout must "
+                "calculate_log_probs"
             )
         version = output.extra_fields.get("global_steps")
         stops = bool(tokens) and (tokens[-1] in self._eos_ids or tokens[-1] in sampling.stop_token_ids)
-        kept = cut_at_stop(tokens, sampling.stop, self._text_of) if sampling.stop else len(tokens)
-        is_stop = stops or kept < len(tokens) or (bool(sampling.stop) and len(tokens) < limit)
+        length = cut_at_stop(tokens, sampling.stop, self._text_of) if sampling.stop else len(tokens)
+        is_stop = stops or length < len(tokens) or (bool(sampling.stop) and len(tokens) < limit)
         return TokenChunk(
-            token_ids=tokens[:kept],
-            logprobs=logprobs[:kept],
+            token_ids=tokens[:length],
+            logprobs=logprobs[:length],
             policy_version=self._version if version is None else int(version),
             finish_reason=FinishReason.STOP if is_stop else FinishReason.LENGTH,
         )
@@ -163,7 +174,8 @@ class VerlEngine:
 
 
 def sampling_parameters(sampling: SamplingSettings, room: int) -> dict[str, Any]:
-    """vLLM's sampling parameters (`vllm.SamplingParams`); stop strings are found here, so that the tokens stay whole."""
+    """vLLM's sampling parameters (`vllm.SamplingParams`); stop strings are found here, so that the tokens stay
+    whole."""
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -179,7 +191,7 @@ def sampling_parameters(sampling: SamplingSettings, room: int) -> dict[str, Any]
 
 
 def cut_at_stop(tokens: Sequence[int], stops: Sequence[str], text_of: Callable[[Sequence[int]], str]) -> int:
-    """How many tokens it takes until one of `stops` is complete; all of them where none is."""
+    """Number of tokens until one of `stops` is complete; all of them where none is."""
     if not any(stop in text_of(tokens) for stop in stops):
         return len(tokens)
     low, high = 1, len(tokens)

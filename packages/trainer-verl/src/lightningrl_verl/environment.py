@@ -19,15 +19,20 @@ OWN_LOSS = "LIGHTNINGRL_LOSS"
 
 
 def process_environment(settings: Settings) -> dict[str, str]:
-    """What every process of verl gets."""
-    found = {"TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "VERL_LOGGING_LEVEL": "WARN"}
+    """Environment variables of every process of verl."""
+    variables = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VERL_LOGGING_LEVEL": "WARN",
+    }
     if runs_on_cpu(settings):
         from lightningrl_verl_cpu.settings import environment
 
-        found |= environment()
+        variables |= environment()
     if settings.is_loss_named:
-        found[OWN_LOSS] = json.dumps({"name": settings.loss, "options": settings.loss_arguments})
-    return found
+        variables[OWN_LOSS] = json.dumps({"name": settings.loss, "options": settings.loss_arguments})
+    return variables
 
 
 @contextlib.contextmanager

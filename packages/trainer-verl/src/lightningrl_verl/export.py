@@ -22,12 +22,16 @@ from lightningrl_verl.policy import PolicyFacts
 __all__ = ["export_checkpoint"]
 
 
-def export_checkpoint(actor: Path, folder: Path, *, policy: PolicyFacts, megatron: bool, dtype: str | None = None) -> None:
-    """Merge the shards of all ranks (and LoRA adapters) into `folder`; complete when it returns. `dtype`: None = that of the policy's own
-    folder."""
+def export_checkpoint(
+    actor: Path, folder: Path, *, policy: PolicyFacts, megatron: bool, dtype: str | None = None
+) -> None:
+    """Merge the shards of all ranks (and LoRA adapters) into `folder`; complete when it returns. `dtype`: None = that
+    of the policy's own folder."""
     wanted = find_dtype(dtype, torch.bfloat16 if megatron else policy.dtype)
     if megatron and wanted is not torch.bfloat16:
-        raise BackendError(f"verl's merger writes megatron's weights in bfloat16, not in {dtype}; export them without a dtype")
+        raise BackendError(
+            f"verl's merger writes megatron's weights in bfloat16, not in {dtype}; export them without a dtype"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent))
     _merge_shards(actor, scratch, None if megatron else wanted)
@@ -70,11 +74,16 @@ def _exact_merger(config: Any, dtype: torch.dtype) -> Any:
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
     class ExactMerger(FSDPModelMerger):  # type: ignore[misc]
-        """verl's rounds everything to bfloat16; here weights are joined as the trainer has them, and adapters stay so."""
+        """verl's rounds everything to bfloat16; here weights are joined as the trainer has them, and adapters stay
+        so."""
 
-        def _load_and_merge_state_dicts(self, world_size: int, total_shards: int, *_: object) -> dict[str, torch.Tensor]:
+        def _load_and_merge_state_dicts(
+            self, world_size: int, total_shards: int, *_: object
+        ) -> dict[str, torch.Tensor]:
             names = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
-            shards = [torch.load(Path(self.config.local_dir) / name, map_location="cpu", weights_only=False) for name in names]
+            shards = [
+                torch.load(Path(self.config.local_dir) / name, map_location="cpu", weights_only=False) for name in names
+            ]
             merged: dict[str, torch.Tensor] = {}
             for key, first in shards[0].items():
                 parts = [shard[key] for shard in shards]

@@ -1,11 +1,12 @@
-"""LightningRL's losses and its advantage estimator, registered with verl. Loaded in every verl process by the `verl.plugins` entry point.
+"""LightningRL's losses and its advantage estimator, registered with verl. Loaded in every verl process by the
+`verl.plugins` entry point.
 
     rows carry  A'_t = weight_t · advantage_t        (credit is assigned and weighed before verl sees a row)
     estimator   hands A' through, token by token
     loss        Σ_t loss_t(A'), and nothing is averaged afterwards: the losses are proportional to A', so the weights come out
 
-With `loss_agg_mode = token-sum` verl adds token losses up over microbatches and ranks as they are. A user's own loss that is not
-proportional is averaged by verl, unweighted (`lightningrl_verl.recipe_check` sees to equal weights).
+With `loss_agg_mode = token-sum` verl adds token losses up over microbatches and ranks as they are. A user's own loss
+that is not proportional is averaged by verl, unweighted (`lightningrl_verl.recipe_check` sees to equal weights).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ __all__ = ["ESTIMATOR", "call_numbers", "policy_loss", "precomputed"]
 
 ESTIMATOR = "lightningrl"
 LEAST_LOG_RATIO = -103.0
-"""Of a token whose probability has become 0: the logarithm of float32's least number. A step that went so far is to be seen."""
+"""Log-ratio of a token whose probability has become 0: the logarithm of float32's least number. A step that went so
+far is to be seen."""
 
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
@@ -63,12 +65,16 @@ def policy_loss(loss: Loss) -> Any:
             advantages=advantages[mask],
             calls=call_numbers(mask),
         )
-        found = loss(batch, **{name: getattr(config, f"clip_ratio_{name.removeprefix('clip_')}") for name in clips})
-        losses = torch.zeros_like(log_prob).masked_scatter(mask, found.losses.to(log_prob.dtype))
+        token_losses = loss(
+            batch, **{name: getattr(config, f"clip_ratio_{name.removeprefix('clip_')}") for name in clips}
+        )
+        losses = torch.zeros_like(log_prob).masked_scatter(mask, token_losses.losses.to(log_prob.dtype))
         if rollout_is_weights is not None:
             losses = losses * rollout_is_weights
-        total = agg_loss(loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
-        return total, _describe(old, new.detach(), found)
+        total = agg_loss(
+            loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+        )
+        return total, _describe(old, new.detach(), token_losses)
 
     return compute
 
@@ -83,26 +89,29 @@ for _name, _loss in {**LOSSES, "own": own_loss}.items():
 
 
 @functools.cache
-def _load_own(said: str) -> ChosenLoss:
-    return ChosenLoss(**json.loads(said))
+def _load_own(options: str) -> ChosenLoss:
+    return ChosenLoss(**json.loads(options))
 
 
 def call_numbers(mask: Tensor) -> Tensor:
-    """For each sampled token which call it is of, from 0: a run of them in a row is one call (`lightningrl_verl.rows.separate_calls`)."""
+    """For each sampled token which call it is of, from 0: a run of them in a row is one call
+    (`lightningrl_verl.rows.separate_calls`)."""
     starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
     return starts.flatten().cumsum(0)[mask.flatten()] - 1
 
 
-def _describe(old: Tensor, new: Tensor, found: TokenLosses) -> dict[str, float]:
-    """Means over the microbatch's sampled tokens, `METRIC` before the names that the torch backend gives them; old is what ratios are to.
+def _describe(old: Tensor, new: Tensor, losses: TokenLosses) -> dict[str, float]:
+    """Means over the microbatch's sampled tokens, `METRIC` before the names that the torch backend gives them; old is
+    what ratios are to.
 
-    verl averages all of it over microbatches: `probability_gap_max` is the largest gap only where a step is one microbatch.
+    verl averages all of it over microbatches: `probability_gap_max` is the largest gap only where a step is one
+    microbatch.
     """
     log_ratio = (new - old).clamp(min=LEAST_LOG_RATIO)
-    by_token = {"kl_rollout": approximate_kl(log_ratio), "ratio": (new - old).exp(), **found.metrics}
-    told = {name: float(values.float().mean()) if len(new) else 0.0 for name, values in by_token.items()}
-    told["probability_gap_max"] = float((new.exp() - old.exp()).abs().max()) if len(new) else 0.0
-    return {f"{METRIC}{name}": value for name, value in told.items()}
+    by_token = {"kl_rollout": approximate_kl(log_ratio), "ratio": (new - old).exp(), **losses.metrics}
+    metrics = {name: float(values.float().mean()) if len(new) else 0.0 for name, values in by_token.items()}
+    metrics["probability_gap_max"] = float((new.exp() - old.exp()).abs().max()) if len(new) else 0.0
+    return {f"{METRIC}{name}": value for name, value in metrics.items()}
 
 
 leave_out_padding()

@@ -1,4 +1,5 @@
-"""Registers the backend and the Ray workers. Imports neither torch, Ray nor verl: the factories do, when a run asks for them."""
+"""Registers the backend and the Ray workers. Imports neither torch, Ray nor verl: the factories do, when a run asks for
+them."""
 
 from __future__ import annotations
 
@@ -58,12 +59,12 @@ def create_ray_launcher(
 ) -> RayLauncher:
     """Agent workers spread over the nodes of a Ray cluster; one actor per node supervises those there.
 
-    `address`: `host:port`, `auto` (the Ray of this machine) or `local` (one of our own); None = RAY_ADDRESS, else `auto`, else `local`.
-    `num_cpus`, `resources`: what Ray sets aside for each worker; by default nothing, so that the trainer's own placement is undisturbed.
-    `code`: `ship` = nodes other than this one get a copy of the recipe's folder, at most 100 MiB without `exclude` (patterns of paths, as
-    `data/*`), hidden files and run folders; `shared` = the folder lies under the same path on every node.
-    `environment`: names of variables of this process that workers on every node get, such as keys of the agent's tools.
-    `start_timeout_s`: how long a worker may wait for a place.
+    `address`: `host:port`, `auto` (the Ray of this machine) or `local` (one of our own); None = RAY_ADDRESS, else
+    `auto`, else `local`. `num_cpus`, `resources`: what Ray sets aside for each worker; by default nothing, so that the
+    trainer's own placement is undisturbed. `code`: `ship` = nodes other than this one get a copy of the recipe's
+    folder, at most 100 MiB without `exclude` (patterns of paths, as `data/*`), hidden files and run folders; `shared` =
+    the folder lies under the same path on every node. `environment`: names of variables of this process that workers on
+    every node get, such as keys of the agent's tools. `start_timeout_s`: how long a worker may wait for a place.
     """
     from lightningrl_verl.ray_workers import RayLauncher
 
@@ -80,4 +81,6 @@ def create_ray_launcher(
 
 @hookimpl
 def lightningrl_worker_launchers() -> Iterable[Plugin]:
-    yield Plugin(name="ray", summary="agent workers are spread over the nodes of a Ray cluster", factory=create_ray_launcher)
+    yield Plugin(
+        name="ray", summary="agent workers are spread over the nodes of a Ray cluster", factory=create_ray_launcher
+    )

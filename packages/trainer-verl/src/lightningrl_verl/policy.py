@@ -1,4 +1,4 @@
-"""What the driver knows of the policy without its weights: context, stop tokens, and whether vLLM can serve it."""
+"""Policy as the driver knows it without its weights: context, stop tokens, and whether vLLM can serve it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ def read_policy(settings: Settings) -> PolicyFacts:
     if not context:
         raise BackendError(f"policy {settings.policy!r} does not say how long its context is; set context_length")
     if longest and context > longest:
-        raise BackendError(f"context_length is {context} but policy {settings.policy!r} has positions for {longest}; lower it")
+        raise BackendError(
+            f"context_length is {context} but policy {settings.policy!r} has positions for {longest}; lower it"
+        )
     try:
-        found = GenerationConfig.from_pretrained(settings.policy).eos_token_id
+        end = GenerationConfig.from_pretrained(settings.policy).eos_token_id
     except OSError:
-        found = config.eos_token_id
-    stops = [*(found if isinstance(found, list) else [found]), tokenizer.eos_token_id]
+        end = config.eos_token_id
+    stops = [*(end if isinstance(end, list) else [end]), tokenizer.eos_token_id]
     eos = [int(token) for token in stops if token is not None]
 
     def text_of(token_ids: Sequence[int]) -> str:
@@ -84,10 +86,11 @@ def count_parameters(settings: Settings) -> tuple[int, int]:
 def _check_served(policy: str, architectures: Sequence[str]) -> None:
     from vllm.model_executor.models.registry import ModelRegistry
 
-    known = ModelRegistry.get_supported_archs()
-    if not any(name in known for name in architectures):
+    supported = ModelRegistry.get_supported_archs()
+    if not any(name in supported for name in architectures):
         named = ", ".join(architectures) or "nothing"
         raise BackendError(
-            f"vLLM cannot serve policy {policy!r}: its architecture ({named}) is none of the {len(known)} that the installed vLLM knows; "
+            f"vLLM cannot serve policy {policy!r}: its architecture ({named}) is none of the {len(supported)} that "
+            "the installed vLLM knows; "
             "use another model or a newer vLLM"
         )

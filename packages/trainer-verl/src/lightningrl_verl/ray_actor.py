@@ -1,4 +1,5 @@
-"""The Ray actor of a node: it runs the same supervisor that `lightningrl work` is. Its end, its driver's or its node's ends the workers."""
+"""The Ray actor of a node: it runs the same supervisor that `lightningrl work` is. Its end, its driver's or its node's
+ends the workers."""
 
 from __future__ import annotations
 
@@ -33,17 +34,18 @@ class Place:
     node_id: str
     address: str
     version: str
-    """Of lightningrl."""
+    """Version of lightningrl."""
 
 
 def find_place() -> Place:
-    """Of the calling process."""
+    """Find the place of the calling process."""
     untyped: Any = ray.util.get_node_ip_address
     return Place(node_id=ray.get_runtime_context().get_node_id(), address=untyped(), version=version("lightningrl"))
 
 
 class NodeActor:
-    """Supervises the workers of its node. Where it or its node dies, Ray starts it again, on another node perhaps, and repeats `run`."""
+    """Supervises the workers of its node. Where it or its node dies, Ray starts it again, on another node perhaps, and
+    repeats `run`."""
 
     def __init__(self) -> None:
         self._supervisor: Supervisor | None = None
@@ -54,8 +56,8 @@ class NodeActor:
         return find_place()
 
     async def run(self, workers: int, plan: WorkerPlan, home: str, archive: list[ray.ObjectRef[bytes]]) -> str | None:
-        """Until `stop`; or what is wrong, in a sentence. The recipe's folder is at its own path on the node `home` and where there is no
-        `archive`, and is unpacked from it elsewhere. A call that is repeated waits with the first."""
+        """Until `stop`; or what is wrong, in a sentence. The recipe's folder is at its own path on the node `home` and
+        where there is no `archive`, and is unpacked from it elsewhere. A call that is repeated waits with the first."""
         if not self._is_running:
             self._is_running = True
             try:
@@ -82,7 +84,9 @@ class NodeActor:
                 settings = replace(settings, base_dir=str(folder))
         check_file(settings)
         async with ServerClient(settings.server_url, settings.worker_key, patience_s=settings.patience_s) as client:
-            sentence = f"the worker process was lost with its Ray actor, which was started again on node {place.address}"
+            sentence = (
+                f"the worker process was lost with its Ray actor, which was started again on node {place.address}"
+            )
             await end_attempts(client, f"{settings.worker_id}-", sentence)
         self._supervisor = Supervisor(replace(plan, settings=settings), workers)
         self._supervisor.start()
@@ -120,6 +124,7 @@ def check_file(settings: WorkerSettings) -> None:
         return
     what = f"file {str(here / source)!r}" if here.is_dir() else f"folder {settings.base_dir!r}"
     raise ConfigError(
-        f"agent {settings.agent!r}: node {find_place().address} has no {what}; put the recipe's folder on a file system that all nodes "
+        f"agent {settings.agent!r}: node {find_place().address} has no {what}; put the recipe's folder on a file "
+        "system that all nodes "
         "share, or have it shipped with runtime.launchers.ray.code='ship'"
     )

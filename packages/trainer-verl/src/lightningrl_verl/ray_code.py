@@ -17,21 +17,24 @@ from lightningrl.errors import ConfigError
 __all__ = ["MOST_BYTES", "pack_folder", "unpack_folder"]
 
 MOST_BYTES = 100 * 2**20
-"""What a recipe's folder may weigh on its way to the nodes."""
+"""Largest weight of a recipe's folder on its way to the nodes."""
 NEVER = ("__pycache__", ".*", "runs", "node_modules")
 """Names that are left out, wherever they lie: caches, hidden files, environments, run folders."""
 
 
 def pack_folder(folder: Path, *, exclude: Sequence[str] = (), most_bytes: int = MOST_BYTES) -> bytes:
-    """The folder as a tar archive; `exclude` holds patterns of paths below it (`data/*`). Raises ConfigError where it is too big."""
+    """The folder as a tar archive; `exclude` holds patterns of paths below it (`data/*`). Raises ConfigError where it
+    is too big."""
     files = list(iterate_files(folder, exclude))
     sizes = {file: file.stat().st_size for file in files}
     if sum(sizes.values()) > most_bytes:
         largest = max(sizes, key=lambda file: sizes[file])
         raise ConfigError(
             f"recipe folder {str(folder)!r} has {_mebibytes(sum(sizes.values()))} to ship to the Ray nodes; at most "
-            f"{_mebibytes(most_bytes)} go (largest: {str(largest.relative_to(folder))!r}, {_mebibytes(sizes[largest])}); leave files out "
-            "with runtime.launchers.ray.exclude, or share the folder between the nodes and set runtime.launchers.ray.code='shared'"
+            f"{_mebibytes(most_bytes)} go (largest: {str(largest.relative_to(folder))!r}, "
+            f"{_mebibytes(sizes[largest])}); leave files out "
+            "with runtime.launchers.ray.exclude, or share the folder between the nodes and set "
+            "runtime.launchers.ray.code='shared'"
         )
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:

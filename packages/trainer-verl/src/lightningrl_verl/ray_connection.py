@@ -1,4 +1,5 @@
-"""A Ray cluster, joined or started, or refused in one sentence within seconds. Ray itself would try for most of a minute, then exit."""
+"""A Ray cluster, joined or started, or refused in one sentence within seconds. Ray itself would try for most of a
+minute, then exit."""
 
 from __future__ import annotations
 
@@ -27,10 +28,11 @@ _JOINING = threading.Lock()
 
 
 class Connection:
-    """A process's connection to a cluster: one for all who join, trainer and workers, in whatever order they come and go."""
+    """A process's connection to a cluster: one for all who join, trainer and workers, in whatever order they come and
+    go."""
 
     current: Connection | None = None
-    """That of this process; None = it is not connected, or was before anybody joined here."""
+    """Connection of this process; None = it is not connected, or was before anybody joined here."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -45,8 +47,8 @@ class Connection:
 
 
 def join_or_start(address: str | None, *, setting: str = "runtime.launchers.ray.address", **options: Any) -> Connection:
-    """Connect this process: to `address`, to RAY_ADDRESS, to the Ray that runs on this machine, or to one of our own that it starts. Where
-    it is connected, it stays so.
+    """Connect this process: to `address`, to RAY_ADDRESS, to the Ray that runs on this machine, or to one of our own
+    that it starts. Where it is connected, it stays so.
 
     `options` are `ray.init`'s; `setting` names the address in errors. Blocks for seconds. Raises ConfigError.
     """
@@ -83,7 +85,7 @@ class Node:
 
 
 def find_nodes() -> list[Node]:
-    """Those that are up."""
+    """List the nodes that are up."""
     untyped: Any = ray.nodes
     return [Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in untyped() if node["Alive"]]
 
@@ -92,18 +94,24 @@ def check_gcs(address: str, *, setting: str = "runtime.launchers.ray.address") -
     """Raise ConfigError unless a Ray head answers at `address` (`host:port`)."""
     remedy = f"start one with `ray start --head`, or mend {setting} (or RAY_ADDRESS)"
     if "://" in address:
-        raise ConfigError(f"Ray address {address!r}: workers are not started through Ray Client; run on a node of the cluster with 'auto'")
+        raise ConfigError(
+            f"Ray address {address!r}: workers are not started through Ray Client; run on a node of the cluster with "
+            "'auto'"
+        )
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"Ray address {address!r} is not host:port, 'auto' or 'local'; write for example '10.0.0.1:6379'")
-    hosts = [host, machine_address()] if host in {"127.0.0.1", "localhost"} else [host]  # a head may listen on its outer address alone
+        raise ConfigError(
+            f"Ray address {address!r} is not host:port, 'auto' or 'local'; write for example '10.0.0.1:6379'"
+        )
+    # a head may listen on its outer address alone
+    hosts = [host, machine_address()] if host in {"127.0.0.1", "localhost"} else [host]
     problems = [problem for problem in (_probe(f"{name}:{port}") for name in hosts) if problem]
     if len(problems) == len(hosts):
         raise ConfigError(f"no Ray cluster answers at {address!r} ({problems[0]}); {remedy}")
 
 
 def _probe(target: str) -> str | None:
-    """What is wrong with the head there; None = it answers."""
+    """Fault of the head there, in words; None = it answers."""
     untyped: Any = grpc
     with untyped.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:

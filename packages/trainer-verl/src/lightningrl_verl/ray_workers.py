@@ -2,7 +2,8 @@
 
 RayLauncher ─► NodeActor, one per node ─► Supervisor ─► worker processes ─ HTTP ─► server
 
-Where a node or its actor goes down, Ray starts the actor again: the attempts end as `infrastructure_error`, and new workers start.
+Where a node or its actor goes down, Ray starts the actor again: the attempts end as `infrastructure_error`, and new
+workers start.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lightningrl_verl.ray_connection import Connection, Node, find_nodes, join_o
 __all__ = ["RayLauncher"]
 
 STOP_S = 15.0
-"""How much longer than the grace an actor may take to stop its workers before it is killed."""
+"""Seconds beyond the grace that an actor may take to stop its workers before it is killed."""
 LAST_WORDS_S = 2.0
 PATIENCE_S = 15.0
 """Waiting for a place longer than this is said."""
@@ -63,7 +64,10 @@ class RayLauncher:
             raise ConfigError(f"runtime.launchers.ray.num_cpus is {num_cpus!r}; use 0 or more")
         absent = [name for name in environment if name not in os.environ]
         if absent:
-            raise ConfigError(f"runtime.launchers.ray.environment names {absent[0]!r}, which is not set here; export it, or leave it out")
+            raise ConfigError(
+                f"runtime.launchers.ray.environment names {absent[0]!r}, which is not set here; export it, or leave "
+                "it out"
+            )
         self._address = address
         self._needs = {"CPU": num_cpus, **(resources or {})}
         self._is_shared = code == "shared"
@@ -76,7 +80,8 @@ class RayLauncher:
         self._placed: set[Any] = set()
 
     async def start(self, count: int, plan: WorkerPlan) -> None:
-        """Join the cluster, or start one on this machine, and have the workers started. Raises ConfigError or WorkerPoolError."""
+        """Join the cluster, or start one on this machine, and have the workers started. Raises ConfigError or
+        WorkerPoolError."""
         settings = plan.settings
         self._connection = await asyncio.to_thread(join_or_start, self._address)
         self._here = find_place()
@@ -93,7 +98,9 @@ class RayLauncher:
         for number, (node, workers) in enumerate(shares.items()):
             actor = self._create_actor(node, workers)
             mine = replace(settings, worker_id=f"{settings.worker_id}.{number}", agent=relative_agent(settings))
-            self._actors[actor] = asyncio.create_task(self._follow(actor, workers, replace(plan, settings=mine), archive))
+            self._actors[actor] = asyncio.create_task(
+                self._follow(actor, workers, replace(plan, settings=mine), archive)
+            )
 
     async def stop(self, grace_s: float) -> None:
         if ray.is_initialized():
@@ -114,7 +121,7 @@ class RayLauncher:
         return f"on {len(self._actors)} Ray node{'s' if len(self._actors) > 1 else ''}"
 
     def _share(self, count: int, nodes: Sequence[Node]) -> dict[Node | None, int]:
-        """How many workers go to which node: evenly, where there is room; None = to one that has yet to join."""
+        """Share workers among nodes: evenly, where there is room; None = a node that has yet to join."""
         shares: dict[Node | None, int] = {}
         for _ in range(count):
             free = [node for node in nodes if self._room(node, count) > shares.get(node, 0)]
@@ -123,8 +130,10 @@ class RayLauncher:
         return shares
 
     def _room(self, node: Node, most: int) -> int:
-        """How many workers the node can have."""
-        return min((int(node.resources.get(name, 0.0) / need) for name, need in self._needs.items() if need), default=most)
+        """Number of workers that the node can have."""
+        return min(
+            (int(node.resources.get(name, 0.0) / need) for name, need in self._needs.items() if need), default=most
+        )
 
     def _create_actor(self, node: Node | None, workers: int) -> Any:
         untyped: Any = ray.remote(NodeActor)
@@ -156,7 +165,9 @@ class RayLauncher:
                 return
             error: Exception = ConfigError(problem)
         except RayError as lost:
-            error = WorkerPoolError(f"{workers} workers were lost with their Ray actor: {first_line(lost)}; see `ray list actors`")
+            error = WorkerPoolError(
+                f"{workers} workers were lost with their Ray actor: {first_line(lost)}; see `ray list actors`"
+            )
         except Exception as problem:  # noqa: BLE001  the boundary: workers that never start must not be waited for in silence
             error = problem
         self._placed.discard(actor)
@@ -176,7 +187,8 @@ class RayLauncher:
             place: Place = waiting.result()
         except RayError as error:
             raise ConfigError(
-                f"a Ray node cannot run workers: {first_line(error)}; install lightningrl-verl and what the agent imports on every node"
+                f"a Ray node cannot run workers: {first_line(error)}; install lightningrl-verl and what the agent "
+                "imports on every node"
             ) from error
         finally:
             waiting.cancel()
@@ -184,7 +196,8 @@ class RayLauncher:
 
     def _no_place(self) -> WorkerPoolError:
         return WorkerPoolError(
-            f"a worker has found no place on the Ray cluster for {self._start_timeout_s:g} s: {self._shortage()}; start fewer workers, "
+            f"a worker has found no place on the Ray cluster for {self._start_timeout_s:g} s: {self._shortage()}; "
+            "start fewer workers, "
             "lower runtime.launchers.ray.num_cpus, or add nodes"
         )
 
@@ -198,7 +211,8 @@ class RayLauncher:
         assert self._here is not None
         if place.version != self._here.version:
             raise ConfigError(
-                f"node {place.address} has lightningrl {place.version}, this process {self._here.version}; install the same on every node"
+                f"node {place.address} has lightningrl {place.version}, this process {self._here.version}; install "
+                "the same on every node"
             )
         if is_loopback(server_url) and place.address != self._here.address:
             raise ConfigError(unreachable(server_url, place.address))
@@ -218,7 +232,8 @@ async def follow(answer: Any) -> Any:
 
 
 def relative_agent(settings: WorkerSettings) -> str:
-    """The agent's file relative to the recipe's folder where it lies below, so that it is found wherever the folder is."""
+    """The agent's file relative to the recipe's folder where it lies below, so that it is found wherever the folder
+    is."""
     source, _, name = settings.agent.rpartition(":")
     if source.endswith(".py") and Path(source).is_absolute() and Path(source).is_relative_to(settings.base_dir):
         return f"{Path(source).relative_to(settings.base_dir)}:{name}"
@@ -226,7 +241,7 @@ def relative_agent(settings: WorkerSettings) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Ray comes down to: the last line of the remote traceback where there is one."""
+    """Gist of an error of Ray: the last line of the remote traceback where there is one."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return (lines[-1] if "Traceback" in str(error) else lines[0])[:300] if lines else type(error).__name__
 

@@ -1,4 +1,5 @@
-"""What of a recipe verl cannot honour, and what of this machine cannot run it: one sentence each, before anything heavy starts.
+"""What of a recipe verl cannot honour, and what of this machine cannot run it: one sentence each, before anything heavy
+starts.
 
 Imports neither torch, Ray nor verl.
 """
@@ -31,7 +32,8 @@ def check_recipe(recipe: Recipe) -> None:
     settings = Settings(policy=recipe.policy.model, name=recipe.policy.name, **recipe.backend_options)
     if recipe.sampling.top_p < 1 or recipe.sampling.top_k > 0:
         raise ConfigError(
-            f"sampling.top_p = {recipe.sampling.top_p:g}, sampling.top_k = {recipe.sampling.top_k}: vLLM's logprobs are of the truncated "
+            f"sampling.top_p = {recipe.sampling.top_p:g}, sampling.top_k = {recipe.sampling.top_k}: vLLM's logprobs "
+            "are of the truncated "
             "distribution and verl's are not, so ratios would be wrong; train with top_p = 1 and top_k = 0"
         )
     if recipe.sampling.temperature == 0:
@@ -39,19 +41,22 @@ def check_recipe(recipe: Recipe) -> None:
     for name, value, term in (("kl_coef", settings.kl_coef, "KL"), ("entropy_coef", settings.entropy_coef, "entropy")):
         if value and recipe.samples.aggregation != "token_mean":
             raise ConfigError(
-                f"learner.{name} = {value:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs the {term} by "
+                f"learner.{name} = {value:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs "
+                f"the {term} by "
                 f"token; set samples.aggregation = 'token_mean', or {name} = 0"
             )
     if settings.is_async and not recipe.loop.max_staleness:
         raise ConfigError(
-            f"backends.verl.mode is {settings.mode!r}, and with loop.max_staleness = 0 nothing is sampled while it learns; set "
+            f"backends.verl.mode is {settings.mode!r}, and with loop.max_staleness = 0 nothing is sampled while it "
+            "learns; set "
             "loop.max_staleness to 1 or more, or mode to 'sync'"
         )
     _check_critic(recipe, settings)
     check_machine(settings)
     if settings.is_averaged and recipe.samples.aggregation != "token_mean":
         raise ConfigError(
-            f"learner.loss = {settings.loss!r} is not proportional to the advantages, and verl's rows carry weight times advantage; set "
+            f"learner.loss = {settings.loss!r} is not proportional to the advantages, and verl's rows carry weight "
+            "times advantage; set "
             f"samples.aggregation = 'token_mean', not {recipe.samples.aggregation!r}, or use backend 'torch'"
         )
 
@@ -64,7 +69,8 @@ def _check_critic(recipe: Recipe, settings: Settings) -> None:
         raise ConfigError("backends.verl.critic estimates advantages inside each call; set samples.rows = 'call'")
     if recipe.samples.aggregation != "token_mean":
         raise ConfigError(
-            "backends.verl.critic makes the advantages that samples would be weighed by; set samples.aggregation = 'token_mean'"
+            "backends.verl.critic makes the advantages that samples would be weighed by; set samples.aggregation = "
+            "'token_mean'"
         )
     if recipe.loop.dynamic_sampling:
         raise ConfigError(
@@ -73,7 +79,8 @@ def _check_critic(recipe: Recipe, settings: Settings) -> None:
         )
     if recipe.credit.use != "reinforce" or recipe.credit.whiten:
         raise ConfigError(
-            f"backends.verl.critic needs each call's plain reward, credit.use = {recipe.credit.use!r} takes a baseline off; "
+            f"backends.verl.critic needs each call's plain reward, credit.use = {recipe.credit.use!r} takes a "
+            "baseline off; "
             "set credit.use = 'reinforce' without whiten"
         )
 
@@ -86,7 +93,8 @@ def check_machine(settings: Settings) -> None:
     if settings.address is None:
         if settings.device == "cpu" or not has_gpu():
             raise BackendError(
-                "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, use backend 'torch', "
+                "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, "
+                "use backend 'torch', "
                 "or, for tests, install packages/trainer-verl/cpu of the source tree"
             )
         _check_gpus(settings)
@@ -96,14 +104,20 @@ def check_machine(settings: Settings) -> None:
 def check_versions(settings: Settings, version: Callable[[str], str] = importlib.metadata.version) -> None:
     """The versions that this backend was tested with. Raises BackendError."""
     for name, wanted in (("verl", VERL), ("TransferQueue", TRANSFER_QUEUE)):
-        found = _version(name, version)
-        if found is None:
-            raise BackendError(f"backend 'verl' needs {name} {wanted}, which is not installed; pip install 'lightningrl[verl]'")
-        if Version(found) not in wanted:
-            raise BackendError(f"backend 'verl' was made for {name} {wanted} and {found} is installed; pip install '{name}{wanted}'")
+        installed = _version(name, version)
+        if installed is None:
+            raise BackendError(
+                f"backend 'verl' needs {name} {wanted}, which is not installed; pip install 'lightningrl[verl]'"
+            )
+        if Version(installed) not in wanted:
+            raise BackendError(
+                f"backend 'verl' was made for {name} {wanted} and {installed} is installed; pip install "
+                f"'{name}{wanted}'"
+            )
     if settings.engine == "vllm" and _version("vllm", version) is None:
         raise BackendError(
-            "engine 'vllm' needs vLLM, which is not installed; pip install the vLLM that your verl names (pip install 'verl[vllm]')"
+            "engine 'vllm' needs vLLM, which is not installed; pip install the vLLM that your verl names (pip "
+            "install 'verl[vllm]')"
         )
 
 
@@ -114,22 +128,29 @@ def check_companions(
 ) -> None:
     """The engine and transformers as verl names them. Raises BackendError."""
     for name, wanted in _companions(requires("verl") or (), settings.engine).items():
-        found = _version(name, version)
-        if found is not None and not wanted.contains(found, prereleases=True):
+        installed = _version(name, version)
+        if installed is not None and not wanted.contains(installed, prereleases=True):
             raise BackendError(
-                f"verl {version('verl')} was made for {name} {wanted} and {found} is installed; pip install 'verl[{settings.engine}]'"
+                f"verl {version('verl')} was made for {name} {wanted} and {installed} is installed; pip install "
+                f"'verl[{settings.engine}]'"
             )
 
 
 def _companions(requirements: Iterable[str], engine: str) -> dict[str, SpecifierSet]:
-    """What verl says of transformers, whatever its extras say, and of the engine; a version that it pins stands for its patch releases
-    (0.24.0 for 0.24.*)."""
-    found: dict[str, SpecifierSet] = {}
+    """Versions of transformers that verl asks for, whatever its extras say, and of the engine; a version that it
+    pins stands for its patch releases (0.24.0 for 0.24.*)."""
+    versions: dict[str, SpecifierSet] = {}
     for requirement in map(Requirement, requirements):
-        is_engine = requirement.name == engine and requirement.marker is not None and requirement.marker.evaluate({"extra": engine})
+        is_engine = (
+            requirement.name == engine
+            and requirement.marker is not None
+            and requirement.marker.evaluate({"extra": engine})
+        )
         if is_engine or (requirement.name == "transformers" and requirement.marker is None):
-            found[requirement.name] = SpecifierSet(re.sub(r"==(\d+\.\d+)\.[^,]*", r"==\1.*", str(requirement.specifier)))
-    return found
+            versions[requirement.name] = SpecifierSet(
+                re.sub(r"==(\d+\.\d+)\.[^,]*", r"==\1.*", str(requirement.specifier))
+            )
+    return versions
 
 
 def has_gpu() -> bool:
@@ -138,7 +159,8 @@ def has_gpu() -> bool:
 
 
 def runs_on_cpu(settings: Settings) -> bool:
-    """Whether verl runs on the CPU: asked for, or neither a GPU nor a cluster here, and the support package is installed."""
+    """True if verl runs on the CPU: asked for, or neither a GPU nor a cluster here, and the support package is
+    installed."""
     wanted = settings.device == "cpu" or (settings.device == "auto" and settings.address is None and not has_gpu())
     return wanted and importlib.util.find_spec("lightningrl_verl_cpu") is not None
 
@@ -150,10 +172,11 @@ def _check_gpus(settings: Settings) -> None:
             f"the layout asks for {settings.nodes + settings.rollout_nodes} nodes, and no Ray cluster is named; "
             "set backends.verl.address (see docs/cluster.md)"
         )
-    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if found < settings.gpus:
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if gpus < settings.gpus:
         raise BackendError(
-            f"the layout asks for {settings.gpus} GPUs and this machine has {found}; lower gpus_per_node, or name a Ray cluster in "
+            f"the layout asks for {settings.gpus} GPUs and this machine has {gpus}; lower gpus_per_node, or name a "
+            "Ray cluster in "
             "backends.verl.address"
         )
 

@@ -3,8 +3,9 @@
     sample   [prompt | first trained token … last token]      mask, logprobs, advantages, weights: one per token
     row      prompts │ responses                               response_mask, rollout_log_probs, rm_scores: one per response token
 
-verl 0.9 (docs/extend_guide.rst, "Agent Framework Developer"; trainer/ppo/v1/replay_buffer.py): a row's key is `{prompt}_{session}_{index}`,
-the prompt's own key carries the status, and a prompt's name has no underscore. A step of ours is one prompt; a session is one rollout.
+verl 0.9 (docs/extend_guide.rst, "Agent Framework Developer"; trainer/ppo/v1/replay_buffer.py): a row's key is
+`{prompt}_{session}_{index}`, the prompt's own key carries the status, and a prompt's name has no underscore. A step of
+ours is one prompt; a session is one rollout.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ __all__ = ["Rows", "build_rows", "choose_samples", "row_weights", "separate_call
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """What goes into TransferQueue for one learning step."""
+    """Rows of one learning step, as they go into TransferQueue."""
 
     keys: list[str]
     fields: list[dict[str, Any]]
     """One table of tensors a row."""
     tags: list[dict[str, Any]]
     temperature: float
-    """Of all sampled tokens; verl has one a batch."""
+    """Temperature of all sampled tokens; verl has one a batch."""
 
 
 def choose_samples(samples: Iterable[Sample], settings: Settings) -> list[Sample]:
     """The samples that verl's loss needs: those with an advantage, and all of them where the loss has other terms.
 
-    Where verl averages, all of them too if one has an advantage: the weights, 1 / all tokens, and verl's own division then cancel.
+    Where verl averages, all of them too if one has an advantage: the weights, 1 / all tokens, and verl's own division
+    then cancel.
     """
     rows = list(samples)
     teaching = teaching_rows(rows)
@@ -50,8 +52,8 @@ def choose_samples(samples: Iterable[Sample], settings: Settings) -> list[Sample
 def row_weights(sample: Sample, scale: float, *, as_reward: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What a row carries in `rm_scores`, one per token.
 
-    Credit: `scale` · weight · advantage on each trained token; the losses are linear in it. As a reward (PPO's critic): the advantage of
-    the last trained token, there alone, unweighted.
+    Credit: `scale` · weight · advantage on each trained token; the losses are linear in it. As a reward (PPO's critic):
+    the advantage of the last trained token, there alone, unweighted.
     """
     if not as_reward:
         return (sample.weights * sample.advantages * np.float32(scale)).astype(np.float32)
@@ -61,8 +63,11 @@ def row_weights(sample: Sample, scale: float, *, as_reward: bool) -> np.ndarray[
     return reward
 
 
-def build_rows(samples: Sequence[Sample], prompt: str, step: int, *, scale: float = 1.0, as_reward: bool = False) -> Rows:
-    """Rows of one learning step. `step` is the version that the weights will have. Raises BackendError for samples verl cannot train."""
+def build_rows(
+    samples: Sequence[Sample], prompt: str, step: int, *, scale: float = 1.0, as_reward: bool = False
+) -> Rows:
+    """Rows of one learning step. `step` is the version that the weights will have. Raises BackendError for samples verl
+    cannot train."""
     sessions: dict[str, int] = {}
     counts: dict[str, int] = {}
     rows = Rows(keys=[], fields=[], tags=[], temperature=_temperature(samples))
@@ -90,7 +95,8 @@ def build_rows(samples: Sequence[Sample], prompt: str, step: int, *, scale: floa
 
 
 def separate_calls(sample: Sample) -> list[Sample]:
-    """The sample as rows in which something stands between two calls: verl's losses see the mask alone, and tell calls apart by its gaps.
+    """The sample as rows in which something stands between two calls: verl's losses see the mask alone, and tell calls
+    apart by its gaps.
 
     mask    ··████··████████··    two calls meet       rows    ··████··████······
     calls     0000  11112222                                   ············2222··
@@ -104,7 +110,10 @@ def separate_calls(sample: Sample) -> list[Sample]:
 
 def _train_only(sample: Sample, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Sample:
     elsewhere = {"logprobs": 0.0, "advantages": 0.0, "weights": 0.0, "versions": -1, "calls": -1, "temperatures": 1.0}
-    arrays = {name: np.where(mask, getattr(sample, name), value).astype(getattr(sample, name).dtype) for name, value in elsewhere.items()}
+    arrays = {
+        name: np.where(mask, getattr(sample, name), value).astype(getattr(sample, name).dtype)
+        for name, value in elsewhere.items()
+    }
     return replace(sample, mask=mask, **arrays)  # type: ignore[arg-type]
 
 
@@ -135,20 +144,25 @@ def _first_trained(sample: Sample) -> int:
     if not len(trained):
         raise BackendError(f"a sample of rollout {sample.rollout_id!r} has no trained token; leave it out")
     if trained[0] == 0:
-        raise BackendError(f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start with a prompt")
+        raise BackendError(
+            f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start with a "
+            "prompt"
+        )
     for name in ("logprobs", "advantages", "weights"):
         if not np.isfinite(getattr(sample, name)).all():
-            raise BackendError(f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and credit")
+            raise BackendError(
+                f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and credit"
+            )
     return int(trained[0])
 
 
 def _temperature(samples: Sequence[Sample]) -> float:
     if not samples:
         raise BackendError("no samples to learn from; skip the step")
-    found = {float(value) for sample in samples for value in np.unique(sample.temperatures[sample.mask])}
-    if len(found) > 1:
+    temperatures = {float(value) for sample in samples for value in np.unique(sample.temperatures[sample.mask])}
+    if len(temperatures) > 1:
         raise BackendError(
-            f"samples of temperatures {sorted(found)} in one step; verl computes logprobs at one temperature, "
+            f"samples of temperatures {sorted(temperatures)} in one step; verl computes logprobs at one temperature, "
             "so sample all trained calls alike"
         )
-    return found.pop() if found else 1.0
+    return temperatures.pop() if temperatures else 1.0

@@ -48,20 +48,21 @@ MEETING_PORTS: Final = range(20_000, 30_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """What one learning step did."""
+    """Outcome of one learning step."""
 
     version: int
-    """Of the weights that the replicas serve now."""
+    """Version of the weights that the replicas serve now."""
     rows: int
     seconds: float
     seconds_rows: float
-    """Of it, for making rows and putting them into TransferQueue."""
+    """Part of `seconds` for making rows and putting them into TransferQueue."""
     metrics: dict[str, float]
     """verl's own, by verl's names."""
 
 
 class EndlessPrompts(Dataset[dict[str, Any]]):
-    """verl's data set (`data.custom_cls`): prompts without text, as many as anybody asks for. The tasks are LightningRL's."""
+    """verl's data set (`data.custom_cls`): prompts without text, as many as anybody asks for. The tasks are
+    LightningRL's."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -70,18 +71,26 @@ class EndlessPrompts(Dataset[dict[str, Any]]):
         return NEVER_ENDS
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"raw_prompt": [{"role": "user", "content": ""}], "data_source": "lightningrl", "index": index, "reward_model": {}}
+        return {
+            "raw_prompt": [{"role": "user", "content": ""}],
+            "data_source": "lightningrl",
+            "index": index,
+            "reward_model": {},
+        }
 
 
 class BatchManager:
-    """verl's agent-loop manager (`agent_loop_manager_class`): prompts that verl wants wait here for the rows of a `learn`."""
+    """verl's agent-loop manager (`agent_loop_manager_class`): prompts that verl wants wait here for the rows of a
+    `learn`."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
         self._wanted: deque[str] = deque()
 
     @classmethod
-    def create(cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None) -> BatchManager:
+    def create(
+        cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
+    ) -> BatchManager:
         """verl's constructor. The engine takes the client from the trainer; teachers and reward models are not ours."""
         return cls(config)
 
@@ -89,18 +98,22 @@ class BatchManager:
         """verl wants a batch for each of these prompts; returns at once."""
         self._wanted.extend(str(getattr(uid, "data", uid)) for uid in prompts["uid"])
 
-    def submit(self, samples: Sequence[Sample], *, step: int, minibatches: int, scale: float, as_reward: bool, ranks: int) -> int:
+    def submit(
+        self, samples: Sequence[Sample], *, step: int, minibatches: int, scale: float, as_reward: bool, ranks: int
+    ) -> int:
         """Put a step's rows into TransferQueue; returns how many. verl picks them up once its turn is given."""
         prompt = self._wanted.popleft()
         rows = build_rows(samples, prompt, step, scale=scale, as_reward=as_reward)
         self._fit_to(len(rows.keys), minibatches, ranks, rows.temperature)
-        tq.kv_batch_put(keys=rows.keys, fields=list_of_dict_to_tensordict(rows.fields), tags=rows.tags, partition_id="train")
+        tq.kv_batch_put(
+            keys=rows.keys, fields=list_of_dict_to_tensordict(rows.fields), tags=rows.tags, partition_id="train"
+        )
         tq.kv_put(key=prompt, partition_id="train", tag={"status": "finished"})
         return len(rows.keys)
 
     def _fit_to(self, rows: int, minibatches: int, ranks: int, temperature: float) -> None:
-        """Have verl's next step make `minibatches` updates of these rows. It reads both settings anew in each step; a fixed mini-batch size
-        would make a rollout's number of rows the number of updates."""
+        """Have verl's next step make `minibatches` updates of these rows. It reads both settings anew in each step; a
+        fixed mini-batch size would make a rollout's number of rows the number of updates."""
         size = math.ceil(rows / minibatches / ranks) * ranks
         self.config.actor_rollout_ref.actor.ppo_mini_batch_size = size
         self.config.critic.ppo_mini_batch_size = size
@@ -123,7 +136,8 @@ class Runner:
         self._is_set_up = threading.Event()
 
     def start(self) -> int:
-        """Load models, start replicas, hand them the weights. Returns the weights' version once verl waits for its first batch."""
+        """Load models, start replicas, hand them the weights. Returns the weights' version once verl waits for its
+        first batch."""
         self._thread.start()
         self._is_set_up.wait()
         if self._failure is not None:
@@ -143,13 +157,17 @@ class Runner:
             raise BackendError("verl's trainer has ended; it made all the steps of its schedule: raise total_steps")
         step = int(self._trainer.global_steps)
         ranks = int(self._trainer.actor_rollout_wg.world_size)
-        rows = self._manager.submit(samples, step=step, minibatches=minibatches, scale=scale, as_reward=as_reward, ranks=ranks)
+        rows = self._manager.submit(
+            samples, step=step, minibatches=minibatches, scale=scale, as_reward=as_reward, ranks=ranks
+        )
         seconds_rows = time.monotonic() - began
         turns.give()
         is_waiting = turns.wait_begun()
         version = int(self._trainer.global_steps) - (1 if is_waiting else 0)
         seconds = time.monotonic() - began
-        return Learned(version=version, rows=rows, seconds=seconds, seconds_rows=seconds_rows, metrics=self._metrics(step))
+        return Learned(
+            version=version, rows=rows, seconds=seconds, seconds_rows=seconds_rows, metrics=self._metrics(step)
+        )
 
     def save(self, folder: str) -> None:
         """Write actor and critic in the layout that verl resumes from; called while verl waits for a batch."""
@@ -168,7 +186,8 @@ class Runner:
             ray.util.remove_placement_group(group)
 
     def _placement_groups(self) -> list[Any]:
-        """Ray keeps them, with verl's fixed names, until the whole job ends; the next trainer could not make its own."""
+        """Ray keeps them, with verl's fixed names, until the whole job ends; the next trainer could not make its
+        own."""
         pools = list(getattr(getattr(self._trainer, "resource_pool_manager", None), "resource_pool_dict", {}).values())
         for manager in ("llm_server_manager", "standalone_server_manager"):
             replicas = getattr(getattr(self._trainer, manager, None), "rollout_replicas", [])
@@ -188,7 +207,9 @@ class Runner:
             tq.init(config.transfer_queue)
             self._trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             self._trainer.init()
-            manager_class = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager")
+            manager_class = load_class_from_fqn(
+                config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"
+            )
             self._manager = manager_class.create(config=config, llm_client=self._trainer.get_llm_client())
             self._is_set_up.set()
             self._trainer.fit(self._manager)
@@ -204,7 +225,7 @@ class Runner:
             tq.close()  # does nothing where it was not opened
 
     def _metrics(self, step: int) -> dict[str, float]:
-        """What verl logged for the step; nothing where the step is not over (several updates between two transfers)."""
+        """Metrics that verl logged for the step; none where it is not over (several updates between two transfers)."""
         with self._log.open("rb") as log:
             log.seek(self._read)
             lines = log.read().splitlines()
@@ -216,7 +237,7 @@ class Runner:
 
 
 def meeting_elsewhere(**settings: Any) -> RayWorkerGroup:
-    """A worker group whose ranks meet at a port that no client takes meanwhile: by itself verl chooses one of those that Linux gives to
-    outgoing connections, up to a minute before it listens there."""
+    """A worker group whose ranks meet at a port that no client takes meanwhile: by itself verl chooses one of those
+    that Linux gives to outgoing connections, up to a minute before it listens there."""
     first = random.choice(MEETING_PORTS)  # noqa: S311  two groups are not to choose alike
     return RayWorkerGroup(master_port_range=[first, MEETING_PORTS.stop + 1000], **settings)

@@ -1,9 +1,11 @@
-"""Where verl's trainer waits for rows, and where LightningRL's loop meets it: verl's own replay buffers with a rendezvous in front.
+"""Where verl's trainer waits for rows, and where LightningRL's loop meets it: verl's own replay buffers with a
+rendezvous in front.
 
     fit thread   sample() ─ begins a turn ─ waits ──────────► rows are there: verl's own sampling, update, weight transfer ─► sample() …
     our thread           take() ─► rows into TransferQueue ─► give() ─ waits until the next turn begins = all of that is done
 
-`trainer.v1.sampler.custom_sampler` is verl's seam for this; verl's own buffers ask TransferQueue every two seconds instead.
+`trainer.v1.sampler.custom_sampler` is verl's seam for this; verl's own buffers ask TransferQueue every two seconds
+instead.
 """
 
 from __future__ import annotations
@@ -40,9 +42,12 @@ class Turns:
                 raise TrainingOver
 
     def wait_begun(self, timeout_s: float | None = None) -> bool:
-        """Ours: True once verl waits for a batch, False when its loop has ended. Raises what ended it, or TimeoutError."""
+        """Ours: True once verl waits for a batch, False when its loop has ended. Raises what ended it, or
+        TimeoutError."""
         with self._changed:
-            came = self._changed.wait_for(lambda: self._over or self._failure is not None or self._begun > self._given, timeout_s)
+            came = self._changed.wait_for(
+                lambda: self._over or self._failure is not None or self._begun > self._given, timeout_s
+            )
             if self._failure is not None:
                 raise self._failure
             if not came:

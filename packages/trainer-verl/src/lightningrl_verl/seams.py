@@ -17,20 +17,36 @@ __all__ = ["SEAMS", "check_seams"]
 SEAMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("verl.trainer.ppo.core_algos", "register_adv_est", ("name_or_enum",)),
     ("verl.trainer.ppo.core_algos", "register_policy_loss", ("name",)),
-    ("verl.trainer.ppo.core_algos", "agg_loss", ("loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens")),
+    (
+        "verl.trainer.ppo.core_algos",
+        "agg_loss",
+        ("loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens"),
+    ),
     ("verl.trainer.ppo.v1", "get_trainer_cls", ("name",)),
     ("verl.trainer.ppo.v1.trainer_base", "RayWorkerGroup._get_master_addr_port", ("self", "master_port_range")),
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", ("self", "agent_loop_manager")),
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.get_llm_client", ("self",)),
-    ("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.sample", ("self", "global_steps", "partition_id", "batch_size")),
-    ("verl.trainer.ppo.v1.replay_buffer", "ReplayBufferAsync.sample", ("self", "global_steps", "partition_id", "batch_size")),
+    (
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer.sample",
+        ("self", "global_steps", "partition_id", "batch_size"),
+    ),
+    (
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBufferAsync.sample",
+        ("self", "global_steps", "partition_id", "batch_size"),
+    ),
     ("verl.workers.rollout.llm_server", "LLMServerClient.__init__", ("self", "config", "load_balancer_handle")),
     ("verl.workers.rollout.router", "GlobalRequestLoadBalancer.acquire_server", ("self", "request_id")),
     ("verl.workers.rollout.router", "GlobalRequestLoadBalancer.release_server", ("self", "server_id")),
     ("verl.workers.rollout.router", "GlobalRequestLoadBalancer.remove_servers", ("self", "server_ids")),
     ("verl.workers.engine.fsdp.transformer_impl", "FSDPEngineWithLMHead.prepare_model_outputs", ("self", "output")),
     ("verl.model_merger.fsdp_model_merger", "FSDPModelMerger._merge_by_placement", ("self", "tensors", "placement")),
-    ("verl.model_merger.fsdp_model_merger", "FSDPModelMerger._load_and_merge_state_dicts", ("self", "world_size", "total_shards")),
+    (
+        "verl.model_merger.fsdp_model_merger",
+        "FSDPModelMerger._load_and_merge_state_dicts",
+        ("self", "world_size", "total_shards"),
+    ),
     ("verl.model_merger.fsdp_model_merger", "merge_non_dtensor_shards", ("key", "shards")),
     ("verl.utils.tensordict_utils", "list_of_dict_to_tensordict", ()),
     ("verl.utils.config", "validate_config", ("config", "use_reference_policy", "use_critic")),
@@ -55,13 +71,13 @@ def check_seams(seams: Sequence[tuple[str, str, tuple[str, ...]]] = SEAMS) -> No
 
 def _problem(module_name: str, name: str, parameters: tuple[str, ...]) -> str | None:
     try:
-        found: object = importlib.import_module(module_name)
+        target: object = importlib.import_module(module_name)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         return f"is gone ({error})"
-    known = inspect.signature(found).parameters  # type: ignore[arg-type]
-    missing = [parameter for parameter in parameters if parameter not in known]
+    accepted = inspect.signature(target).parameters  # type: ignore[arg-type]
+    missing = [parameter for parameter in parameters if parameter not in accepted]
     return f"takes no {missing[0]!r} any more" if missing else None
 
 
@@ -76,4 +92,6 @@ def _check_registered() -> None:
     names = [loss_name(loss) for loss in (*LOSSES, "own")]
     for registry, name in ((ADV_ESTIMATOR_REGISTRY, ESTIMATOR), *((POLICY_LOSS_REGISTRY, name) for name in names)):
         if name not in registry:
-            raise BackendError(f"verl does not know {name!r} although its plugin entry point was loaded; reinstall lightningrl-verl")
+            raise BackendError(
+                f"verl does not know {name!r} although its plugin entry point was loaded; reinstall lightningrl-verl"
+            )

@@ -1,4 +1,5 @@
-"""Every setting of the verl backend. Those that the torch backend has too mean the same here. Imports neither torch, Ray nor verl."""
+"""Every setting of the verl backend. Those that the torch backend has too mean the same here. Imports neither torch,
+Ray nor verl."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["METRIC", "CriticSettings", "Settings", "VerlLoraSettings", "flatten", "loss_name"]
 
-_OTHER_TERMS = frozenset({"actor_rollout_ref.actor.entropy_coeff", "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"})
+_OTHER_TERMS = frozenset(
+    {"actor_rollout_ref.actor.entropy_coeff", "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"}
+)
 """verl's own settings that give the loss a term beside the weighted advantage."""
 METRIC = "lightningrl/"
 """Before the names of our losses' metrics, among verl's."""
 
 
 def loss_name(loss: str) -> str:
-    """What a loss of ours is called in verl's registry."""
+    """Name of a loss of ours in verl's registry."""
     return f"lightningrl_{loss if loss in LOSSES else 'own'}"
 
 
@@ -42,7 +45,7 @@ class CriticSettings(SettingsTable):
     model: str | None = None
     """Folder or hub name its weights start from; None = the policy's."""
     learning_rate: AtLeast0 = 1e-5
-    """Of the critic's own AdamW."""
+    """Learning rate of the critic's own AdamW."""
     gamma: AtLeast0 = 1.0
     """Discount over a call's tokens."""
     lam: AtLeast0 = 1.0
@@ -53,8 +56,9 @@ class Settings(LearnerSettings):
     """The backend's keyword parameters. Raises ConfigError for values that cannot be."""
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
-    """`sync`: rollouts and learning take turns on the same GPUs. `colocate_async`: the same GPUs, rollouts go on across updates.
-    `separate_async`: replicas have GPUs of their own and sample while the learner learns. How far: `loop.max_staleness`."""
+    """`sync`: rollouts and learning take turns on the same GPUs. `colocate_async`: the same GPUs, rollouts go on across
+    updates. `separate_async`: replicas have GPUs of their own and sample while the learner learns. How far:
+    `loop.max_staleness`."""
     sync_every: Count = 1
     """`separate_async`: learning steps between two transfers of the weights to the replicas."""
     nodes: Count = 1
@@ -73,7 +77,8 @@ class Settings(LearnerSettings):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """`auto` = CUDA where there is a GPU, else the CPU, which needs the test-support package lightningrl-verl-cpu."""
     address: str | None = None
-    """Ray cluster to join, `host:port` or `auto`; None = RAY_ADDRESS where it is set, else a Ray of our own on this machine."""
+    """Ray cluster to join, `host:port` or `auto`; None = RAY_ADDRESS where it is set, else a Ray of our own on this
+    machine."""
     start_timeout_s: Annotated[float, Field(ge=1, strict=True)] = 1800.0
     """Time that verl may take to load models and start its replicas."""
 
@@ -81,40 +86,50 @@ class Settings(LearnerSettings):
     """AdamW's. Where nobody sets it, that of adapters (`lora`) is ten times this one."""
     adapted_rate: ClassVar[float] = 1e-5
     schedule: Literal["constant", "cosine"] = "constant"
-    """Of the learning rate, over steps."""
+    """Schedule of the learning rate, over steps."""
     max_tokens_per_microbatch: Count = 16384
     """Tokens of one forward and backward on a GPU; memory against speed, no effect on the result."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, a third more time."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """What replicas and the forward pass compute in; trained weights stay float32. The CPU computes in float32."""
+    """Number format of replicas and forward passes; trained weights stay float32. The CPU computes in float32."""
     lora: VerlLoraSettings | None = None
     """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; else all weights do."""
     critic: CriticSettings | None = None
-    """None = advantages are the recipe's credit. A table with any of `model`, `learning_rate`, `gamma`, `lam`: the credit is each call's
-    reward, and PPO's critic turns it into token advantages (GAE)."""
+    """None = advantages are the recipe's credit. A table with any of `model`, `learning_rate`, `gamma`, `lam`: the
+    credit is each call's reward, and PPO's critic turns it into token advantages (GAE)."""
     verl: dict[str, Any] = Field(default={})
-    """verl's own settings by dotted name, vLLM's below `actor_rollout_ref.rollout`; checked against verl's config. They win over ours."""
+    """verl's own settings by dotted name, vLLM's below `actor_rollout_ref.rollout`; checked against verl's config. They
+    win over ours."""
 
     @pydantic.model_validator(mode="after")
     def _check_layout(self) -> Settings:
         separate = self.mode == "separate_async"
         if separate and not (self.rollout_nodes and self.rollout_gpus_per_node):
-            raise ValueError("mode 'separate_async' gives the replicas GPUs of their own; set rollout_nodes and rollout_gpus_per_node")
+            raise ValueError(
+                "mode 'separate_async' gives the replicas GPUs of their own; set rollout_nodes and "
+                "rollout_gpus_per_node"
+            )
         if not separate and (self.rollout_nodes or self.rollout_gpus_per_node):
             raise ValueError(
-                f"rollout_nodes and rollout_gpus_per_node are for mode 'separate_async', the mode is {self.mode!r}; remove them"
+                f"rollout_nodes and rollout_gpus_per_node are for mode 'separate_async', the mode is {self.mode!r}; "
+                "remove them"
             )
         if self.sync_every > 1 and not separate:
-            raise ValueError(f"sync_every is {self.sync_every} but mode {self.mode!r} transfers the weights every step; remove it")
+            raise ValueError(
+                f"sync_every is {self.sync_every} but mode {self.mode!r} transfers the weights every step; remove it"
+            )
         gpus = self.rollout_nodes * self.rollout_gpus_per_node if separate else self.nodes * self.gpus_per_node
         if gpus % self.tensor_parallel:
-            raise ValueError(f"{gpus} GPUs for the replicas do not divide into replicas of {self.tensor_parallel}; change tensor_parallel")
+            raise ValueError(
+                f"{gpus} GPUs for the replicas do not divide into replicas of {self.tensor_parallel}; change "
+                "tensor_parallel"
+            )
         return self
 
     @property
     def is_loss_named(self) -> bool:
-        """Whether the environment says which loss it is: the user's own, or one with options."""
+        """True if the environment names the loss: the user's own, or one with options."""
         return self.loss not in LOSSES or bool(self.loss_options)
 
     @functools.cached_property
@@ -128,14 +143,15 @@ class Settings(LearnerSettings):
 
     @property
     def learns_silent_rows(self) -> bool:
-        """Whether the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy bonus, the user."""
+        """True if the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy
+        bonus, the user."""
         extra = {name for name, value in flatten(self.verl) if value}
         own = self.own_loss is not None and self.own_loss.has_other_terms
         return self.critic is not None or self.kl_coef > 0 or self.entropy_coef > 0 or own or bool(extra & _OTHER_TERMS)
 
     @property
     def is_averaged(self) -> bool:
-        """Whether verl averages over tokens, because a term of the loss has no weights of ours."""
+        """True if verl averages over tokens, because a term of the loss has no weights of ours."""
         own = self.own_loss is not None and not self.own_loss.is_proportional
         return self.critic is not None or self.kl_coef > 0 or self.entropy_coef > 0 or own
 
@@ -160,8 +176,8 @@ class Settings(LearnerSettings):
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Nested tables and dotted names alike, as dotted names."""
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in table.items():
         name = f"{prefix}.{key}" if prefix else str(key)
-        found.extend(flatten(value, name) if isinstance(value, Mapping) and value else [(name, value)])
-    return found
+        pairs.extend(flatten(value, name) if isinstance(value, Mapping) and value else [(name, value)])
+    return pairs

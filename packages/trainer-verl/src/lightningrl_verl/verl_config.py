@@ -1,4 +1,5 @@
-"""From our settings to verl's own config: composed by verl, filled in by us, then by the user's `verl` table, checked by verl.
+"""From our settings to verl's own config: composed by verl, filled in by us, then by the user's `verl` table, checked
+by verl.
 
 verl's ppo_trainer.yaml  ◄─ what we need  ◄─ the CPU's needs (support package)  ◄─ `verl` table  ─►  validate_config
 """
@@ -44,7 +45,7 @@ _OURS = (
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
 )
-"""What the recipe says elsewhere, or what our loop relies on."""
+"""Keys that the recipe sets elsewhere, or our loop relies on."""
 _OPEN = (
     "actor_rollout_ref.model.override_config.",
     "critic.model.override_config.",
@@ -56,7 +57,8 @@ _OPEN = (
 
 
 def build_config(settings: Settings, *, context_length: int, cpu: bool, resume_from: Path | None = None) -> Any:
-    """verl's config as an OmegaConf `DictConfig`. Raises ConfigError naming a key that verl does not have, or verl's own objection."""
+    """verl's config as an OmegaConf `DictConfig`. Raises ConfigError naming a key that verl does not have, or verl's
+    own objection."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict
@@ -81,7 +83,7 @@ def build_config(settings: Settings, *, context_length: int, cpu: bool, resume_f
 
 
 def _base(settings: Settings, context_length: int) -> dict[str, Any]:
-    """What every run of ours needs."""
+    """Settings that every run of ours needs."""
     separate = settings.mode == "separate_async"
     actor, rollout, model = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
     values: dict[str, Any] = {
@@ -143,7 +145,11 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
         values |= _fsdp(settings)
     if (lora := settings.adapters) is not None:
         targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-        values |= {f"{model}.lora_rank": lora.rank, f"{model}.lora_alpha": int(lora.scale), f"{model}.target_modules": targets}
+        values |= {
+            f"{model}.lora_rank": lora.rank,
+            f"{model}.lora_alpha": int(lora.scale),
+            f"{model}.target_modules": targets,
+        }
         values |= {f"{rollout}.load_format": "safetensors"}  # the adapters' base weights are never sent
     if settings.critic is not None:
         values |= _critic(settings, context_length)
@@ -176,7 +182,8 @@ def _optimiser(prefix: str, settings: Settings, *, learning_rate: float) -> dict
 
 
 def _correction(settings: Settings) -> dict[str, Any]:
-    """Ratios to the rollout's logprobs without another forward pass; with a cap, to the recomputed ones, importance-weighted."""
+    """Ratios to the rollout's logprobs without another forward pass; with a cap, to the recomputed ones,
+    importance-weighted."""
     if not settings.is_corrected and settings.critic is None:
         return {"algorithm.rollout_correction.bypass_mode": True}
     values: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": False}
@@ -184,7 +191,9 @@ def _correction(settings: Settings) -> dict[str, Any]:
         bounds = settings.importance_mask
         values |= {
             "algorithm.rollout_correction.rollout_is": "token",
-            "algorithm.rollout_correction.rollout_is_threshold": settings.importance_cap if bounds is None else f"{bounds[0]}_{bounds[1]}",
+            "algorithm.rollout_correction.rollout_is_threshold": settings.importance_cap
+            if bounds is None
+            else f"{bounds[0]}_{bounds[1]}",
         }
     return values
 
@@ -227,14 +236,14 @@ def _critic(settings: Settings, context_length: int) -> dict[str, Any]:
 def _cpu_overrides(settings: Settings) -> dict[str, Any]:
     from lightningrl_verl_cpu.settings import overrides
 
-    found: dict[str, Any] = overrides(
+    settings_of_verl: dict[str, Any] = overrides(
         settings.engine,
         gpus=settings.gpus,
         critic=settings.critic is not None,
         reference=settings.kl_coef > 0 and settings.adapters is None,
         separate=settings.mode == "separate_async",
     )
-    return found
+    return settings_of_verl
 
 
 def _check_key(config: Any, key: str) -> None:
@@ -242,16 +251,20 @@ def _check_key(config: Any, key: str) -> None:
     from omegaconf import DictConfig
 
     if any(key == ours or (ours.endswith(".") and key.startswith(ours)) for ours in _OURS):
-        raise ConfigError(f"verl setting {key!r} is made by LightningRL from the recipe; remove it from the `verl` table")
+        raise ConfigError(
+            f"verl setting {key!r} is made by LightningRL from the recipe; remove it from the `verl` table"
+        )
     if key.startswith(_OPEN):
         return
     node, path = config, key.split(".")
     for depth, part in enumerate(path):
         if not isinstance(node, DictConfig) or part not in node:
-            known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+            keys = [str(name) for name in node] if isinstance(node, DictConfig) else []
             table = ".".join(path[:depth]) or "the top"
-            guess = difflib.get_close_matches(part, known, n=1)
-            hint = f"did you mean {guess[0]!r}?" if guess else f"{table} takes: {', '.join(sorted(known)) or 'no settings'}"
+            guess = difflib.get_close_matches(part, keys, n=1)
+            hint = (
+                f"did you mean {guess[0]!r}?" if guess else f"{table} takes: {', '.join(sorted(keys)) or 'no settings'}"
+            )
             raise ConfigError(f"verl has no setting {key!r}; {hint}"[:600])
         node = node._get_node(part)
         if depth < len(path) - 1 and not isinstance(node, DictConfig):

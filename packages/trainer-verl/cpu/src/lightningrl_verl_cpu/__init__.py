@@ -1,6 +1,7 @@
 """Test support: verl and vLLM on a machine without a GPU. Never shipped to users.
 
-`settings` holds what a run needs (environment, verl configuration). The other modules are loaded by verl and vLLM themselves:
+`settings` holds what a run needs (environment, verl configuration). The other modules are loaded by verl and vLLM
+themselves:
 
     entry point verl.plugins         platform            every process that imports verl: platform "cpu", shims, transformers replica
     entry point vllm.general_plugins vllm_patch          every vLLM process: weights stay replaceable

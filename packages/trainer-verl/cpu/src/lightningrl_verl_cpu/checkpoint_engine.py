@@ -1,6 +1,7 @@
 """Checkpoint engine `lightningrl_gloo`: weights from the first trainer rank to every replica, over gloo.
 
-verl imports this module where `rollout.checkpoint_engine.custom_backend_module` names it. A new process group for each update:
+verl imports this module where `rollout.checkpoint_engine.custom_backend_module` names it. A new process group for each
+update:
 
     actor ranks    0 ──broadcast──► 1 … n   replica workers
                   -1 (drain only: gathering a sharded weight is a collective of all actor ranks)
@@ -54,7 +55,11 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         actors = [0, *[-1] * (actor_wg_world_size - 1)]
         return (
             {"rank": actors, "world_size": [size] * actor_wg_world_size, "master": [master] * actor_wg_world_size},
-            {"rank": list(range(1, size)), "world_size": [size] * rollout_world_size, "master": [master] * rollout_world_size},
+            {
+                "rank": list(range(1, size)),
+                "world_size": [size] * rollout_world_size,
+                "master": [master] * rollout_world_size,
+            },
         )
 
     def init_process_group(self, rank: int, world_size: int, master: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """verl's platform "cpu": gloo instead of NCCL, torch.cpu instead of torch.cuda, Ray's logical GPUs as places.
 
-verl/__init__.py imports this module in every process that imports verl, before anything asks for the platform: first through
-VERL_USE_EXTERNAL_MODULES, then through the entry point group `verl.plugins`.
+verl/__init__.py imports this module in every process that imports verl, before anything asks for the platform: first
+through VERL_USE_EXTERNAL_MODULES, then through the entry point group `verl.plugins`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class _Device(types.ModuleType):
         try:
             return _STAND_INS[name]
         except KeyError:
-            raise AttributeError(f"the CPU platform has no {name!r}; add a stand-in to lightningrl_verl_cpu.platform") from None
+            raise AttributeError(
+                f"the CPU platform has no {name!r}; add a stand-in to lightningrl_verl_cpu.platform"
+            ) from None
 
 
 def _free_and_total(device: Any = None) -> tuple[int, int]:
@@ -50,7 +52,14 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     **{f"{which}memory_{what}": _constant(0) for which in ("", "max_") for what in ("allocated", "reserved")},
     **{
         name: _constant(None)
-        for name in ("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "reset_peak_memory_stats", "set_device")
+        for name in (
+            "empty_cache",
+            "ipc_collect",
+            "manual_seed",
+            "manual_seed_all",
+            "reset_peak_memory_stats",
+            "set_device",
+        )
     },
 }
 

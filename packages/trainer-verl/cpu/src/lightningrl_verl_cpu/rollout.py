@@ -32,11 +32,11 @@ _UNSENT = -1
 """Version of weights that the trainer has not sent."""
 
 
-def _leave_out_padding(model: Any, known: int) -> None:
+def _leave_out_padding(model: Any, tokens: int) -> None:
     """Sample from the tokenizer's tokens alone, as verl's vLLM replicas do (workers/rollout/vllm_rollout/utils.py)."""
 
     def mask(module: Any, inputs: Any, logits: Tensor) -> Tensor:
-        logits[..., known:] = torch.finfo(logits.dtype).min / 2
+        logits[..., tokens:] = torch.finfo(logits.dtype).min / 2
         return logits
 
     model.get_output_embeddings().register_forward_hook(mask)
@@ -76,11 +76,18 @@ class TransformersServer:
         return ray.get_runtime_context().get_actor_id()  # type: ignore[no-any-return]
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str, image_data: Any = None, video_data: Any = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: Any = None,
+        video_data: Any = None,
     ) -> TokenOutput:
         """Complete the prompt. An aborted call returns the tokens it has, with stop_reason "aborted"."""
         if image_data or video_data:
-            raise BackendError(f"request {request_id!r} has images or videos, which replica {REPLICA!r} cannot read; use vLLM")
+            raise BackendError(
+                f"request {request_id!r} has images or videos, which replica {REPLICA!r} cannot read; use vLLM"
+            )
         request = GenerateRequest(
             id=request_id, prompt_ids=tuple(prompt_ids), sampling=self._read_sampling(sampling_params, len(prompt_ids))
         )
@@ -107,7 +114,9 @@ class TransformersServer:
         current = self._model.state_dict()
         unknown = [name for name, _ in weights if name not in current]
         if unknown:
-            raise BackendError(f"replica {REPLICA!r} has no weight {unknown[0]!r}; for LoRA set model.lora.merge=true, or use vLLM")
+            raise BackendError(
+                f"replica {REPLICA!r} has no weight {unknown[0]!r}; for LoRA set model.lora.merge=true, or use vLLM"
+            )
         with self._engine.held():
             with torch.no_grad():
                 for name, value in weights:
@@ -176,21 +185,27 @@ class TransformersServer:
         params = dict(params)
         limit = params.pop("max_tokens", None) or params.pop("max_new_tokens", None)
         if limit is None:
-            limit = min(self._config.response_length, self._config.prompt_length + self._config.response_length - prompt_length)
+            limit = min(
+                self._config.response_length, self._config.prompt_length + self._config.response_length - prompt_length
+            )
         stops = tuple(params.pop("stop_token_ids", None) or ())
         settings = SamplingSettings(
             temperature=float(params.pop("temperature", 1.0)),
             top_p=float(params.pop("top_p", 1.0)),
             top_k=max(0, int(params.pop("top_k", 0))),
             max_tokens=max(1, int(limit)),
-            stop_token_ids=stops if params.pop("ignore_eos", self._config.ignore_eos) else (*stops, *self._stop_token_ids),
+            stop_token_ids=stops
+            if params.pop("ignore_eos", self._config.ignore_eos)
+            else (*stops, *self._stop_token_ids),
             stop=_strings(params.pop("stop", None)),
             seed=params.pop("seed", None),
         )
         params.pop("logprobs", None)
         unknown = {name for name, value in params.items() if name != "repetition_penalty" or value != 1.0}
         if unknown:
-            raise BackendError(f"replica {REPLICA!r} cannot honour sampling parameter {min(unknown)!r}; leave it out, or use vLLM")
+            raise BackendError(
+                f"replica {REPLICA!r} cannot honour sampling parameter {min(unknown)!r}; leave it out, or use vLLM"
+            )
         return settings
 
 
@@ -202,11 +217,17 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
         from verl.workers.config import HFModelConfig
 
         if self.world_size != 1:
-            raise BackendError(f"replica {REPLICA!r} cannot be split over {self.world_size} workers; set every parallel size to 1")
+            raise BackendError(
+                f"replica {REPLICA!r} cannot be split over {self.world_size} workers; set every parallel size to 1"
+            )
         server = (
             ray.remote(TransformersServer)
-            .options(name=_actor_name(self.replica_rank, self.name_suffix), num_cpus=0, max_concurrency=self.max_concurrency)
-            .remote(self.config, omega_conf_to_dataclass(self.model_config, dataclass_type=HFModelConfig), self.replica_rank)
+            .options(
+                name=_actor_name(self.replica_rank, self.name_suffix), num_cpus=0, max_concurrency=self.max_concurrency
+            )
+            .remote(
+                self.config, omega_conf_to_dataclass(self.model_config, dataclass_type=HFModelConfig), self.replica_rank
+            )
         )
         self.servers = [server]
         self._server_handle = server
@@ -227,10 +248,16 @@ class TransformersAdapter(BaseRollout):  # type: ignore[misc]
     async def release(self) -> None:
         await self._server().sleep.remote()
 
-    async def update_weights(self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_: Any) -> None:
+    async def update_weights(
+        self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_: Any
+    ) -> None:
         if wire_format != "named_tensors":
-            raise BackendError(f"replica {REPLICA!r} takes whole weights, not {wire_format!r}; choose another checkpoint engine")
-        named = [(name, weight.detach().to("cpu", torch.float32)) async for name, weight in ensure_async_iterator(weights)]
+            raise BackendError(
+                f"replica {REPLICA!r} takes whole weights, not {wire_format!r}; choose another checkpoint engine"
+            )
+        named = [
+            (name, weight.detach().to("cpu", torch.float32)) async for name, weight in ensure_async_iterator(weights)
+        ]
         await self._server().update_weights.remote(named, global_steps)
 
     def _server(self) -> Any:
@@ -242,7 +269,7 @@ def _actor_name(replica_rank: int, suffix: str = "") -> str:
 
 
 def _end_tokens(model_config: Any) -> tuple[int, ...]:
-    """What ends a completion, as vLLM sees it: the tokenizer's and the generation config's end tokens."""
+    """Tokens that end a completion, as for vLLM: the tokenizer's and the generation config's end tokens."""
     ends = {model_config.tokenizer.eos_token_id}
     generation = getattr(model_config, "generation_config", None)
     configured = getattr(generation, "eos_token_id", None)

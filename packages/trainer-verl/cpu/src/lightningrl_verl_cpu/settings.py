@@ -1,4 +1,5 @@
-"""What a run without a GPU needs: environment variables of every Ray process, and overrides of verl's configuration."""
+"""Settings of a run without a GPU: environment variables of every Ray process, and overrides of verl's
+configuration."""
 
 from __future__ import annotations
 
@@ -53,21 +54,25 @@ def environment() -> dict[str, str]:
 
 
 def machine(gpus: int) -> dict[str, int]:
-    """Of a Ray that is started here: verl asks Ray for "GPU" (single_controller/ray/base.py:230), each worker bundle also for 3 CPUs."""
+    """Resources of a Ray that is started here: verl asks Ray for "GPU" (single_controller/ray/base.py:230), each
+    worker bundle also for 3 CPUs."""
     return {"CPU": 16 + 4 * gpus, "GPU": gpus}
 
 
 def overrides(
     engine: Literal["vllm", "transformers"], *, gpus: int, critic: bool, reference: bool, separate: bool = False
 ) -> dict[str, Any]:
-    """Overrides of verl's `ppo_trainer` configuration, dotted key to value. Some keys are new to it (`+key` in hydra's words).
+    """Overrides of verl's `ppo_trainer` configuration, dotted key to value. Some keys are new to it (`+key` in hydra's
+    words).
 
-    `gpus` is the number of logical GPUs in all: trainer ranks and, with `separate`, the replicas' own (`separate_async`).
+    `gpus` is the number of logical GPUs in all: trainer ranks and, with `separate`, the replicas' own
+    (`separate_async`).
     """
     model, actor, rollout = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
     values: dict[str, Any] = {
         "trainer.device": "cpu",
-        # a Ray of its own: without an address Ray joins whatever was started last on this machine, and that has no logical GPUs
+        # a Ray of its own: without an address Ray joins whatever was started last on this machine, and that has no
+        # logical GPUs
         "ray_kwargs.ray_init.address": "local",
         "ray_kwargs.ray_init.num_gpus": machine(gpus)["GPU"],
         "ray_kwargs.ray_init.num_cpus": machine(gpus)["CPU"],
@@ -107,7 +112,11 @@ def overrides(
 
 def _fsdp2(prefix: str) -> dict[str, Any]:
     # FSDP1 refuses CPU modules: sync_module_states=True (workers/engine/fsdp/transformer_impl.py:444)
-    return {f"{prefix}.strategy": "fsdp2", f"{prefix}.use_torch_compile": False, f"{prefix}.mixed_precision": dict(_FP32)}
+    return {
+        f"{prefix}.strategy": "fsdp2",
+        f"{prefix}.use_torch_compile": False,
+        f"{prefix}.mixed_precision": dict(_FP32),
+    }
 
 
 def _vllm(rollout: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What verl 0.9.1 assumes of its device and a CPU does not have; one function for each place. Safe to apply twice."""
+"""Shims for what verl 0.9.1 assumes of its device and a CPU does not have, each for one place. Safe to apply twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def apply() -> None:
 
 
 def use_cuda_engines() -> None:
-    """workers/engine/base.py:405: the FSDP engines are registered for cuda and npu; the variable is verl's own switch."""
+    """workers/engine/base.py:405: the FSDP engines are registered for cuda and npu; the variable is verl's own
+    switch."""
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 
 
@@ -52,12 +53,17 @@ def _load_value_model(local_path: str, torch_dtype: torch.dtype, model_config: A
     from transformers import AutoModelForTokenClassification
 
     return AutoModelForTokenClassification.from_pretrained(
-        local_path, dtype=torch_dtype, config=model_config, attn_implementation="sdpa", trust_remote_code=trust_remote_code
+        local_path,
+        dtype=torch_dtype,
+        config=model_config,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
     )
 
 
 def skip_pinning() -> None:
-    """workers/engine/fsdp/transformer_impl.py:462: a reference model is offloaded to pinned memory; pinning needs an accelerator."""
+    """workers/engine/fsdp/transformer_impl.py:462: a reference model is offloaded to pinned memory; pinning needs an
+    accelerator."""
     torch.Tensor.pin_memory = _unpinned  # type: ignore[assignment, method-assign]
 
 
