@@ -28,8 +28,7 @@ class Forward(Protocol):
 
     @property
     def packs(self) -> bool:
-        """True if `prefill` takes sequences of any lengths after prefixes; else it takes alike ones, without a
-        prefix."""
+        """True if `prefill` takes sequences of any lengths after prefixes; else equal lengths without a prefix."""
         ...
 
     def refresh(self) -> None:
@@ -47,7 +46,7 @@ class Forward(Protocol):
     def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
         """Keys and values of each sequence, in one pass.
 
-        before    keys and values of what stands before each, [] for nothing; they are the first columns of what is returned
+        before    keys and values of what stands before each, [] for nothing; they are the first columns of the result
         """
         ...
 

@@ -26,7 +26,10 @@ __all__ = ["LARGE", "LlamaForward", "find_forward", "join_rows", "multiply"]
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
 LARGE: Final = 2**20
 """Numbers in a matrix that does not stay in a core's cache."""
-ONE_DNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+ONE_DNN: Final = (
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
 STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embedding whose frequencies stay what they are, however long a text."""
 
@@ -48,7 +51,8 @@ def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
             (sum(len(part) for part in data), *first.shape[1:]), first.stride(), first.storage_offset()
         )
     joined = torch.cat(data)
-    for parameter, rows in zip(parameters, joined.split([len(part) for part in data]), strict=True):  # type: ignore[no-untyped-call]
+    parts = joined.split([len(part) for part in data])  # type: ignore[no-untyped-call]
+    for parameter, rows in zip(parameters, parts, strict=True):
         parameter.data = rows
     return joined
 

@@ -3,9 +3,9 @@ tokens.
 
     a b c d │ x y │ z        the tokens of a tree, depth first: x y and z continue a b
 
-    block     keys                          A block is a run of tokens; its keys are the ancestors of its first one, gathered, and itself.
-    a b c d   a b c d        causal         Blocks of about one shape are one call of the attention kernel.
-    x y z     a b │ x y z    a small mask
+    block     keys                        A block is a run of tokens; its keys are the ancestors of its first
+    a b c d   a b c d        causal       token, gathered, and itself. Blocks of about one shape are one call
+    x y z     a b │ x y z    small mask   of the attention kernel.
 
 Everything but attention sees the tree as one row, in which each token stands once. `_attention` carries the plan out.
 Imports no torch.

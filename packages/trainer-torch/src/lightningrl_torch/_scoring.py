@@ -62,7 +62,8 @@ def score_batch(model: PreTrainedModel, batch: Batch, *, autocast: bool, entropy
             logits = head(states)
         return look_up(logits, targets, temperatures)
 
-    parts = zip(states.split(part), targets.split(part), temperatures.split(part), strict=True)  # type: ignore[no-untyped-call]
+    columns = [column.split(part) for column in (states, targets, temperatures)]  # type: ignore[no-untyped-call]
+    parts = zip(*columns, strict=True)
     scored = [checkpoint(score, *one, use_reentrant=False, preserve_rng_state=False) for one in parts]
     logprobs, entropies = (torch.cat(column) for column in zip(*scored, strict=True))
     return Scores(logprobs, entropies, states)

@@ -115,9 +115,8 @@ class SlotCache:
     def _reserve(self, rows: int, width: int) -> None:
         """Have `rows` rows, `width` columns up to `end`, and one free column behind them."""
         # `width` columns end at `end`; each token takes one more at the right, and what stands in `start:end` is moved
-        # only when
-        # `end` meets the last column. width 6 of 32 columns: end = 6 + 26 // 4 = 12, start = 6, and 19 tokens need no
-        # move.
+        # only when `end` meets the last column.
+        # width 6 of 32 columns: end = 6 + 26 // 4 = 12, start = 6, and 19 tokens need no move
         row_capacity, columns = self.capacity
         if self.rows == 0:
             self.start = self.end = width
@@ -127,9 +126,9 @@ class SlotCache:
             row_capacity *= 2
         while columns < 2 * (width + 1):
             columns *= 2
-        start, end, kept = self.start, self.end, self.width
+        start, end, old_width = self.start, self.end, self.width
         self.end = width + (columns - width) // 4 if self.rows else width
-        self.start = self.end - kept
+        self.start = self.end - old_width
         grown = (row_capacity, columns) != self.capacity
         self.capacity = (row_capacity, columns)
         for layer in self.layers:

@@ -216,8 +216,7 @@ class TorchBackend:
         )
 
     def measure(self) -> Speed | None:
-        """Measure the speed of a large policy, whose time counts; None = it is small, and as fast as its
-        surroundings."""
+        """Measure the speed of a large policy; None = it is small, and as fast as its surroundings."""
         if not is_large(self._policy.parameters):
             return None
         learner = self._learner
@@ -328,5 +327,6 @@ def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
         return without_adapters
     if settings.kl_coef == 0.0:
         return None
-    frozen: PreTrainedModel = copy.deepcopy(policy.model).requires_grad_(requires_grad=False).eval()  # type: ignore[no-untyped-call]
+    frozen: PreTrainedModel = copy.deepcopy(policy.model).requires_grad_(requires_grad=False)
+    frozen.eval()  # type: ignore[no-untyped-call]
     return lambda: contextlib.nullcontext(frozen)

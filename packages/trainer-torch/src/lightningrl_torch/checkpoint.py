@@ -43,7 +43,10 @@ def written_folder(folder: Path) -> Iterator[Path]:
     except (OSError, RuntimeError, SafetensorError) as error:
         # on a full disk torch and safetensors have errors of their own
         problem = error if isinstance(error, OSError) else error.__context__ or error
-        sentence = f"folder {str(folder)!r} cannot be written: {problem}; nothing of it was kept: mend that, then run again (--resume)"
+        sentence = (
+            f"folder {str(folder)!r} cannot be written: {problem}; "
+            "nothing of it was kept: mend that, then run again (--resume)"
+        )
         raise BackendError(sentence) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

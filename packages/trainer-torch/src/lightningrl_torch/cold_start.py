@@ -162,7 +162,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=[eos, pad], pad_token_id=pad, do_sample=True)  # type: ignore[no-untyped-call]
+    ends = {"eos_token_id": [eos, pad], "pad_token_id": pad}
+    model.generation_config = GenerationConfig(**ends, do_sample=True)  # type: ignore[no-untyped-call]
     return model
 
 
@@ -238,7 +239,7 @@ def build_command(build: Callable[[Path], None], out: Path, *, description: str 
     folder: Path = parser.parse_args().out
     started = time.monotonic()
     build(folder)
-    print(f"wrote {str(folder)!r} in {time.monotonic() - started:.0f} s")  # noqa: T201  a script's word to whoever runs it
+    print(f"wrote {str(folder)!r} in {time.monotonic() - started:.0f} s")  # noqa: T201  a script's word to its user
 
 
 def _make_tokenizer(

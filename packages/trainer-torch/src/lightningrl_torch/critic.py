@@ -52,7 +52,8 @@ class Critic:
         if not self.reads_policy:
             # also where they are the output's
             used = {id(parameter) for parameter in self._model.get_input_embeddings().parameters()}
-            unused = {id(parameter) for parameter in self._model.get_output_embeddings().parameters()} - used  # type: ignore[no-untyped-call]
+            output: nn.Module = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            unused = {id(parameter) for parameter in output.parameters()} - used
             self.parameters |= {
                 f"model.{name}": parameter
                 for name, parameter in self._model.named_parameters()

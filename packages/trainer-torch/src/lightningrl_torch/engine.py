@@ -1,6 +1,6 @@
 """The engine: serves one policy with continuous batching, prompt ids in, completion ids and logprobs out.
 
-    asyncio loops ──submit──► waiting ──prefill──► rows of one key/value memory ──one forward per token──► chunks ──► asyncio loops
+    asyncio loops ─submit─► waiting ─prefill─► rows of one key/value memory ─forward a token─► chunks ─► asyncio loops
                                                      join and leave at any token
 
 One thread decodes. Weights may be changed only inside `engine.held()`, which waits until no request is running and

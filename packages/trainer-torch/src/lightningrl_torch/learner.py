@@ -27,9 +27,11 @@ from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_torch._attention import follows_paths, read_costs
+from lightningrl_torch._metrics import CRITIC, mean_metrics, staleness
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
 from lightningrl_torch._paths import Costs
+from lightningrl_torch._samples import check_samples, count_targets
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch._size import tokens_at_once
 from lightningrl_torch.chosen_loss import ChosenLoss
@@ -50,21 +52,18 @@ _ByToken = Mapping[int, NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Before:
-    """Numbers of the policy and of others from before the step."""
+    """Numbers from before the step."""
 
     logprobs: _ByToken | None = None
-    """None: ratios are to the rollout's."""
+    """Logprobs of the policy; None: ratios are to the rollout's."""
     weigh: Callable[[Tensor], Tensor] | None = None
     """Importance weights of log π_before - log π_rollout; None without `logprobs`."""
     values: _ByToken | None = None
-    """The critic's; None: its values are not clipped."""
+    """Values of the critic; None: its values are not clipped."""
 
 
 _STALE_CAP = 2.0
 """`importance_cap` of steps that learn from older versions' tokens, where nobody said (TIS, as verl recommends)."""
-_CRITIC = "critic "
-"""Before the names of the critic's sums."""
-_NO_SPREAD = 1e-9
 
 
 class Learner:
@@ -81,12 +80,11 @@ class Learner:
         self._traits = read_traits(model, settings.policy)
         self.critic = None if settings.critic is None else Critic(model, self._traits, settings, settings.critic)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        matrices = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
+        vectors = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
         groups = [
-            {
-                "params": [one for one in self.parameters.values() if one.ndim >= 2],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [one for one in self.parameters.values() if one.ndim < 2], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
@@ -102,13 +100,10 @@ class Learner:
         """
         started = time.monotonic()
         settings = self._settings
-        _check(samples, self._traits.vocabulary)
+        check_samples(samples, self._traits.vocabulary)
         if not self._has_other_terms:
-            samples = [
-                sample
-                for sample in samples
-                if sample.advantages.any() or (self.critic is not None and _targets(sample))
-            ]
+            has_critic = self.critic is not None
+            samples = [row for row in samples if row.advantages.any() or (has_critic and count_targets(row))]
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
         rate = settings.learning_rate * schedule_factor(
@@ -130,18 +125,21 @@ class Learner:
                     self._update(minibatch, len(minibatches), before, totals)
         self.step += 1
         tokens = sum(int(sample.mask.sum()) for sample in samples)
-        metrics = {**_means(totals, settings.epochs), **_staleness(samples, self.step - 1), "lr": rate, **read_memory()}
+        metrics = {
+            **mean_metrics(totals, settings.epochs),
+            **staleness(samples, self.step - 1),
+            "lr": rate,
+            **read_memory(),
+        }
         return LearnReport(policy_version=self.step, tokens=tokens, seconds=time.monotonic() - started, metrics=metrics)
 
     def gradients(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The loss's gradient by parameter name, without a step; for tests and diagnosis."""
         with self._training():
             self._backward(samples, 1.0, self._look_before(samples), defaultdict(float))
-        values = {
-            name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None
-        }
-        self._zero_gradients()
-        return values
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        self._zero_gradients()  # which leaves these to whoever asked
+        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """The work of an update without the update."""
@@ -187,7 +185,7 @@ class Learner:
             self.optimizer.step()
         if self.critic is not None:
             self.critic.optimizer.step()
-            totals[f"{_CRITIC}grad_norm"] += critic_norm
+            totals[f"{CRITIC}grad_norm"] += critic_norm
         self._zero_gradients()
         totals["loss"] += loss
         totals["grad_norm"] += norm
@@ -196,7 +194,7 @@ class Learner:
     def _backward(self, samples: Sequence[Sample], scale: float, before: Before, totals: dict[str, float]) -> float:
         """Add up the gradient of `scale` times the samples' loss; return the unscaled loss."""
         total = 0.0
-        targets = sum(map(_targets, samples)) if self.critic is not None else 0
+        targets = sum(map(count_targets, samples)) if self.critic is not None else 0
         totals["distinct"] += count_distinct(samples)
         for batch in self._batches(samples):
             loss, states, sums = self._sum_losses(batch, before)
@@ -268,17 +266,17 @@ class Learner:
             "n": has_target.sum(),
             "miss": missed.sum(),
             "miss²": missed.square().sum(),
+            "target": targets.double().sum(),
+            "target²": targets.double().square().sum(),
         }
-        sums |= {"target": targets.double().sum(), "target²": targets.double().square().sum()}
         for name, value in sums.items():
-            totals[f"{_CRITIC}{name}"] += float(value)
+            totals[f"{CRITIC}{name}"] += float(value)
         return losses.sum()
 
     def _look_before(self, samples: Sequence[Sample]) -> Before:
         settings, critic = self._settings, self.critic
-        is_clipped = (
-            critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
-        )
+        has_updates = settings.epochs * settings.minibatches > 1
+        is_clipped = critic is not None and critic.settings.clip is not None and has_updates
         weigh = self._correction(samples)
         return Before(
             logprobs=self.recompute(samples, self.model) if weigh is not None else None,
@@ -293,27 +291,24 @@ class Learner:
             low, high = settings.importance_mask
             return partial(masked_importance, low=low, high=high)
         cap = settings.importance_cap
-        if (
-            cap is None
-            and settings.max_staleness
-            and any((one.versions[one.mask] != self.step).any() for one in samples)
-        ):
+        is_stale = any((sample.versions[sample.mask] != self.step).any() for sample in samples)
+        if cap is None and settings.max_staleness and is_stale:
             cap = _STALE_CAP
         return partial(truncated_importance, cap=cap) if cap else None
 
     def _gather(self, by_token: _ByToken, batch: Batch) -> Tensor:
-        """In the order of the batch's trained tokens."""
+        """Numbers in the order of the batch's trained tokens."""
         return to_tensor(np.concatenate([by_token[id(sample)] for sample in batch.samples]), self.model)
 
     def values(self, samples: Sequence[Sample]) -> _ByToken:
         """The critic's value before each of the samples' trained tokens, by `id(sample)`."""
         assert self.critic is not None
-        _check(samples, self._traits.vocabulary)
+        check_samples(samples, self._traits.vocabulary)
         return self._by_token(samples, self.critic.values)
 
     def recompute(self, samples: Sequence[Sample], model: PreTrainedModel) -> _ByToken:
         """Logprobs of the samples' trained tokens, by `id(sample)`, of the policy or its reference."""
-        _check(samples, self._traits.vocabulary)
+        check_samples(samples, self._traits.vocabulary)
         return self._by_token(samples, lambda batch: self._score(model, batch).logprobs)
 
     def _by_token(self, samples: Sequence[Sample], compute: Callable[[Batch], Tensor]) -> _ByToken:
@@ -327,12 +322,8 @@ class Learner:
         return by_sample
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
-        return score_batch(
-            model,
-            batch,
-            autocast=self._settings.dtype == "bfloat16",
-            entropy_gradient=self._settings.entropy_coef > 0.0,
-        )
+        autocast, has_entropy = self._settings.dtype == "bfloat16", self._settings.entropy_coef > 0.0
+        return score_batch(model, batch, autocast=autocast, entropy_gradient=has_entropy)
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
         most = self._settings.max_tokens_per_microbatch or tokens_at_once(self.model)
@@ -359,8 +350,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:
-        """Evaluation mode also while learning, so that ratios compare like with like; checkpointing alone wants
-        training mode."""
+        """Learn in evaluation mode, so that ratios compare like with like; checkpointing alone wants training mode."""
         if self._settings.gradient_checkpointing:
             self.model.train()
         try:
@@ -406,66 +396,3 @@ class Learner:
         self.step = int(state["step"])
         if self.critic is not None:
             self.critic.load_state(state["critic"])
-
-
-def _targets(sample: Sample) -> int:
-    """Number of its tokens that teach a critic."""
-    return 0 if sample.value_targets is None else int(np.isfinite(sample.value_targets[sample.mask]).sum())
-
-
-def _check(samples: Sequence[Sample], vocabulary: int) -> None:
-    """Raise BackendError for samples that cannot be trained on."""
-    if not any(sample.mask.any() for sample in samples):
-        raise BackendError(f"none of {len(samples)} samples has a trained token; skip the step")
-    for sample in samples:
-        if not len(sample.token_ids):
-            raise BackendError(f"a sample of rollout {sample.rollout_id!r} has no tokens; leave it out")
-        if sample.mask[0]:
-            raise BackendError(
-                f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start "
-                "with a prompt"
-            )
-        if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
-            raise BackendError(
-                f"a sample of rollout {sample.rollout_id!r} has token ids outside 0..{vocabulary - 1}; another "
-                "policy sampled it"
-            )
-        for name in ("logprobs", "advantages", "weights", "temperatures"):
-            if not np.isfinite(getattr(sample, name)).all():
-                raise BackendError(
-                    f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and "
-                    "credit"
-                )
-
-
-def _means(totals: Mapping[str, float], epochs: int) -> dict[str, float]:
-    """`loss` of the step, `grad_norm` before clipping by update, `trie_efficiency` = distinct tokens ÷ those computed,
-    everything else by trained token."""
-    apart = ("loss", "grad_norm", "updates", "tokens", "distinct", "computed")
-    metrics = {
-        name: value / totals["tokens"]
-        for name, value in totals.items()
-        if name not in apart and not name.startswith(_CRITIC)
-    }
-    metrics["loss"] = totals["loss"] / epochs
-    metrics["grad_norm"] = totals["grad_norm"] / totals["updates"]
-    metrics["trie_efficiency"] = totals["distinct"] / totals["computed"]
-    return metrics | _of_critic(
-        {name.removeprefix(_CRITIC): value for name, value in totals.items() if name.startswith(_CRITIC)}, totals
-    )
-
-
-def _of_critic(sums: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
-    """`value_loss` by target, its gradient's norm, and the share of the targets' variance that the values explain: 1 =
-    all of it, 0 = no more than their mean would, below 0 = less."""
-    if not (n := sums.get("n", 0.0)):
-        return {}
-    spread, missed = (sums[f"{name}²"] / n - (sums[name] / n) ** 2 for name in ("target", "miss"))
-    metrics = {"value_loss": sums["loss"] / n, "value_grad_norm": sums["grad_norm"] / totals["updates"]}
-    return metrics | ({"value_explained": 1.0 - missed / spread} if spread > _NO_SPREAD else {})
-
-
-def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
-    """Age of the trained tokens, in versions."""
-    ages = version - np.concatenate([sample.versions[sample.mask] for sample in samples])
-    return {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}

@@ -46,7 +46,8 @@ def lightningrl_trainers() -> Iterable[Plugin]:
     from lightningrl_torch.learner_settings import declare
     from lightningrl_torch.settings import Settings
 
-    create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]  # for `check_options`, without torch
+    # for `check_options`, without torch
+    create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
     yield Plugin(
         name="torch",
         summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",

@@ -210,7 +210,8 @@ def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings
     from peft import LoraConfig, get_peft_model
 
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.scale, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    scale: Any = lora.scale  # a float, which peft takes too
+    config = LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=targets, task_type="CAUSAL_LM")
     with torch.random.fork_rng(), warnings.catch_warnings(), quiet_about_ties():
         torch.manual_seed(settings.seed)
         # peft asks transformers by a name that is about to go

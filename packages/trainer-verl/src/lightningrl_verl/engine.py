@@ -1,8 +1,8 @@
-"""The engine: serves the policy from verl's replicas. Prompt ids in, completion ids and logprobs out, each call by one
-version.
+"""The engine: serves the policy from verl's replicas. Prompt ids in, completion ids and logprobs out, of one version.
 
 generate ─► balancer: the session's replica, else the least busy ─► replica.generate (Ray) ─► one chunk
-               └─ replica dead: out of the balancer, the call goes to another     └─ aborted for new weights: the call starts again
+               └─ replica dead: out of the balancer, and            └─ aborted for new weights:
+                  the call goes to another                             the call starts again
 """
 
 from __future__ import annotations

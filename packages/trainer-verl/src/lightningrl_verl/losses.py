@@ -3,7 +3,7 @@
 
     rows carry  A'_t = weight_t · advantage_t        (credit is assigned and weighed before verl sees a row)
     estimator   hands A' through, token by token
-    loss        Σ_t loss_t(A'), and nothing is averaged afterwards: the losses are proportional to A', so the weights come out
+    loss        Σ_t loss_t(A'), not averaged afterwards: the losses are proportional to A', so the weights come out
 
 With `loss_agg_mode = token-sum` verl adds token losses up over microbatches and ranks as they are. A user's own loss
 that is not proportional is averaged by verl, unweighted (`lightningrl_verl.recipe_check` sees to equal weights).

@@ -37,7 +37,8 @@ def lightningrl_trainers() -> Iterable[Plugin]:
     from lightningrl_verl.recipe_check import check_recipe
     from lightningrl_verl.settings import Settings
 
-    create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]  # for `check_options`, without verl
+    # for `check_options`, without verl
+    create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
     yield Plugin(
         name="verl",
         summary="verl with vLLM replicas on Ray; FSDP2 or Megatron, one GPU to many nodes",

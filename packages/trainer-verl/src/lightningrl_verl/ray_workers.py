@@ -168,7 +168,7 @@ class RayLauncher:
             error = WorkerPoolError(
                 f"{workers} workers were lost with their Ray actor: {first_line(lost)}; see `ray list actors`"
             )
-        except Exception as problem:  # noqa: BLE001  the boundary: workers that never start must not be waited for in silence
+        except Exception as problem:  # noqa: BLE001  workers that never start must not be waited for in silence
             error = problem
         self._placed.discard(actor)
         async with ServerClient(settings.server_url, settings.worker_key, patience_s=settings.patience_s) as client:
@@ -204,7 +204,8 @@ class RayLauncher:
     def _shortage(self) -> str:
         untyped: Any = ray.available_resources
         free = untyped()
-        return f"it asks for {_resources(self._needs)}, free are {_resources({name: free.get(name, 0.0) for name in self._needs})}"
+        left = {name: free.get(name, 0.0) for name in self._needs}
+        return f"it asks for {_resources(self._needs)}, free are {_resources(left)}"
 
     def _check_place(self, place: Place, server_url: str) -> None:
         """Raise ConfigError where workers cannot run there."""

@@ -1,7 +1,6 @@
-"""What of a recipe verl cannot honour, and what of this machine cannot run it: one sentence each, before anything heavy
-starts.
+"""Check of a recipe: one sentence for each thing that verl cannot honour, or this machine cannot run.
 
-Imports neither torch, Ray nor verl.
+Made before anything heavy starts. Imports neither torch, Ray nor verl.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Everything that knows verl's row format: samples in, TransferQueue rows and tags out.
 
-    sample   [prompt | first trained token … last token]      mask, logprobs, advantages, weights: one per token
-    row      prompts │ responses                               response_mask, rollout_log_probs, rm_scores: one per response token
+    sample   [prompt | first trained token … last token]   mask, logprobs, advantages, weights: one per token
+    row      prompts │ responses                            response_mask, rollout_log_probs, rm_scores: one per
+                                                            token of the response
 
 verl 0.9 (docs/extend_guide.rst, "Agent Framework Developer"; trainer/ppo/v1/replay_buffer.py): a row's key is
 `{prompt}_{session}_{index}`, the prompt's own key carries the status, and a prompt's name has no underscore. A step of
@@ -50,7 +51,7 @@ def choose_samples(samples: Iterable[Sample], settings: Settings) -> list[Sample
 
 
 def row_weights(sample: Sample, scale: float, *, as_reward: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What a row carries in `rm_scores`, one per token.
+    """Numbers of a row in `rm_scores`, one per token.
 
     Credit: `scale` · weight · advantage on each trained token; the losses are linear in it. As a reward (PPO's critic):
     the advantage of the last trained token, there alone, unweighted.

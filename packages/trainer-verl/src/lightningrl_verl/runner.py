@@ -1,8 +1,9 @@
-"""What runs inside the Ray cluster: verl's trainer in a thread of one actor, fed by our agent-loop manager.
+"""The runner inside the Ray cluster: verl's trainer in a thread of one actor, fed by our agent-loop manager.
 
     driver                        Runner actor
-    learn(samples) ───────────►   BatchManager.submit ─► rows ─► TransferQueue ─► PPOTrainer.fit (thread) ─► actor, critic, weight transfer
-           ◄── version, metrics ──┘                                     └─ asks for the next batch: the step is over
+    learn(samples) ───────────►   BatchManager.submit ─► rows ─► TransferQueue ─► PPOTrainer.fit (thread) ─► actor,
+           ◄── version, metrics ──┘                                     │                  critic, weight transfer
+                                                                        └─ asks for the next batch: the step is over
 
 verl's step wants prompts; ours is one prompt without text, whose "rollouts" are the rows of one `learn`.
 """

@@ -1,8 +1,7 @@
-"""Where verl's trainer waits for rows, and where LightningRL's loop meets it: verl's own replay buffers with a
-rendezvous in front.
+"""Rendezvous of verl's trainer, which waits for rows, with LightningRL's loop, in front of verl's own replay buffers.
 
-    fit thread   sample() ─ begins a turn ─ waits ──────────► rows are there: verl's own sampling, update, weight transfer ─► sample() …
-    our thread           take() ─► rows into TransferQueue ─► give() ─ waits until the next turn begins = all of that is done
+    fit thread   sample() ─ begins a turn ─ waits ─────────► rows: verl's own sampling, update, transfer ─► sample() …
+    our thread           take() ─► rows into TransferQueue ─► give() ─ waits until the next turn: all of that is done
 
 `trainer.v1.sampler.custom_sampler` is verl's seam for this; verl's own buffers ask TransferQueue every two seconds
 instead.

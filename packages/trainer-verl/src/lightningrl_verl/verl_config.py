@@ -21,6 +21,7 @@ __all__ = ["NEVER_ENDS", "build_config"]
 NEVER_ENDS = 1_000_000
 """Steps that verl is told to run; LightningRL's loop says when it is over."""
 
+_ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 _OURS = (
     "data.",
     "algorithm.adv_estimator",
@@ -84,36 +85,71 @@ def build_config(settings: Settings, *, context_length: int, cpu: bool, resume_f
 
 def _base(settings: Settings, context_length: int) -> dict[str, Any]:
     """Settings that every run of ours needs."""
-    separate = settings.mode == "separate_async"
-    actor, rollout, model = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-    values: dict[str, Any] = {
-        f"{model}.path": settings.policy,
-        f"{model}.enable_gradient_checkpointing": settings.gradient_checkpointing,
-        f"{actor}.ppo_mini_batch_size": 1,  # set to each step's rows before verl reads it
-        f"{actor}.use_dynamic_bsz": True,
-        f"{actor}.ppo_max_token_len_per_gpu": max(settings.max_tokens_per_microbatch, context_length),
-        f"{actor}.ppo_epochs": settings.epochs,
-        f"{actor}.data_loader_seed": settings.seed,
-        f"{actor}.shuffle": settings.minibatches > 1,
-        f"{actor}.clip_ratio": settings.clips[0],
-        f"{actor}.clip_ratio_low": settings.clips[0],
-        f"{actor}.clip_ratio_high": settings.clips[1],
-        f"{actor}.policy_loss.loss_mode": loss_name("own" if settings.is_loss_named else settings.loss),
+    values = _actor(settings, context_length) | _rollout(settings, context_length) | _trainer(settings, context_length)
+    values |= _optimiser(_ACTOR, settings, learning_rate=settings.learning_rate)
+    values |= _correction(settings)
+    if settings.strategy != "megatron":
+        values |= _fsdp(settings)
+    if (lora := settings.adapters) is not None:
+        targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+        values |= {
+            f"{_MODEL}.lora_rank": lora.rank,
+            f"{_MODEL}.lora_alpha": int(lora.scale),
+            f"{_MODEL}.target_modules": targets,
+        }
+        values |= {f"{_ROLLOUT}.load_format": "safetensors"}  # the adapters' base weights are never sent
+    if settings.critic is not None:
+        values |= _critic(settings, context_length)
+    if settings.mode == "separate_async":
+        values |= {
+            "actor_rollout_ref.hybrid_engine": False,
+            f"{_ROLLOUT}.nnodes": settings.rollout_nodes,
+            f"{_ROLLOUT}.n_gpus_per_node": settings.rollout_gpus_per_node,
+            f"{_ROLLOUT}.checkpoint_engine.backend": "nccl",
+            "trainer.v1.separate_async.parameter_sync_step": settings.sync_every,
+        }
+    return values
+
+
+def _actor(settings: Settings, context_length: int) -> dict[str, Any]:
+    return {
+        f"{_MODEL}.path": settings.policy,
+        f"{_MODEL}.enable_gradient_checkpointing": settings.gradient_checkpointing,
+        f"{_ACTOR}.ppo_mini_batch_size": 1,  # set to each step's rows before verl reads it
+        f"{_ACTOR}.use_dynamic_bsz": True,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": max(settings.max_tokens_per_microbatch, context_length),
+        f"{_ACTOR}.ppo_epochs": settings.epochs,
+        f"{_ACTOR}.data_loader_seed": settings.seed,
+        f"{_ACTOR}.shuffle": settings.minibatches > 1,
+        f"{_ACTOR}.clip_ratio": settings.clips[0],
+        f"{_ACTOR}.clip_ratio_low": settings.clips[0],
+        f"{_ACTOR}.clip_ratio_high": settings.clips[1],
+        f"{_ACTOR}.policy_loss.loss_mode": loss_name("own" if settings.is_loss_named else settings.loss),
         # a term without weights of ours: the batch is averaged by verl (recipe_check allows it where that is the same)
-        f"{actor}.loss_agg_mode": "token-mean" if settings.is_averaged else "token-sum",
-        f"{actor}.use_kl_loss": settings.kl_coef > 0,
-        f"{actor}.kl_loss_coef": settings.kl_coef,
-        f"{actor}.kl_loss_type": "low_var_kl",
-        f"{actor}.entropy_coeff": settings.entropy_coef,
-        f"{rollout}.name": "vllm" if settings.engine == "vllm" else "lightningrl_transformers",
-        f"{rollout}.n": 1,
-        f"{rollout}.dtype": settings.dtype,
-        f"{rollout}.tensor_model_parallel_size": settings.tensor_parallel,
-        f"{rollout}.max_model_len": context_length,
-        f"{rollout}.calculate_log_probs": True,
-        f"{rollout}.agent.num_workers": 1,
-        f"{rollout}.agent.agent_loop_manager_class": "lightningrl_verl.runner.BatchManager",
-        f"{rollout}.seed": settings.seed,
+        f"{_ACTOR}.loss_agg_mode": "token-mean" if settings.is_averaged else "token-sum",
+        f"{_ACTOR}.use_kl_loss": settings.kl_coef > 0,
+        f"{_ACTOR}.kl_loss_coef": settings.kl_coef,
+        f"{_ACTOR}.kl_loss_type": "low_var_kl",
+        f"{_ACTOR}.entropy_coeff": settings.entropy_coef,
+    }
+
+
+def _rollout(settings: Settings, context_length: int) -> dict[str, Any]:
+    return {
+        f"{_ROLLOUT}.name": "vllm" if settings.engine == "vllm" else "lightningrl_transformers",
+        f"{_ROLLOUT}.n": 1,
+        f"{_ROLLOUT}.dtype": settings.dtype,
+        f"{_ROLLOUT}.tensor_model_parallel_size": settings.tensor_parallel,
+        f"{_ROLLOUT}.max_model_len": context_length,
+        f"{_ROLLOUT}.calculate_log_probs": True,
+        f"{_ROLLOUT}.agent.num_workers": 1,
+        f"{_ROLLOUT}.agent.agent_loop_manager_class": "lightningrl_verl.runner.BatchManager",
+        f"{_ROLLOUT}.seed": settings.seed,
+    }
+
+
+def _trainer(settings: Settings, context_length: int) -> dict[str, Any]:
+    return {
         "data.custom_cls.path": "pkg://lightningrl_verl.runner",
         "data.custom_cls.name": "EndlessPrompts",
         "data.train_batch_size": settings.sync_every,
@@ -139,29 +175,6 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
         "trainer.v1.sampler.custom_sampler.name": "PromptAsyncSampler" if settings.is_async else "PromptSampler",
         "ray_kwargs.ray_init.include_dashboard": False,
     }
-    values |= _optimiser(actor, settings, learning_rate=settings.learning_rate)
-    values |= _correction(settings)
-    if settings.strategy != "megatron":
-        values |= _fsdp(settings)
-    if (lora := settings.adapters) is not None:
-        targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-        values |= {
-            f"{model}.lora_rank": lora.rank,
-            f"{model}.lora_alpha": int(lora.scale),
-            f"{model}.target_modules": targets,
-        }
-        values |= {f"{rollout}.load_format": "safetensors"}  # the adapters' base weights are never sent
-    if settings.critic is not None:
-        values |= _critic(settings, context_length)
-    if separate:
-        values |= {
-            "actor_rollout_ref.hybrid_engine": False,
-            f"{rollout}.nnodes": settings.rollout_nodes,
-            f"{rollout}.n_gpus_per_node": settings.rollout_gpus_per_node,
-            f"{rollout}.checkpoint_engine.backend": "nccl",
-            "trainer.v1.separate_async.parameter_sync_step": settings.sync_every,
-        }
-    return values
 
 
 def _optimiser(prefix: str, settings: Settings, *, learning_rate: float) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 `settings` holds what a run needs (environment, verl configuration). The other modules are loaded by verl and vLLM
 themselves:
 
-    entry point verl.plugins         platform            every process that imports verl: platform "cpu", shims, transformers replica
-    entry point vllm.general_plugins vllm_patch          every vLLM process: weights stay replaceable
-    checkpoint_engine.custom_backend_module              checkpoint_engine: trainer to replicas over gloo
+    entry point verl.plugins          platform     each process with verl: platform "cpu", shims, transformers replica
+    entry point vllm.general_plugins  vllm_patch   each process of vLLM: weights stay replaceable
+    checkpoint_engine.custom_backend_module        checkpoint_engine: trainer to replicas over gloo
 
 All of it is inert unless VERL_PLATFORM is "cpu".
 """

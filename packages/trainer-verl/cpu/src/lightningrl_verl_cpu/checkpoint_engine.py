@@ -103,5 +103,6 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def _receive(self) -> tuple[str, torch.Size, torch.dtype] | None:
         size = self._broadcast(torch.zeros(1, dtype=torch.int64))
         data = self._broadcast(torch.zeros(int(size), dtype=torch.uint8))
-        header: tuple[str, torch.Size, torch.dtype] | None = pickle.loads(data.numpy().tobytes())  # noqa: S301 - from our own trainer
+        packed = data.numpy().tobytes()
+        header: tuple[str, torch.Size, torch.dtype] | None = pickle.loads(packed)  # noqa: S301 - from our own trainer
         return header

@@ -1,0 +1,42 @@
+"""Samples as a learner takes them: refused where they cannot be trained on, counted where they teach a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightningrl.errors import BackendError
+from lightningrl.types import Sample
+
+__all__ = ["check_samples", "count_targets"]
+
+
+def count_targets(sample: Sample) -> int:
+    """Count the tokens of a sample that teach a critic."""
+    return 0 if sample.value_targets is None else int(np.isfinite(sample.value_targets[sample.mask]).sum())
+
+
+def check_samples(samples: Sequence[Sample], vocabulary: int) -> None:
+    """Raise BackendError for samples that cannot be trained on."""
+    if not any(sample.mask.any() for sample in samples):
+        raise BackendError(f"none of {len(samples)} samples has a trained token; skip the step")
+    for sample in samples:
+        if not len(sample.token_ids):
+            raise BackendError(f"a sample of rollout {sample.rollout_id!r} has no tokens; leave it out")
+        if sample.mask[0]:
+            raise BackendError(
+                f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start "
+                "with a prompt"
+            )
+        if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
+            raise BackendError(
+                f"a sample of rollout {sample.rollout_id!r} has token ids outside 0..{vocabulary - 1}; another "
+                "policy sampled it"
+            )
+        for name in ("logprobs", "advantages", "weights", "temperatures"):
+            if not np.isfinite(getattr(sample, name)).all():
+                raise BackendError(
+                    f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and "
+                    "credit"
+                )
