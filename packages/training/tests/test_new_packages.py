@@ -25,12 +25,15 @@ from lightningrl_training.commands.init import init_command
 HOOKS = {
     "adapter": "lightningrl_adapters",
     "backend": "lightningrl_trainers",
+    "command": "lightningrl_commands",
     "credit": "lightningrl_credit_assigners",
+    "dialect": "lightningrl_dialects",
+    "page": "lightningrl_view_pages",
     "reward": "lightningrl_reward_functions",
 }
 
 
-@pytest.mark.parametrize("kind", ["backend", "credit", "reward"])
+@pytest.mark.parametrize("kind", ["backend", "command", "credit", "dialect", "page", "reward"])
 def test_a_new_package_passes_its_conformance_suite(tmp_path: Path, kind: str) -> None:
     folder = new_package(kind, "my-own", tmp_path / "mine")
     assert [str(file) for file in folder.rglob("*") if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())] == []
@@ -47,7 +50,7 @@ def test_a_new_package_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(folder / "src"))
     manager = PluginManager()
     manager.register(__import__(f"lightningrl_found_{kind}.plugin", fromlist=["plugin"]))
-    assert set(manager.records(HOOKS[kind])) == {f"found_{kind}"}
+    assert set(manager.records(HOOKS[kind])) == {f"found-{kind}" if kind in {"command", "page"} else f"found_{kind}"}
 
 
 def test_a_new_package_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

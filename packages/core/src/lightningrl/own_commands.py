@@ -21,10 +21,19 @@ KINDS: Final = {
         "A trainer backend, here a policy of one table in numpy: engine, learner, checkpoints, export.",
         "Its name in recipes, e.g. mlx.",
     ),
+    "command": (
+        "A command of `lightningrl`, here one that counts runs.",
+        "Its name on the command line, e.g. count-runs.",
+    ),
     "credit": (
         "A credit assigner: how a rollout's return is spread over its calls.",
         "Its name in recipes, e.g. last_call.",
     ),
+    "dialect": (
+        "An API that agents speak, here JSON with one endpoint, plain and streaming.",
+        "Name of the API, e.g. ollama.",
+    ),
+    "page": ("A page of the viewer, here a table of tasks.", "Its path in the viewer, e.g. tasks."),
     "reward": ("A terminal reward: a number for what a rollout came to.", "Its name in recipes, e.g. brevity."),
 }
 """Kinds of plugins with a template: what it makes, and what its name is."""
@@ -84,7 +93,9 @@ def plugins() -> None:
             if hook == COMMANDS and record.name in EXTRAS:  # `lightningrl --help` lists ours
                 continue
             declared = "" if record.capabilities is None else f" (declares: {record.capabilities})"
-            table.add_row(kind, record.name, Text.assemble(record.summary, declared, (f"  from {record.distribution}", "dim")))
+            table.add_row(
+                kind, record.name, Text.assemble(record.summary, declared, (f"  from {record.distribution}", "dim"))
+            )
     Console().print(table)
 
 

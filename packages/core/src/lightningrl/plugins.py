@@ -109,6 +109,12 @@ class HookSpecs:
         return ()
 
     @hookspec
+    def lightningrl_view_pages(self) -> Iterable[Plugin]:
+        """Yield pages of the viewer: `name` is the path below a run, `summary` the title. Each factory returns an
+        `async` function of a run that somebody looks at, which returns HTML."""
+        return ()
+
+    @hookspec
     def lightningrl_dialects(self) -> Iterable[Plugin]:
         """Yield APIs that agents speak; each factory returns a `lightningrl.Dialect`."""
         return ()
@@ -153,6 +159,7 @@ YIELDING = {
     "lightningrl_worker_launchers": "worker launcher",
     "lightningrl_dialects": "dialect",
     "lightningrl_pages": "pages",
+    "lightningrl_view_pages": "viewer page",
     "lightningrl_loggers": "logger",
     COMMANDS: "command",
 }
@@ -229,15 +236,21 @@ class PluginManager:
             self._pluggy.register(module, name=f"{distribution}:{getattr(module, '__name__', id(module))}")
             self._pluggy.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginError(f"plugin from {distribution} cannot be registered: {error}; fix or uninstall it") from error
+            raise PluginError(
+                f"plugin from {distribution} cannot be registered: {error}; fix or uninstall it"
+            ) from error
         self._records.clear()
 
     def records(self, hook: str) -> Mapping[str, Plugin]:
         """Plugins that `hook` yields, by name. Raises PluginError on duplicates and records of another type."""
-        if hook not in self._records:  # commands alone are asked for by whoever lists them, which is quick
-            hooks = [hook] if hook == COMMANDS else [name for name in YIELDING if name != COMMANDS]
-            self._records.update((name, self._collect(name)) for name in hooks)
+        if hook not in self._records:
+            self._records[hook] = self._collect(hook)
         return self._records[hook]
+
+    def check(self) -> None:
+        """Raise PluginError for a broken plugin of any kind, also of one that nobody has asked for yet."""
+        for hook in YIELDING:
+            self.records(hook)
 
     @property
     def adapters(self) -> Mapping[str, Plugin]:
@@ -284,7 +297,9 @@ class PluginManager:
         hint = f"; did you mean {guess[0]!r}?" if guess else ""
         if extra := EXTRAS.get((YIELDING[hook], name)):
             hint = f"; it comes with: pip install 'lightningrl[{extra}]'"
-        raise PluginError(f"no {YIELDING[hook]} named {name!r}; installed: {', '.join(sorted(records)) or 'none'}{hint}")
+        raise PluginError(
+            f"no {YIELDING[hook]} named {name!r}; installed: {', '.join(sorted(records)) or 'none'}{hint}"
+        )
 
     def _collect(self, hook: str) -> Mapping[str, Plugin]:
         collected: dict[str, Plugin] = {}
@@ -308,7 +323,9 @@ def _read_records(hook: str, function: Callable[[], Iterable[object]], distribut
     try:
         records = list(function())
     except Exception as error:
-        raise PluginError(f"plugin from {distribution}: {hook} raised {describe_raised(error)}; fix or uninstall it") from error
+        raise PluginError(
+            f"plugin from {distribution}: {hook} raised {describe_raised(error)}; fix or uninstall it"
+        ) from error
     for record in records:
         if not isinstance(record, Plugin):
             raise PluginError(
@@ -317,7 +334,8 @@ def _read_records(hook: str, function: Callable[[], Iterable[object]], distribut
             )
         if not callable(record.factory):
             raise PluginError(
-                f"plugin from {distribution}: {hook} yielded {record.name!r} with a factory that is no function; write one in it"
+                f"plugin from {distribution}: {hook} yielded {record.name!r} with a factory that is no function; "
+                "write one in it"
             )
         yield replace(record, distribution=distribution)
 

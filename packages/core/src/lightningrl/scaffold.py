@@ -12,23 +12,34 @@ from lightningrl.errors import ConfigError
 __all__ = ["new_agent", "new_package"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
-CLASS_ENDINGS: Final = {"adapter": "Adapter", "backend": "Backend", "credit": "Credit", "reward": "Reward"}
+CLASS_ENDINGS: Final = {
+    "adapter": "Adapter",
+    "backend": "Backend",
+    "command": "Command",
+    "credit": "Credit",
+    "dialect": "Format",
+    "page": "Page",
+    "reward": "Reward",
+}
 
 
 def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
     """Write a plugin package called `lightningrl-NAME` and return its folder (default: `lightningrl-NAME` below the
     current one).
 
-    `kind`: `adapter`, `backend`, `credit` or `reward`. It installs, runs, and passes its conformance suite as it is.
+    `kind`: one of `CLASS_ENDINGS`. It installs, runs, and passes its conformance suite as it is.
     Raises ConfigError: bad name, folder in use.
     """
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
         article = "an" if kind == "adapter" else "a"
-        raise ConfigError(f"{name!r} cannot be {article} {kind}'s name; use lower-case letters, digits and dashes, like 'my-own'")
+        raise ConfigError(
+            f"{name!r} cannot be {article} {kind}'s name; use lower-case letters, digits and dashes, like 'my-own'"
+        )
     distribution = module.replace("_", "-")
     words = {
         "NAME_MODULE": module,
+        "NAME_UPPER": module.upper(),
         "NAME_DIST": distribution,
         "NAME_CLASS": "".join(part.title() for part in module.split("_")) + CLASS_ENDINGS[kind],
     }
@@ -44,7 +55,9 @@ def new_agent(folder: Path | str) -> Path:
 
 def _copy(template: Path, target: Path, words: dict[str, str]) -> Path:
     files = {
-        target / fill(str(source.relative_to(template)).removesuffix(".template"), words): fill(source.read_text(encoding="utf-8"), words)
+        target / fill(str(source.relative_to(template)).removesuffix(".template"), words): fill(
+            source.read_text(encoding="utf-8"), words
+        )
         for source in sorted(template.rglob("*.template"))
     }
     try:

@@ -34,6 +34,7 @@ def build_checked(
 
 
 def _build_checked(recipe: Recipe, plugins: PluginManager, wrong: Sequence[str], *, will_work: bool) -> Parts:
+    plugins.check()
     with check_agent(recipe, will_work=will_work) as checked:
         parts, *_ = gather(
             lambda: Parts.build(recipe, plugins),

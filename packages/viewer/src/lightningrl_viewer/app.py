@@ -8,7 +8,7 @@ create_viewer(RunsFolder(path), key=…)   a folder of runs          /  runs/NAM
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -20,10 +20,10 @@ from starlette.types import ASGIApp
 
 from lightningrl.errors import LightningError
 from lightningrl_server.store.errors import UnknownRecord
-from lightningrl_viewer import pages
 from lightningrl_viewer.events import Place, stream_news
 from lightningrl_viewer.guard import Guard
 from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun, read_state
+from lightningrl_viewer.pages import PAGES
 from lightningrl_viewer.pages.runs import show_runs
 from lightningrl_viewer.runs import Runs, RunsFolder
 from lightningrl_viewer.templates import STATIC, render, static_version
@@ -37,19 +37,21 @@ FRESH_IN: Final = "x-fresh-in"
 _STATIC: Final = {path.name for path in STATIC.iterdir()}
 
 
-def create_viewer(runs: Runs, *, key: str) -> ASGIApp:
+def create_viewer(runs: Runs, *, key: str, pages: Sequence[Page] = PAGES) -> ASGIApp:
     """Build read-only pages for whoever shows the view key (`lightningrl.keys.view_key`)."""
     routes = [Route("/static/{version}/{name}", _static)]
     if isinstance(runs, RunsFolder):
         routes.append(Route("/", _of_folder(runs)))
     home = "/runs/{run}" if isinstance(runs, RunsFolder) else ""
     routes.append(Route(f"{home}/events", _events(runs)))
-    routes += [Route(f"{home}/{page.path}", _of_run(runs, page)) for page in pages.PAGES]
+    routes += [Route(f"{home}/{page.path}", _of_run(runs, page, pages)) for page in pages]
     routes.append(Route("/{path:path}", _answer(_nothing)))
     return Guard(Starlette(routes=routes), key=key)
 
 
-def run_values(viewed: ViewedRun, page: Page, *, root: str, has_runs: bool) -> dict[str, Any]:
+def run_values(
+    viewed: ViewedRun, page: Page, *, root: str, has_runs: bool, pages: Sequence[Page] = PAGES
+) -> dict[str, Any]:
     """Return the values that every template of a run's page has."""
     home = f"{root}{viewed.home}"
 
@@ -61,7 +63,7 @@ def run_values(viewed: ViewedRun, page: Page, *, root: str, has_runs: bool) -> d
         "run": viewed,
         "url": url,
         "runs_url": f"{root}/" if has_runs else None,
-        "navigation": [entry for entry in pages.PAGES if entry.name is not None],
+        "navigation": [entry for entry in pages if entry.name is not None],
         "page": page,
     }
 
@@ -72,14 +74,13 @@ def with_query(path: str, query: dict[str, Any]) -> str:
     return f"{path}?{urlencode(filled, doseq=True)}" if filled else path
 
 
-def _of_run(runs: Runs, page: Page) -> Callable[[Request], Awaitable[Response]]:
+def _of_run(runs: Runs, page: Page, pages: Sequence[Page]) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         async with runs.viewed(request.path_params.get("run", "")) as viewed:
             # Before the page is made, so that nothing is missed between them.
             position = await viewed.run.queries.position(2**31)
-            values = run_values(
-                viewed, page, root=request.scope.get("root_path", ""), has_runs=isinstance(runs, RunsFolder)
-            )
+            root, has_runs = request.scope.get("root_path", ""), isinstance(runs, RunsFolder)
+            values = run_values(viewed, page, root=root, has_runs=has_runs, pages=pages)
             values["place"] = Place.of(position)
 
             async def make() -> str:

@@ -19,6 +19,7 @@ from lightningrl.errors import RunFolderError
 from lightningrl_server.process import Server, bind
 from lightningrl_server.store.location import has_store
 from lightningrl_viewer.app import create_viewer
+from lightningrl_viewer.plugin_pages import all_pages
 from lightningrl_viewer.reading.origin import newest_run
 from lightningrl_viewer.reading.runs import run_folders
 from lightningrl_viewer.runs import OneFolder, RunsFolder
@@ -60,6 +61,6 @@ async def viewer_of(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[AS
             async with runs.viewed() as viewed:  # one that cannot be read is refused at once
                 # The first look reads every rollout: now, and not for somebody's page.
                 await viewed.run.queries.reward_values()
-        yield create_viewer(runs, key=key)
+        yield create_viewer(runs, key=key, pages=all_pages())
     finally:
         await runs.close()

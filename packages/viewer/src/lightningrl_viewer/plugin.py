@@ -33,9 +33,10 @@ def create_pages(*, run: ServedRun) -> ASGIApp:
     """The pages of one run, for whoever shows its view key."""
     from lightningrl_viewer.app import create_viewer
     from lightningrl_viewer.page import ViewedRun
+    from lightningrl_viewer.plugin_pages import all_pages
     from lightningrl_viewer.reading.reader import StoredRun
     from lightningrl_viewer.runs import OneRun
 
     stored = StoredRun(run.store, run.tokenizer_of)
     viewed = ViewedRun(name=run.folder.name, folder=run.folder, run=stored, live=run.live)
-    return create_viewer(OneRun(viewed), key=run.view_key)
+    return create_viewer(OneRun(viewed), key=run.view_key, pages=all_pages())

@@ -1,0 +1,48 @@
+"""Pages that other packages bring by the hook `lightningrl_view_pages`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from lightningrl.errors import LightningError, PluginError, describe_raised
+from lightningrl.plugins import Plugin, load_plugins
+from lightningrl_viewer.page import Asked, Page, Shown, ViewedRun
+from lightningrl_viewer.pages import PAGES
+
+__all__ = ["all_pages", "plugin_page"]
+
+_PATH: Final = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def all_pages() -> tuple[Page, ...]:
+    """Our pages, then those of installed packages. Raises PluginError for a path that is taken or is none."""
+    records = load_plugins().records("lightningrl_view_pages")
+    return (*PAGES, *map(plugin_page, records.values()))
+
+
+def plugin_page(record: Plugin) -> Page:
+    """Make a page of a plugin's function. An error of it is a sentence on the page."""
+    if not _PATH.fullmatch(record.name) or record.name in {page.path.partition("/")[0] for page in PAGES}:
+        raise PluginError(
+            f"plugin from {record.distribution}: {record.name!r} cannot be the path of a page of the viewer; use "
+            "another, "
+            "of lower-case letters, digits and dashes"
+        )
+    render: Callable[[Any], Awaitable[str]] = record.build()
+
+    async def show(viewed: ViewedRun, _: Asked) -> Shown:
+        from markupsafe import Markup
+
+        try:
+            html = await render(viewed.run)
+        except LightningError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"page {record.name!r} of {record.distribution} raised {describe_raised(error)}; mend or uninstall it"
+            ) from error
+        return Shown("plugin.html", title=record.summary, html=Markup(html))  # noqa: S704 - CSP allows no script
+
+    return Page(record.name, show, name=record.summary)
