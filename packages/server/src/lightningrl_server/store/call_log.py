@@ -58,7 +58,7 @@ def append_calls(
 
 
 def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) -> dict[str, Any]:
-    # The call's prompt is [1, 2, 3, 4, 5]; its parent's prompt and completion are [1, 2, 3]: the row has `suffix` [4, 5].
+    # A prompt of [1, 2, 3, 4, 5] whose parent's prompt and completion are [1, 2, 3] is stored as `suffix` [4, 5].
     call = record.transition
     if call.id in live.ids:
         raise Conflict(
@@ -75,7 +75,8 @@ def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) 
         shared = live.ends[parent]
         if len(call.prompt_ids) < shared:
             raise StoreError(
-                f"call {call.id!r}: its prompt of {len(call.prompt_ids)} tokens does not hold the {shared} of its parent"
+                f"call {call.id!r}: its prompt of {len(call.prompt_ids)} tokens does not hold the {shared} "
+                "of its parent"
             )
     index = len(live.ids)
     row = {name: getattr(call, name) for name in CALL_COLUMNS} | {

@@ -1,7 +1,7 @@
-"""How values become columns: token ids, logprobs, texts, JSON, span ids; and the column types that do it.
+"""Column types, and the encoding of values in them: token ids, logprobs, texts, JSON, span ids.
 
-All numbers are little-endian; decoding copies nothing it can view. Texts are clean (`lightningrl.sanitize`): what agents
-send is stored without lone surrogates.
+All numbers are little-endian; decoding copies nothing it can view. Texts are clean (`lightningrl.sanitize`): what
+agents send is stored without lone surrogates.
 """
 
 from __future__ import annotations

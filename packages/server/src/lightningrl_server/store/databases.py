@@ -1,10 +1,11 @@
 """An open database, whatever its kind, and the events of its commits.
 
-    sqlite:///path/to/store.db     a file; one process writes it, others may read       `lightningrl_server.store.sqlite`
-    postgresql://user@host/name    a database, or a schema of one: ?options=-csearch_path%3Dmine; several processes
-                                   write it                                             `lightningrl_server.store.postgresql`
+    sqlite:///path/to/store.db     a file; one process writes it, others may read
+    postgresql://user@host/name    a database, or a schema of one (?options=-csearch_path%3Dmine); several processes
+                                   write it
 
-These two modules know how their database is opened, locked and asked, and what its errors mean; nothing else does.
+`sqlite` and `postgresql` know how their database is opened, locked and asked, and what its errors mean; nothing else
+does.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ class UnknownRecord(StoreError):
 
 
 class Conflict(StoreError):
-    """It contradicts what is already kept: an id reused for another task, a rollout trained twice. HTTP 409."""
+    """A request contradicts what is stored: an id reused for another task, a rollout trained twice. HTTP 409."""
 
 
 class AttemptOver(Conflict):
@@ -24,7 +24,8 @@ class EmptyStore(StoreError):
 
 
 class StoreTrouble(StoreError):
-    """The database itself, not what it was asked to keep: in use, unreadable, gone, not to be written. HTTP 503: ask again."""
+    """Trouble of the database itself, not of a request: in use, unreadable, gone, not to be written. HTTP 503: ask
+    again."""
 
 
 class StoreFull(StoreTrouble):

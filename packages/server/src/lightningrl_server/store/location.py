@@ -1,4 +1,4 @@
-"""Location of a run's store: a file in its folder, or a schema of its own in a PostgreSQL database, which the folder names.
+"""Location of a run's store: a file in its folder, or a schema of a PostgreSQL database, which the folder names.
 
 <run>/store.sqlite
 <run>/run.json  {"store": "postgresql://me@host/name?options=-csearch_path%3Dlightningrl_mine_0a1b2c3d"}

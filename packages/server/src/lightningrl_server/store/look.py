@@ -1,4 +1,4 @@
-"""Looking at a store: rollouts as they stand, and totals. Trajectories are in `lightningrl_server.store.trajectories`."""
+"""Looking at a store: rollouts as they stand, and totals; `trajectories` reads what is trained."""
 
 from __future__ import annotations
 

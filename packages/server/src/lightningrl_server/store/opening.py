@@ -34,7 +34,8 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
         open_ = OPENERS[parsed.get_backend_name()]
     except (ArgumentError, KeyError):
         raise StoreError(
-            f"store URL {url!r} names no database that we know; write 'sqlite:///path/to/store.db' or 'postgresql://user@host/name'"
+            f"store URL {url!r} names no database that we know; write 'sqlite:///path/to/store.db' or "
+            "'postgresql://user@host/name'"
         ) from None
     database = open_(parsed, read_only=read_only, pragmas=pragmas or {})
     try:

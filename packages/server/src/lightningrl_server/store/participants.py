@@ -1,6 +1,6 @@
 """Roles and tools that take part in an attempt, stored with its rollout when it ends: nobody need count its calls.
 
-calls, tool calls, spans  ─►  Participants  ─►  rollouts.roles = ",3,17,"  tools  failed_tools     numbers of words, sorted
+calls, tool calls, spans ─► Participants ─► rollouts.roles = ",3,17,"  tools  failed_tools    numbers of words, sorted
 """
 
 from __future__ import annotations

@@ -179,30 +179,6 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
     except ImportError:
         raise StoreError(f'the store {name!r} needs psycopg; `pip install "lightningrl[postgres]"`') from None
 
-    def means(error: BaseException) -> StoreError | None:
-        detail = " ".join(str(error).split())
-        if not isinstance(error, psycopg.Error):
-            return None
-        if error.sqlstate == "53100":  # disk_full
-            return StoreFull(
-                f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it"
-            )
-        if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
-            return StoreError(f"the store {name!r} cannot keep a value ({detail})")
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return StoreTrouble(
-                f"the store {name!r} may not be used by its user ({detail}); `GRANT CREATE ON DATABASE` lets runs make their schemas"
-            )
-        if isinstance(error, psycopg.OperationalError) and "password" in detail:
-            return StoreTrouble(
-                f"the store {name!r} is not opened by this password ({detail}); set PGPASSWORD or write it to ~/.pgpass"
-            )
-        if isinstance(error, psycopg.OperationalError):
-            return StoreTrouble(
-                f"the store {name!r} cannot be written or read ({detail}); check that its server runs and may be reached"
-            )
-        return None
-
     url = url.set(drivername="postgresql+psycopg")
     if (
         url.password is None
@@ -225,17 +201,46 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
     try:
         peers = None if read_only else _Peers({**writing.dialect.create_connect_args(url)[1], **_SOCKET}, writing, name)
     except psycopg.Error as error:
-        raise means(error) or error from error
+        raise _meaning(error, name) or error from error
     return Database(
         name=name,
         writing=writing,
         reading=reading,
         insert=postgresql.insert,
-        means=means,
+        means=lambda error: _meaning(error, name),
         errors=(SQLAlchemyError, psycopg.Error),
         unlock=peers.close if peers is not None else lambda: None,
         peers=peers,
     )
+
+
+def _meaning(error: BaseException, name: str) -> StoreError | None:
+    import psycopg
+
+    detail = " ".join(str(error).split())
+    if not isinstance(error, psycopg.Error):
+        return None
+    if error.sqlstate == "53100":  # disk_full
+        return StoreFull(
+            f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and "
+            "repeat it"
+        )
+    if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
+        return StoreError(f"the store {name!r} cannot keep a value ({detail})")
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return StoreTrouble(
+            f"the store {name!r} may not be used by its user ({detail}); `GRANT CREATE ON DATABASE` lets runs make "
+            "their schemas"
+        )
+    if isinstance(error, psycopg.OperationalError) and "password" in detail:
+        return StoreTrouble(
+            f"the store {name!r} is not opened by this password ({detail}); set PGPASSWORD or write it to ~/.pgpass"
+        )
+    if isinstance(error, psycopg.OperationalError):
+        return StoreTrouble(
+            f"the store {name!r} cannot be written or read ({detail}); check that its server runs and may be reached"
+        )
+    return None
 
 
 def _bound_stalls(connection: psycopg.Connection[Any], _: object) -> None:
@@ -271,18 +276,20 @@ def create_schema(database: str, folder: Path) -> str:
 
 
 def move_schema(store: str, database: str, folder: Path) -> str:
-    """Follow a store whose database is now called `database`: its schema becomes `folder`'s; returns the new URL. Raises
-    StoreError."""
+    """Follow a store whose database is now called `database`: its schema becomes `folder`'s; returns the new URL.
+    Raises StoreError."""
     moved, schema = _with_schema(make_url(database), _schema_of(store)), _schema_of(store)
     with _writing(make_url(database)) as db:
         owner = _owner(db, schema)
         if owner is None:
             raise StoreError(
-                f"the database {database!r} has no schema {schema!r}, which has the run's rollouts; restore it, or start a new run"
+                f"the database {database!r} has no schema {schema!r}, which has the run's rollouts; "
+                "restore it, or start a new run"
             )
         if owner != folder.resolve() and (owner / "run.json").is_file() and find_store(owner) in (store, moved):
             raise StoreError(
-                f"the run's rollouts are those of {str(owner)!r}, of which this is a copy: look at it, and go on with that one"
+                f"the run's rollouts are those of {str(owner)!r}, of which this is a copy: "
+                "look at it, and go on with that one"
             )
         _sign(db, schema, folder)
     return moved

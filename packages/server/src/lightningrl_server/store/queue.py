@@ -36,8 +36,8 @@ _LOOK_AT_OTHERS_S = 5.0
 
 
 class LeaseClock:
-    """The clock of leases. It starts with the time of day and does not jump with it; where this process stood still, and
-    so heard no heartbeat, it stood still too."""
+    """The clock of leases. It starts with the time of day and does not jump with it; where this process stood still,
+    and so heard no heartbeat, it stood still too."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -126,7 +126,7 @@ class SqlQueue(StorePart):
                 return lease
             try:
                 async with asyncio.timeout(left), self._queued:
-                    await self._queued.wait_for(lambda seen=seen: self._closing or self._queued_count != seen)  # type: ignore[misc]
+                    await self._queued.wait_for(lambda: self._closing or self._queued_count != seen)  # noqa: B023
             except TimeoutError:
                 return None
         return None
@@ -241,8 +241,8 @@ class SqlQueue(StorePart):
                     logger.warning("%s", error)
 
     async def _now(self) -> float:
-        """Return the time by the clock of leases. Where this process stood still and others of the store did not, leases
-        that nobody could renew go on."""
+        """Return the time by the clock of leases. Where this process stood still and others of the store did not,
+        leases that nobody could renew go on."""
         peers = self._database.peers
         if peers is not None and isinstance(self._clock, SharedClock) and self._clock.stood_still():
             await self._write(lambda tx: peers.renew(tx.db))  # what is asked later is done later

@@ -189,8 +189,8 @@ def interrupt(tx: Transaction, reason: str, workers: str = "") -> int:
 
 def _interrupt(tx: Transaction, rows: Sequence[Any], reason: str) -> None:
     """End attempts without charging them, the first `MOST_FORGIVEN` times of a rollout."""
-    # max_attempts = 2. Attempt 1 is interrupted: forgiven = 1, so 1 + 2 attempts may be made. Attempt 2 fails: 2 < 2 + 1,
-    # attempt 3 is queued. It fails: 3 < 2 + 1 does not hold, the rollout is over after two failures of its own.
+    # max_attempts = 2. Attempt 1 is interrupted: forgiven = 1, so 1 + 2 attempts may be made. Attempt 2 fails:
+    # 2 < 2 + 1, attempt 3 is queued. It fails: 3 < 2 + 1 does not hold, the rollout is over after two failures.
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN
         again = forgive or row.number < row.max_attempts + row.forgiven
@@ -238,8 +238,8 @@ def finish(
 
 def _finish_again(tx: Transaction, row: Any, end: AttemptEnd) -> tuple[RolloutState, bool, AttemptOver | None]:
     """Acknowledge a repeated result, or count and refuse another one."""
-    # The server keeps an agent_error as context_overflow where a call overflowed, and the end of a branch that diverged as
-    # diverged: a worker that repeats its result, because the answer was lost, has sent the same result.
+    # The server keeps an agent_error as context_overflow where a call overflowed, and the end of a branch that diverged
+    # as diverged: a worker that repeats its result, because the answer was lost, has sent the same result.
     state, outcome = RolloutState(row.state), end.outcome
     is_overflow = outcome is Outcome.AGENT_ERROR and row.outcome == Outcome.CONTEXT_OVERFLOW
     output = "" if end.output is None else encode_json(end.output, f"the output of rollout {row.rollout_id!r}")
@@ -268,7 +268,8 @@ def _divergence(tx: Transaction, row: Any) -> str | None:
     missing = tx.db.execute(recorded).scalar_one() - tx.db.execute(repeated).scalar_one()
     if not missing:
         return None
-    return f"the agent ended {missing} calls before the branch point, which is after call {point.calls} of the recorded rollout"
+    where = f"the branch point, which is after call {point.calls} of the recorded rollout"
+    return f"the agent ended {missing} calls before {where}"
 
 
 def cancel(tx: Transaction, rollout_ids: Sequence[str]) -> int:

@@ -48,7 +48,8 @@ def _meaning(error: BaseException, name: str) -> StoreError | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         return StoreFull(
-            f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it"
+            f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and "
+            "repeat it"
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreTrouble(

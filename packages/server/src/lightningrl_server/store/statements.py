@@ -42,7 +42,8 @@ class CompiledStatement:
         """The one value that is a list, for `IN (…)`; such a statement has no other."""
         if self._list is not None and len(self._names) > 1:
             raise TypeError(
-                f"a statement with the list {self._list!r} has other values, too: {self._names}; ask SQLAlchemy's own way"
+                f"a statement with the list {self._list!r} has other values, too: {self._names}; "
+                "ask SQLAlchemy's own way"
             )
         self._mark = "?" if self._is_positional else "%s"
         self._binds = [
@@ -58,7 +59,7 @@ class CompiledStatement:
         row: Any = namedtuple("Row", [column.key for column in self._selected])  # type: ignore[misc]
         self._make_row = row._make
         self._readers: list[tuple[int, Any]] | None = None
-        """By column; None = not asked yet: only the first answer says what the driver's types are."""
+        """Readers of columns; None = not asked yet: only the first answer says what the driver's types are."""
 
     def run(self, cursor: Any, values: Mapping[str, Any]) -> Any:
         """Run it and return the cursor, for its `rowcount`."""

@@ -35,7 +35,7 @@ _BADNESS = (
     ToolStatus.TIMEOUT,
     ToolStatus.ERROR,
 )
-"""Of reports that contradict each other the last of these stands: whoever says that a tool failed gains nothing by it."""
+"""Statuses, the worst last: it stands where reports contradict each other, as nobody gains by reporting a failure."""
 
 
 def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:

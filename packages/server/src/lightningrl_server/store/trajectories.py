@@ -1,4 +1,5 @@
-"""Rows to trajectories: the calls of the deciding attempt with their rewards, its tool calls tied to the calls that asked."""
+"""Rows to trajectories: the deciding attempt's calls with their rewards, its tool calls tied to the calls that
+asked."""
 
 from __future__ import annotations
 

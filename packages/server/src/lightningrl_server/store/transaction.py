@@ -161,17 +161,17 @@ class Transaction(WriteConnection):
         return live.pk in self._current
 
     def end(self, row: Any, outcome: Outcome, *, again: bool, forgive: bool = False, **values: Any) -> RolloutState:
-        """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not
-        charged."""
+        """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is
+        not charged."""
         no_result = {"output": None, "error": None, "duration_s": 0.0, "left_threads": ()}
         end = {"outcome": outcome, "ended_at": self.now, **no_result, **values}
         self.run(_END_ATTEMPT, of_pk=row.pk, **end)
         live = self._live.pop((row.rollout_id, row.number), None)
         self._fresh.discard((row.rollout_id, row.number))
-        is_whole = (
-            live is not None and not self.database.is_shared
-        )  # other servers of the store record parts of it, too
-        participants = live.participants if live is not None and is_whole else Participants.read(self.db, row.pk)
+        if live is None or self.database.is_shared:  # other servers of the store record parts of it, too
+            participants = Participants.read(self.db, row.pk)
+        else:
+            participants = live.participants
         is_done = outcome is Outcome.SUCCEEDED
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if is_done else RolloutState.FAILED
         after = {

@@ -130,7 +130,8 @@ class Writer:
         job = self._jobs.get()
         self._taken = [] if job is None else [job]
         if job is not None and self._last_size > 1:
-            # Not for the next job: to be woken by each costs as much as the job. And no sleep(), which minds a clock that jumps.
+            # Not for the next job: to be woken by each costs as much as the job.
+            # And no sleep(), which minds a clock that jumps.
             self._never.wait(_LINGER_S)
         self._taken = group = list[_Job[Any]]()
         while job is not None:
