@@ -20,12 +20,12 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
-from lightningrl_credit import judge as judging
 from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.scoring import score_of
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_testing.store_conformance import leased, make_call, make_spec
+from lightningrl_training import judge as judging
 from lightningrl_training.build import Parts
 
 FILE = '''

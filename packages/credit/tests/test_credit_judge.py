@@ -20,7 +20,6 @@ from lightningrl.protocols import CreditAssigner, GroupWitness, Witness
 from lightningrl.recipe import Recipe
 from lightningrl.types import Evidence, OtherCallKind, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 from lightningrl_credit import TurnReturns
-from lightningrl_credit import judge as judging
 from lightningrl_credit.judge_assigner import Bench, GroupJudge, TurnJudge, read_grades
 from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.scoring import Scorer
@@ -30,6 +29,7 @@ from lightningrl_testing.credit_conformance import CreditConformance, grpo_advan
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_testing.store_conformance import leased, make_call, make_spec
 from lightningrl_testing.tokenizers import tiny_tokenizer
+from lightningrl_training import judge as judging
 from lightningrl_training.build import build_credit
 from lightningrl_training.evaluator import Evaluator
 

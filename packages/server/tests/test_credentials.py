@@ -32,12 +32,12 @@ from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.environment import worker_environment
 from lightningrl_client.runtime.report import report_exception
 from lightningrl_client.runtime.work import work_command
-from lightningrl_credit.judge import LONGEST_ANSWER, Judge, Questions
 from lightningrl_server.forwarding import ExportForwarder
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_server.settings import read_upstream
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.loopback import serving
+from lightningrl_training.judge import LONGEST_ANSWER, Judge, Questions
 
 KEY = "sk-SECRET/KEY+of=the_user"
 RECIPE: dict[str, Any] = {

@@ -21,9 +21,9 @@ from typing import Final
 import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from lightningrl.inflate import UNCOMPRESSED, read_at_most
 from lightningrl.keys import Mask
 from lightningrl.recipe_tables import TelemetryConfig
+from lightningrl_server.inflate import UNCOMPRESSED, read_at_most
 from lightningrl_server.spans.otlp import Export
 
 __all__ = ["ExportForwarder", "Forwarders", "create_forwarders"]

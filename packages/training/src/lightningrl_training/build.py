@@ -23,7 +23,6 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import check_options
 from lightningrl.recipe_tables import RewardConfig
 from lightningrl_credit.comparison import check_comparison
-from lightningrl_credit.judge import Judge
 from lightningrl_credit.needs import check_answers, check_needs, installed_needs
 from lightningrl_credit.rewards import (
     NamedReward,
@@ -39,6 +38,7 @@ from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls, trained_calls_of
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.evidence_services import PolicyQueries
+from lightningrl_training.judge import Judge
 from lightningrl_training.models import check_lengths, check_rendering, resolve_model
 from lightningrl_training.part_checks import (
     check_capabilities,

@@ -20,8 +20,8 @@ import numpy as np
 from lightningrl.errors import BackendError, PluginError
 from lightningrl.protocols import Backend, Continuation, TokenScorer, Valuer
 from lightningrl.types import Array, IntArray, Trajectory
-from lightningrl_credit.judge import Judge, Questions
 from lightningrl_server.rendering.tokenizer import QuickTokenizer, load_tokenizer
+from lightningrl_training.judge import Judge, Questions
 from lightningrl_viewer.reading.segments import SegmentReader
 from lightningrl_viewer.reading.trace import read_messages
 

@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible endpoint about finished rollouts: bounded, patient, within a budget, and every call is recorded.
+"""Asks an OpenAI-compatible endpoint about finished rollouts: patient, within bounds and a budget; records every call.
 
 score(trajectory, ask) ─► ask(messages) ─► POST {base_url}/chat/completions ─► text
                               └─ no answer, 408, 409, 429, 5xx ─► again, after a pause ─► … ─► JudgeError
@@ -16,22 +16,22 @@ import httpx
 
 from lightningrl.credentials import check_key
 from lightningrl.errors import JudgeError
-from lightningrl.inflate import UNCOMPRESSED, read_at_most
 from lightningrl.keys import Mask
 from lightningrl.sanitize import clean_text, parse_json
 from lightningrl.types import OtherCall, OtherCallKind
+from lightningrl_server.inflate import UNCOMPRESSED, read_at_most
 
 __all__ = ["Judge", "Questions"]
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-"""Between two tries, which double; also where the endpoint asks for more by `retry-after`."""
+"""Most seconds between two tries, which double; also where the endpoint asks for more by `retry-after`."""
 PATH: Final = "chat/completions"
 _AGAIN: Final = frozenset({408, 409, 429})
 LONGEST_ANSWER: Final = 1_000_000
 """Bytes; the rest is left unread."""
 _KEPT_CHARACTERS: Final = 100_000
-"""Of a request or an answer that is recorded whole."""
+"""Most characters of a request or an answer that is recorded whole."""
 
 
 class Judge:
@@ -49,8 +49,8 @@ class Judge:
         max_calls: int = 64,
         max_tokens: int = 100_000,
     ) -> None:
-        """`concurrency`: calls under way at a time, of all rollouts together. `max_calls`, `max_tokens` (of prompts and answers, as the
-        endpoint counts them): what one rollout may use."""
+        """`concurrency`: calls under way at a time, of all rollouts together. `max_calls`, `max_tokens` (of prompts and
+        answers, as the endpoint counts them): what one rollout may use."""
         api_key = None if api_key is None else check_key(api_key, "the judge's api_key")
         self.base_url = base_url.rstrip("/")
         self.model = model
@@ -80,7 +80,7 @@ class Questions:
         self.asked: list[OtherCall] = []
 
     async def __call__(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
-        """What the judge says to a question, or to messages. `settings` go into the request (`temperature`, `max_tokens`, …).
+        """Ask the judge a question, or messages. `settings` go into the request (`temperature`, `max_tokens`, …).
 
         Raises JudgeError: no [judge], the budget is used up, no answer after all tries, or one without text.
         """
@@ -92,8 +92,8 @@ class Questions:
         if self._tokens >= judge.max_tokens * self._rollouts:
             raise _too_many(judge)
         self._calls += 1
-        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        body = {"model": judge.model, "messages": said, **settings}
+        dialogue = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        body = {"model": judge.model, "messages": dialogue, **settings}
         pause = FIRST_PAUSE_S
         for left in reversed(range(judge.retries + 1)):
             status, answer, problem, wanted = await self._try(judge, body)
@@ -107,13 +107,16 @@ class Questions:
             self._tokens += max(0, int((answer.get("usage") or {}).get("total_tokens") or 0))
             text = str(answer["choices"][0]["message"]["content"] or "")
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
-            raise JudgeError(f"the judge at {judge.base_url!r} answered without a text: {str(answer)[:200]!r}") from None
+            raise JudgeError(
+                f"the judge at {judge.base_url!r} answered without a text: {str(answer)[:200]!r}"
+            ) from None
         if self._tokens > judge.max_tokens * self._rollouts:
             raise _too_many(judge)
         return text
 
     async def _try(self, judge: Judge, body: Mapping[str, Any]) -> tuple[int | None, Any, str | None, float]:
-        """Status, answer, what went wrong, and how long the endpoint wants one to wait. Recorded, whatever came of it."""
+        """Make a call and record it, whatever came of it: status, answer, problem, seconds that the endpoint asks to
+        wait."""
         status: int | None = None
         answer: Any = None
         problem: str | None = None
@@ -134,7 +137,10 @@ class Questions:
                     problem = f"HTTP {status}: {' '.join(text.split())[:200]}"
                     wanted = _seconds(response.headers.get("retry-after"))
                 elif is_cut:
-                    problem = f"its answer has more than {LONGEST_ANSWER} bytes, and the rest is unread; check what is at that address"
+                    problem = (
+                        f"its answer has more than {LONGEST_ANSWER} bytes, and the rest is unread; check what is at "
+                        "that address"
+                    )
             except (httpx.HTTPError, TimeoutError) as error:
                 problem = judge.mask.text(f"{type(error).__name__}: {error}").rstrip(": ")
         code = None if problem is None else problem.split(":")[0] if status is None else f"http_{status}"
