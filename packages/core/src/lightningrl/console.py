@@ -38,7 +38,9 @@ NewestRunOption = Annotated[
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where run folders lie.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override one key of the recipe, e.g. --set loop.steps=20. May be repeated.", metavar="KEY=VALUE"),
+    typer.Option(
+        "--set", help="Override one key of the recipe, e.g. --set loop.steps=20. May be repeated.", metavar="KEY=VALUE"
+    ),
 ]
 WorkersOption = Annotated[
     str | None,
@@ -51,7 +53,9 @@ WorkersOption = Annotated[
 ]
 
 
-def read_settings(texts: Sequence[str] | None, shortcuts: Mapping[str, Any] | None = None, *, workers: str | None = None) -> dict[str, Any]:
+def read_settings(
+    texts: Sequence[str] | None, shortcuts: Mapping[str, Any] | None = None, *, workers: str | None = None
+) -> dict[str, Any]:
     """Settings by dotted key, of `--set KEY=VALUE`, of options that stand for one key (None = not given), and of
     `--workers`. Raises ConfigError."""
     from lightningrl.recipe_file import parse_setting

@@ -31,10 +31,15 @@ def certify_command(run: Path, *, as_json: bool) -> None:
 
 def _print(console: Console, certificate: Certificate) -> None:
     for check in certificate.checks:
-        console.print(f"{MARKS[check.is_passed]}  {_shown(check.name)}: {_shown(check.evidence)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{MARKS[check.is_passed]}  {_shown(check.name)}: {_shown(check.evidence)}", highlight=False, soft_wrap=True
+        )
     for policy, parts in certificate.gaps.items():
         if parts:
-            numbers = (Column(name, justify="right") for name in ("tokens", "mean", "99 of 100 below", "largest", "beyond the clip"))
+            numbers = (
+                Column(name, justify="right")
+                for name in ("tokens", "mean", "99 of 100 below", "largest", "beyond the clip")
+            )
             table = Table(Column(f"gap of {_shown(policy)}"), *numbers, box=None, padding=(0, 2, 0, 0))
             for part in parts:
                 cells = (f"{value:.1e}" for value in (part.mean, part.p99, part.largest))

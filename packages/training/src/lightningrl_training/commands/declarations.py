@@ -35,7 +35,9 @@ def init(
 
 def try_recipe(
     recipe: RecipeArgument,
-    task: Annotated[str | None, typer.Option(help="Id of the task; by default the first one.", show_default=False)] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Id of the task; by default the first one.", show_default=False)
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
     settings: SetOption = None,
 ) -> None:
@@ -73,21 +75,33 @@ def doctor(
     """
     from lightningrl_training.commands.doctor import doctor_command
 
-    if status := doctor_command(recipe, as_json=as_json, is_brief=is_brief, runs=runs, rehearse=rehearse, settings=read_settings(settings)):
+    if status := doctor_command(
+        recipe, as_json=as_json, is_brief=is_brief, runs=runs, rehearse=rehearse, settings=read_settings(settings)
+    ):
         raise typer.Exit(status)
 
 
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")]
 RunOption = Annotated[
     Path | None,
     typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False),
 ]
-PolicyOption = Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)]
-BackendOption = Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)]
+PolicyOption = Annotated[
+    str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)
+]
+BackendOption = Annotated[
+    str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)
+]
 StepsOption = Annotated[int | None, typer.Option(help="Training steps (loop.steps).", show_default=False)]
-MinutesOption = Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)]
+MinutesOption = Annotated[
+    float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)
+]
+SeedOption = Annotated[
+    int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)
+]
 HostOption = Annotated[
     str | None,
     typer.Option(
@@ -144,7 +158,9 @@ def train(
 
 def serve(
     recipe: OptionalRecipeArgument = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.", show_default=False)
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.", min=0, max=65535)] = 8600,
     store_url: Annotated[
@@ -167,7 +183,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write the transformers folder.", metavar="FOLDER")],
     run: NewestRunOption = None,
     runs: RunsOption = Path("runs"),
-    policy: Annotated[str | None, typer.Option(help="Which policy, where the run has several.", show_default=False)] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Which policy, where the run has several.", show_default=False)
+    ] = None,
     step: Annotated[
         str | None,
         typer.Option(
@@ -178,7 +196,9 @@ def export(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16", show_default=False),
+        typer.Option(
+            help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the

@@ -26,7 +26,9 @@ UNBROKEN: Final = 100_000
 STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor_command(source: Path, *, as_json: bool, is_brief: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]) -> int:
+def doctor_command(
+    source: Path, *, as_json: bool, is_brief: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]
+) -> int:
     """Returns the exit status: 1 where a check failed."""
     from lightningrl_training.doctor import Verdict
 

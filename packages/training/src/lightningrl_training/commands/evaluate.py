@@ -42,7 +42,10 @@ def _print(console: Console, report: EvaluationReport) -> None:
         table.add_row(name, *(cell(evaluation) for evaluation in report.evaluations))
     for key in report.slices:
         for value in report.evaluations[0].slice_rewards(key):
-            cells = (evaluation.slice_rewards(key).get(value) if _has(evaluation, key) else None for evaluation in report.evaluations)
+            cells = (
+                evaluation.slice_rewards(key).get(value) if _has(evaluation, key) else None
+                for evaluation in report.evaluations
+            )
             table.add_row(f"  {_shown(key)} = {_shown(value)}", *map(_interval, cells))
     console.print(table, highlight=False)
     if report.comparison is not None:
@@ -61,9 +64,14 @@ def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:
         ("tasks × samples", lambda result: f"{len(result.tasks)} × {result.samples}"),
         (
             "sampled at",
-            lambda result: "as the agent asks" if result.sampling is None else f"temperature {result.sampling.temperature:g}",
+            lambda result: (
+                "as the agent asks" if result.sampling is None else f"temperature {result.sampling.temperature:g}"
+            ),
         ),
-        *((f"pass@{k}", lambda result, k=k: _interval(result.pass_at(k)) if k <= result.samples else "-") for k in first.ks),
+        *(
+            (f"pass@{k}", lambda result, k=k: _interval(result.pass_at(k)) if k <= result.samples else "-")
+            for k in first.ks
+        ),
         ("mean reward", lambda result: _interval(result.reward)),
         ("failed (lowest reward)", lambda result: str(result.failed)),
         ("without a result", lambda result: str(result.without_result)),
@@ -78,19 +86,31 @@ def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:
 
 def _print_comparison(console: Console, comparison: Comparison, asked: int) -> None:
     is_whole = comparison.tasks == asked
-    console.print(f"\ndifference on {comparison.tasks} of {asked} tasks (above 0: the first is better)", highlight=False)
+    console.print(
+        f"\ndifference on {comparison.tasks} of {asked} tasks (above 0: the first is better)", highlight=False
+    )
     if is_whole:
         console.print(f"  {_interval(comparison.difference, '+')}  95 %, for one look after all tasks", highlight=False)
     if comparison.sequential is None:
-        problem = "rewards lie outside the range that the recipe gives them, which the test stands on; set rewards.NAME.range"
+        problem = (
+            "rewards lie outside the range that the recipe gives them, which the test stands on; set rewards.NAME.range"
+        )
         console.print(f"  no sequential verdict: {problem}", highlight=False, soft_wrap=True)
     else:
-        console.print(f"  {_interval(comparison.sequential.interval, '+')}  95 %, for a look after every task", highlight=False)
-        after = "" if comparison.sequential.decided_after is None else f", decided after {comparison.sequential.decided_after} tasks"
+        console.print(
+            f"  {_interval(comparison.sequential.interval, '+')}  95 %, for a look after every task", highlight=False
+        )
+        after = (
+            ""
+            if comparison.sequential.decided_after is None
+            else f", decided after {comparison.sequential.decided_after} tasks"
+        )
         verdict = "the first is " if comparison.verdict is not Verdict.NOT_ENOUGH else ""
         console.print(f"  [bold]{verdict}{comparison.verdict.value}[/]{after}", highlight=False)
     if comparison.slices:
-        table = Table(Column("slice"), *(Column(name, justify="right") for name in ("tasks", "difference", "p", "")), box=None)
+        table = Table(
+            Column("slice"), *(Column(name, justify="right") for name in ("tasks", "difference", "p", "")), box=None
+        )
         for part in comparison.slices:
             verdict = "" if part.verdict is Verdict.NOT_ENOUGH else part.verdict.value
             name = f"{_shown(part.key)} = {_shown(part.value)}"

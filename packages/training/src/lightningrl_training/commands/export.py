@@ -14,11 +14,15 @@ from lightningrl_viewer.reading.origin import newest_run
 __all__ = ["export_command", "parse_step"]
 
 
-def export_command(target: Path, *, run: Path | None, runs: Path, policy: str | None, step: str | None, dtype: str | None) -> None:
+def export_command(
+    target: Path, *, run: Path | None, runs: Path, policy: str | None, step: str | None, dtype: str | None
+) -> None:
     source = Run(run or newest_run(runs))
     written = source.export(target, policy=policy, step=parse_step(step), dtype=dtype)
     best = best_checkpoint(source.folder)
-    which = f", the best by validation ({best.state.score:.3f})" if best is not None and best.state.step == written else ""
+    which = (
+        f", the best by validation ({best.state.score:.3f})" if best is not None and best.state.step == written else ""
+    )
     newer = f"; the newest are of step {source.steps}: --step newest" if source.steps > written and step is None else ""
     Console().print(f"wrote {target}: weights after step {written}{which}{newer}", highlight=False, soft_wrap=True)
 

@@ -24,12 +24,17 @@ def init_command(folder: Path) -> None:
     train = f"lightningrl try {shlex.quote(str(made))} && lightningrl train {shlex.quote(str(made))}"
     if importlib.util.find_spec("lightningrl_torch") is None:
         make = f"pip install 'lightningrl[torch]' && python {shlex.quote(str(made / 'starter.py'))}"
-        console.print(f"the starting policy needs torch:  {make} && {train}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"the starting policy needs torch:  {make} && {train}", highlight=False, markup=False, soft_wrap=True
+        )
         return
-    console.print("making its starting policy, a tiny transformer: half a minute, or some on a busy machine", highlight=False)
+    console.print(
+        "making its starting policy, a tiny transformer: half a minute, or some on a busy machine", highlight=False
+    )
     status = subprocess.run([sys.executable, str(made / "starter.py")], check=False).returncode
     if status:
         raise LightningError(
-            f"the starting policy was not made (status {status}); try again: python {shlex.quote(str(made / 'starter.py'))}"
+            f"the starting policy was not made (status {status}); try again: python "
+            f"{shlex.quote(str(made / 'starter.py'))}"
         )
     console.print(f"next:  {train}", highlight=False, markup=False, soft_wrap=True)

@@ -31,5 +31,7 @@ def show_command(source: Path, *, settings: Mapping[str, Any]) -> None:
     for key in keys:
         origin = source.name if key.origin == "recipe" else key.origin
         style = "dim" if origin == "default" else None
-        table.add_row(escape(key.key), escape(json.dumps(key.value, ensure_ascii=False, default=str)), origin, style=style)
+        table.add_row(
+            escape(key.key), escape(json.dumps(key.value, ensure_ascii=False, default=str)), origin, style=style
+        )
     Console().print(table)

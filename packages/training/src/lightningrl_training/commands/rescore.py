@@ -55,7 +55,8 @@ def _print(console: Console, rescore: Rescore) -> None:
         highlight=False,
     )
     console.print(
-        f"groups that teach: {len(rescore.gained)} of {rescore.groups} would begin to, {len(rescore.lost)} would no longer",
+        f"groups that teach: {len(rescore.gained)} of {rescore.groups} would begin to, {len(rescore.lost)} would no "
+        "longer",
         highlight=False,
     )
     console.print(
@@ -68,11 +69,15 @@ def _print(console: Console, rescore: Rescore) -> None:
     most = max((*before.histogram, *after.histogram, 1))
     for number_of_bin, (was, would_be) in enumerate(zip(before.histogram, after.histogram, strict=True)):
         low, high = rescore.edges[number_of_bin : number_of_bin + 2]
-        bars.add_row(f"{low:.2f} to {high:.2f}", *(f"{'█' * round(_WIDTH * count / most)} {count}" for count in (was, would_be)))
+        bars.add_row(
+            f"{low:.2f} to {high:.2f}", *(f"{'█' * round(_WIDTH * count / most)} {count}" for count in (was, would_be))
+        )
     console.print(bars, highlight=False)
     if rescore.changed:
         console.print()
-        rows = Table(*(Column(name, no_wrap=True) for name in ("rollout", "task", "step", "was", "would be", "")), box=None)
+        rows = Table(
+            *(Column(name, no_wrap=True) for name in ("rollout", "task", "step", "was", "would be", "")), box=None
+        )
         for rollout in rescore.changed[:_SHOWN]:
             note = f"failed: {rollout.failed}" if rollout.failed else "changes sides" if rollout.flips else ""
             cells = (

@@ -53,15 +53,21 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
         console.print("stopped")
 
 
-async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console) -> None:
+async def _serve(
+    recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console
+) -> None:
     from lightningrl_training.serving import serve_policy, server_settings
 
     cancel_on_signals()
     parts = Parts.build(recipe, load_plugins())
     check_on_hub(parts.models)
     with _scratch_store(recipe.store_url, scratch) as store_url:
-        settings = server_settings(recipe, parts, store_url, host=host, port=port).model_copy(update={"plain_rollout": BY_HAND})
-        async with serve_policy(settings, parts, scratch, checkpoint, workers=None, servers=recipe.runtime.servers) as served:
+        settings = server_settings(recipe, parts, store_url, host=host, port=port).model_copy(
+            update={"plain_rollout": BY_HAND}
+        )
+        async with serve_policy(
+            settings, parts, scratch, checkpoint, workers=None, servers=recipe.runtime.servers
+        ) as served:
             await _say_and_wait(served, parts, settings.run_key, console)
 
 
@@ -95,12 +101,15 @@ async def _say_and_wait(served: RunningServices, parts: Parts, run_key: str, con
     )
     lease = await served.client.lease("serve", lease_s=DAY_S)
     assert lease is not None
-    shown = ", ".join(f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items())
+    shown = ", ".join(
+        f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items()
+    )
     console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
     console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
     console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
     console.print(
-        f"workers join with:  LIGHTNINGRL_KEY={worker_key(run_key)} lightningrl work RECIPE --server {served.server.url}",
+        f"workers join with:  LIGHTNINGRL_KEY={worker_key(run_key)} lightningrl work RECIPE --server "
+        f"{served.server.url}",
         highlight=False,
         soft_wrap=True,
     )

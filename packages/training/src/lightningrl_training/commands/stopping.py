@@ -40,4 +40,6 @@ def progress_bar(sentence: str) -> Iterator[Show]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with stoppable(sentence), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(task, description=escape(printable(what)), completed=done, total=total or None)
+        yield lambda what, done, total: bar.update(
+            task, description=escape(printable(what)), completed=done, total=total or None
+        )

@@ -38,12 +38,16 @@ def branch(
     """
     from lightningrl_training.commands.branch import branch_command
 
-    branch_command(run, rollout_id, at=at, samples=samples, as_json=as_json, settings=read_settings(settings, workers=workers))
+    branch_command(
+        run, rollout_id, at=at, samples=samples, as_json=as_json, settings=read_settings(settings, workers=workers)
+    )
 
 
 PolicyArgument = Annotated[
     str,
-    typer.Argument(help="RUN, RUN@best, RUN@40; a transformers folder; MODEL@https://… of a provider.", metavar="POLICY"),
+    typer.Argument(
+        help="RUN, RUN@best, RUN@40; a transformers folder; MODEL@https://… of a provider.", metavar="POLICY"
+    ),
 ]
 AgainstOption = Annotated[
     str | None,
@@ -66,7 +70,9 @@ TemperatureOption = Annotated[
     float | None,
     typer.Option(help="By default as validation samples; several samples as training does.", show_default=False),
 ]
-PassesOption = Annotated[float | None, typer.Option(help="The least reward that passes; by default the most.", show_default=False)]
+PassesOption = Annotated[
+    float | None, typer.Option(help="The least reward that passes; by default the most.", show_default=False)
+]
 SlicesOption = Annotated[
     list[str] | None,
     typer.Option("--slice", help="Means by this key of the tasks' metadata; may be repeated.", show_default=False),
@@ -214,7 +220,9 @@ def rescore(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Which of the recipe's rewards it stands for; needed where there are several.", show_default=False),
+        typer.Option(
+            help="Which of the recipe's rewards it stands for; needed where there are several.", show_default=False
+        ),
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,

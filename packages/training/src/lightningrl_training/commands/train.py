@@ -23,11 +23,18 @@ from lightningrl_training.start import OpenRun, begin_run
 __all__ = ["train_command"]
 
 
-def train_command(source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]) -> None:
+def train_command(
+    source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]
+) -> None:
     console = Console()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)])
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+    )
     if source is None and not resume:
-        raise ConfigError("no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the newest run")
+        raise ConfigError(
+            "no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the "
+            "newest run"
+        )
     with begin_run(source, run=run, resume=resume, overwrite=overwrite, settings=settings, runs=runs) as opened:
         _describe(console, opened)
         try:

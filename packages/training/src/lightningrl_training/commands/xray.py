@@ -29,12 +29,16 @@ _STRONG: Final = 160
 """Colour of the largest credit of a rollout, of 255."""
 
 
-def xray_command(folder: Path, *, rollout: str | None, steps: str | None, methods: Mapping[str, Any], as_json: bool) -> None:
+def xray_command(
+    folder: Path, *, rollout: str | None, steps: str | None, methods: Mapping[str, Any], as_json: bool
+) -> None:
     chosen = None if steps is None else read_steps(steps)
     if rollout is not None and chosen is not None:
         raise ConfigError("--rollout is of one step; leave out --steps")
 
-    xray = Run(folder).xray(rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()})
+    xray = Run(folder).xray(
+        rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()}
+    )
     if as_json:
         write_json(xray)
         return
@@ -131,7 +135,10 @@ def _own_sentence(xray: XRay) -> str:
         return "the run's own method cannot be computed here: its row is what the run used"
     if xray.own_difference == 0.0:
         return "the run's own method gives exactly what the run used"
-    return f"the run's own method gives up to {xray.own_difference:.3g} else than the run used: its code or its options have changed since"
+    return (
+        f"the run's own method gives up to {xray.own_difference:.3g} else than the run used: its code or its "
+        "options have changed since"
+    )
 
 
 def _said(pair: Agreement) -> str:
@@ -142,7 +149,10 @@ def _print_rollout(console: Console, rollout: RolloutXRay, xray: XRay) -> None:
     """Print a table with turns from left to right and methods from top to bottom; each row has a colour scale of its
     own."""
     console.print(
-        Text(f"{printable(rollout.rollout_id)}, task {printable(rollout.task_id)}, step {rollout.step}, reward {number(rollout.reward)}")
+        Text(
+            f"{printable(rollout.rollout_id)}, task {printable(rollout.task_id)}, step {rollout.step}, reward "
+            f"{number(rollout.reward)}"
+        )
     )
     table = Table(Column("method", no_wrap=True), box=None, padding=(0, 1, 0, 0))
     for turn, role in enumerate(rollout.roles):

@@ -86,7 +86,9 @@ async def examine(
         parts = build_checked(recipe, load_plugins(), wrong=wrong)
     except (ConfigError, PluginError) as error:
         remedy = "mend the recipe; nothing was tried"
-        return Diagnosis(rows=tuple(_row("recipe", failed(str(sentence), remedy)) for sentence in error.args), bill=None)
+        return Diagnosis(
+            rows=tuple(_row("recipe", failed(str(sentence), remedy)) for sentence in error.args), bill=None
+        )
     scratch = Path(tempfile.mkdtemp(prefix="lightningrl-doctor-"))
     try:
         seen = await observe(recipe, parts, scratch, runs, starting, rehearse=rehearse)
@@ -117,5 +119,10 @@ def _row(check: str, finding: Finding) -> Row:
 def _with_log(sentence: str, scratch: Path) -> str:
     """Add the last line of a log that the sentence names: the log goes with the scratch folder."""
     logs = [path for path in scratch.glob("logs/*") if str(path) in sentence]
-    lines = [line for path in logs for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for path in logs
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     return sentence if not lines else f"{sentence}: {one_line(lines[-1], LONGEST)}"

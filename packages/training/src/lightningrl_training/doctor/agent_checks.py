@@ -60,7 +60,8 @@ def calls_made(seen: Observation) -> Finding:
         where = ", ".join(f"{host} ({count} rollouts)" for host, count in hosts.most_common(3))
         judge = failed if silent else warned
         return judge(
-            f"{len(silent)} of {len(seen.rollouts)} rollouts made no call that came here; models were called at {where}",
+            f"{len(silent)} of {len(seen.rollouts)} rollouts made no call that came here; models were called at "
+            f"{where}",
             "name that endpoint in runtime.base_urls if the policy is to answer in its place",
         )
     if cache := explain_cache(seen.rollouts):
@@ -90,13 +91,16 @@ def errors(seen: Observation) -> Finding:
     if not wrong:
         retried = f"; {again} attempts were run again" if again > 0 else ""
         return passed(f"none of {len(every)} rollouts raised{retried}")
-    summary = f"{len(wrong)} of {len(every)} rollouts raised; first, {wrong[0].rollout_id}: {first_line(wrong[0].error)}"
+    summary = (
+        f"{len(wrong)} of {len(every)} rollouts raised; first, {wrong[0].rollout_id}: {first_line(wrong[0].error)}"
+    )
     if all(rollout in wrong for rollout in seen.rollouts):
         return failed(summary, "mend the agent: `lightningrl try RECIPE` shows one rollout with its calls")
     if len(wrong) > MANY_ERRORS * len(every):
         return warned(
             summary,
-            "mend it, or, where the policy is to learn not to cause it, set outcomes.agent_error = 'train': such rollouts are left out now",
+            "mend it, or, where the policy is to learn not to cause it, set outcomes.agent_error = 'train': such "
+            "rollouts are left out now",
         )
     return passed(summary)
 
@@ -133,7 +137,8 @@ def calls_captured(seen: Observation) -> Finding:
     if seen.sampled_tokens - recorded > MUCH_LOST * max(1, seen.sampled_tokens):
         return warned(
             summary,
-            "the agent gives up on calls before their answer: give its client a longer timeout; what it left is not trained",
+            "the agent gives up on calls before their answer: give its client a longer timeout; what it left is not "
+            "trained",
         )
     return passed(summary)
 
@@ -144,7 +149,10 @@ def retries_counted_once(seen: Observation) -> Finding:
     calls = sum(1 for rollout in seen.rollouts for _ in _asked_again(rollout.transitions))
     if not asked:
         return passed("no rollout asks the same prompt twice in a row")
-    summary = f"{calls} calls of {len(asked)} rollouts repeat the prompt of the call before them; one is in {asked[0].rollout_id}"
+    summary = (
+        f"{calls} calls of {len(asked)} rollouts repeat the prompt of the call before them; one is in "
+        f"{asked[0].rollout_id}"
+    )
     return warned(
         summary,
         "where these are retries, let the client make them (max_retries) or send one x-lightningrl-call-id: they are "
@@ -193,8 +201,10 @@ def histories_kept(seen: Observation) -> Finding:
     if not breaks:
         return passed(f"{len(continued)} calls go on from an earlier one, none by another rendering")
     return warned(
-        f"{breaks} of {len(continued)} calls that go on from an earlier one have another beginning: history was rendered anew",
-        "hand the model's message back as it came, reasoning and tool calls included; until then each such call is a row of its own",
+        f"{breaks} of {len(continued)} calls that go on from an earlier one have another beginning: history was "
+        "rendered anew",
+        "hand the model's message back as it came, reasoning and tool calls included; until then each such call is a "
+        "row of its own",
     )
 
 
@@ -204,7 +214,8 @@ def context_used(seen: Observation) -> Finding:
     over = [rollout for rollout in every if rollout.outcome is Outcome.CONTEXT_OVERFLOW]
     if over:
         return failed(
-            f"{len(over)} of {len(every)} rollouts went over the context of {_lengths(seen)} tokens; one is {over[0].rollout_id}",
+            f"{len(over)} of {len(every)} rollouts went over the context of {_lengths(seen)} tokens; one is "
+            f"{over[0].rollout_id}",
             "shorten what the agent sends, or take a policy with a longer context; such rollouts are left out",
         )
     wanted = seen.recipe.sampling.max_tokens
@@ -215,7 +226,9 @@ def context_used(seen: Observation) -> Finding:
     longest = max(calls, key=lambda call: used[call.id] / seen.contexts[call.policy])
     context = seen.contexts[longest.policy]
     cramped = [
-        call for call in calls if len(call.prompt_ids) + wanted > seen.contexts[call.policy] and call.finish_reason is FinishReason.LENGTH
+        call
+        for call in calls
+        if len(call.prompt_ids) + wanted > seen.contexts[call.policy] and call.finish_reason is FinishReason.LENGTH
     ]
     summary = f"the longest prompt has {len(longest.prompt_ids)} of {context} tokens, and an answer may have {wanted}"
     if cramped:
@@ -239,7 +252,11 @@ def calls_cut_off(seen: Observation) -> Finding:
         return passed(f"all {len(seen.calls)} answers ended by themselves")
     limits = Counter(call.sampling.max_tokens for call in cut)
     limit, _ = limits.most_common(1)[0]
-    whose = "sampling.max_tokens" if limit == seen.recipe.sampling.max_tokens else "the agent's own max_tokens, or the context"
+    whose = (
+        "sampling.max_tokens"
+        if limit == seen.recipe.sampling.max_tokens
+        else "the agent's own max_tokens, or the context"
+    )
     summary = f"{len(cut)} of {len(seen.calls)} answers were cut off, most at {limit} tokens ({whose})"
     if len(cut) > MOSTLY_CUT * len(seen.calls):
         return failed(
@@ -261,11 +278,15 @@ def tools_work(seen: Observation) -> Finding:
             messages.setdefault(tool.name, tool.result or tool.error_type or "")
     if not statuses:
         return passed("; ".join(("no tool was seen", *seen.without_tools)))
-    wrong = {name: counts.total() - counts[ToolStatus.OK] - counts[ToolStatus.UNKNOWN] for name, counts in statuses.items()}
+    wrong = {
+        name: counts.total() - counts[ToolStatus.OK] - counts[ToolStatus.UNKNOWN] for name, counts in statuses.items()
+    }
     summary = ", ".join(f"{name}: {wrong[name]} of {counts.total()} failed" for name, counts in statuses.items())
     broken = [name for name, counts in statuses.items() if wrong[name] == counts.total() >= FEW_CALLS]
     if broken:
-        return failed(f"{summary}; {broken[0]} said: {messages[broken[0]]}", f"mend the tool {broken[0]!r}: it never worked")
+        return failed(
+            f"{summary}; {broken[0]} said: {messages[broken[0]]}", f"mend the tool {broken[0]!r}: it never worked"
+        )
     poor = [name for name, counts in statuses.items() if 2 * wrong[name] > counts.total() >= FEW_CALLS]
     if poor:
         return warned(
@@ -282,14 +303,22 @@ def repeats_itself(seen: Observation) -> Finding:
     if not seen.repeats:
         return passed("no rollout had a call to repeat")
     if not changed and not diverged:
-        return passed(f"{len(seen.repeats)} rollouts were run again with the same answers: they asked and their tools answered the same")
+        return passed(
+            f"{len(seen.repeats)} rollouts were run again with the same answers: they asked and their tools answered "
+            "the same"
+        )
     tools = f"the same call of {', '.join(map(repr, changed))} was answered otherwise" if changed else ""
-    changes = f"{len(diverged)} of {len(seen.repeats)} rollouts, run again with the same answers, asked something else" if diverged else ""
+    changes = (
+        f"{len(diverged)} of {len(seen.repeats)} rollouts, run again with the same answers, asked something else"
+        if diverged
+        else ""
+    )
     why = f": {first_line(diverged[0].error)}" if diverged else ""
     judge = failed if "branches" in seen.requires else warned
     return judge(
         "; ".join(filter(None, (tools, changes + why))),
-        "fix clocks, ids and seeds in what the agent sees; rewards are then the policy's doing alone (credit from branches needs it)",
+        "fix clocks, ids and seeds in what the agent sees; rewards are then the policy's doing alone (credit from "
+        "branches needs it)",
     )
 
 

@@ -3,8 +3,8 @@
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
     + in CPU time a curve drawn for each step and validation
 
-Rollouts change while the policy learns. `lightningrl_training.doctor.forecast` says how far they will have changed on average,
-which is billed, and at least and at most, which is the range of the bill's rows.
+Rollouts change while the policy learns. `lightningrl_training.doctor.forecast` says how far they will have changed on
+average, which is billed, and at least and at most, which is the range of the bill's rows.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class _Tokens:
         every = tuple(trajectories)
         calls = [call for trajectory in every for call in trajectory.transitions if call.replayed_from is None]
         judged = sum(call.kind is OtherCallKind.JUDGE for trajectory in every for call in trajectory.other_calls)
-        prompt, completion = (sum(map(len, column)) for column in ([c.prompt_ids for c in calls], [c.completion_ids for c in calls]))
+        prompt, completion = (
+            sum(map(len, column)) for column in ([c.prompt_ids for c in calls], [c.completion_ids for c in calls])
+        )
         return cls(prompt=prompt, completion=completion, judged=judged)
 
 
@@ -128,7 +130,11 @@ class _Plan:
             (costs.draw, self.steps + self.validations),
         )
         amounts = [(of(cost), times) for cost, times in parts]
-        return None if any(value is None for value, _ in amounts) else sum((value or 0.0) * times for value, times in amounts)
+        return (
+            None
+            if any(value is None for value, _ in amounts)
+            else sum((value or 0.0) * times for value, times in amounts)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +152,9 @@ class _Outlook:
     def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
         left = max(0, plan.steps - len(seen.rehearsed))
         to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(moved(seen), left))
-        prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in (prompt_tokens, completion_tokens, _both))
+        prompts, completions, tokens = (
+            forecast(seen.steps, count, to_come) for count in (prompt_tokens, completion_tokens, _both)
+        )
         return cls(
             to_come=to_come,
             prompts=prompts,
@@ -192,7 +200,8 @@ def make_bill(seen: Observation) -> Bill:
         steps=plan.steps,
         rollouts=rollouts,
         prompt_tokens=(plan.tokens * trained.prompt + plan.validate * checked.prompt) * outlook.prompts.amount,
-        completion_tokens=(plan.tokens * trained.completion + plan.validate * checked.completion) * outlook.completions.amount,
+        completion_tokens=(plan.tokens * trained.completion + plan.validate * checked.completion)
+        * outlook.completions.amount,
         trained_tokens=plan.tokens * costs.trained_tokens * outlook.trained.amount,
         judge_calls=plan.tokens * trained.judged,
         minutes=_minutes(plan, costs, _wall, longer) or 0.0,
@@ -241,7 +250,11 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
     loop, costs = seen.recipe.loop, seen.costs
     here, rehearsed = f"{len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks", len(seen.rehearsed)
     per_step = plan.groups / max(1, plan.steps)
-    early = f", of {loop.steps}: loop.minutes = {loop.minutes:g} ends it" if plan.steps < loop.steps and loop.minutes else ""
+    early = (
+        f", of {loop.steps}: loop.minutes = {loop.minutes:g} ends it"
+        if plan.steps < loop.steps and loop.minutes
+        else ""
+    )
     validated = f" + {plan.validations} validations of {len(seen.tasks.validation)}" if plan.validations else ""
     yield BillLine(what="steps", amount=bill.steps, unit="", how=f"loop.steps{early}")
     yield BillLine(
@@ -256,7 +269,10 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
     ):
         how = f"as many each as the {here}; {outlook.explain(ahead, rehearsed)}"
         yield _with_range(BillLine(what=what, amount=tokens, unit="", how=how), ahead)
-    signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, to all of them"
+    signal = (
+        f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, "
+        "to all of them"
+    )
     yield _with_range(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, unit="", how="as many each as those")
@@ -275,7 +291,10 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
             how="the most that all processes had; longer rows need more",
         )
     each = outlook.tokens.amount * costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
-    disk = f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {checkpoints} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
+    disk = (
+        f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {checkpoints} checkpoints × "
+        f"{costs.checkpoint_bytes / 1e6:.1f} MB"
+    )
     yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)
 
 

@@ -128,7 +128,9 @@ class _Examination:
         lessons, learn, trained_tokens = await self._learn(step, credited)
         rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
         lessons |= rehearsal.failed
-        size, save = await self._write_checkpoint(scratch, is_written=not any(lesson.error for lesson in lessons.values()))
+        size, save = await self._write_checkpoint(
+            scratch, is_written=not any(lesson.error for lesson in lessons.values())
+        )
         first, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
         costs = Costs(
@@ -183,7 +185,9 @@ class _Examination:
             collect, steps = _sum(collect, clock.lap()), steps + 1
         return credited, steps, collect
 
-    async def _learn(self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]) -> tuple[dict[str, Lesson], Cost, int]:
+    async def _learn(
+        self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]
+    ) -> tuple[dict[str, Lesson], Cost, int]:
         """Learn from one step's groups. Returns lessons, cost, and the tokens that all collected groups would train."""
         self.starting("one step of the learner")
         build = self.parts.scorer.build
@@ -241,7 +245,11 @@ class _Examination:
         rollouts = await self._try(specs)
         sources = {one.rollout_id: one for one in rollouts}
         points = scorer.branch_points(rollouts)
-        branches = [spec for point, count in points.items() for spec in plan_branches(recipe, sources[point.rollout_id], point, count)]
+        branches = [
+            spec
+            for point, count in points.items()
+            for spec in plan_branches(recipe, sources[point.rollout_id], point, count)
+        ]
         left = await self._try(branches)
         try:
             return await asyncio.to_thread(scorer.credit, rollouts, left)
@@ -291,7 +299,8 @@ class _Examination:
             return reports[rows[0].policy]
 
         lessons = {
-            name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn) for name in self._trained
+            name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn)
+            for name in self._trained
         }
         return lessons, reduce(_sum, took)
 

@@ -55,7 +55,9 @@ def cpu_seconds() -> float | None:
     """CPU seconds of this process, its descendants, and those of them that have ended."""
     processes = _processes()
     family = _family(os.getpid(), processes)
-    ticks = sum(sum(map(int, processes[pid][11:15])) for pid in family)  # utime, stime, and those of children that were waited for
+    ticks = sum(
+        sum(map(int, processes[pid][11:15])) for pid in family
+    )  # utime, stime, and those of children that were waited for
     return ticks / os.sysconf("SC_CLK_TCK") if family else None
 
 

@@ -56,7 +56,9 @@ def _unread(seen: Observation) -> Iterator[str]:
 
 def _unread_options(below: str, options: dict[str, Any], steps: int) -> Iterator[str]:
     if options.get("schedule", "constant") == "constant":
-        yield from (f"{below}.{name}: schedule is 'constant'" for name in ("total_steps", "minimum_factor") if options.get(name))
+        yield from (
+            f"{below}.{name}: schedule is 'constant'" for name in ("total_steps", "minimum_factor") if options.get(name)
+        )
     elif isinstance(options.get("total_steps"), int) and 2 * options["total_steps"] < steps:
         yield f"{below}.total_steps = {options['total_steps']}: the rest of {steps} steps learns at the least rate"
     if isinstance(options.get("warmup_steps"), int) and options["warmup_steps"] > steps > 0:
@@ -70,7 +72,8 @@ def tasks_differ(seen: Observation) -> Finding:
     shared = [task for task in held_out if _key(task) in counts]
     if shared:
         return warned(
-            f"{len(shared)} of {len(held_out)} validation tasks have the input of a training task; one is {shared[0].id!r}",
+            f"{len(shared)} of {len(held_out)} validation tasks have the input of a training task; one is "
+            f"{shared[0].id!r}",
             "take them out of one of the sets: a score on trained tasks says nothing of others",
         )
     twice = sum(count - 1 for count in counts.values())
@@ -126,7 +129,8 @@ def memory_enough(seen: Observation) -> Finding:
     if machine is not None and machine.gpus and not gpus:
         return warned(
             f"{evidence}; there is a GPU, of whose memory the backend says nothing",
-            "to train there, see that torch sees it and that learner.device is not 'cpu'; else watch `nvidia-smi` in the first steps",
+            "to train there, see that torch sees it and that learner.device is not 'cpu'; else watch `nvidia-smi` in "
+            "the first steps",
         )
     return passed(evidence)
 
@@ -138,7 +142,9 @@ def disk_enough(seen: Observation) -> Finding:
     needed, free = make_bill(seen).disk_bytes, seen.machine.disk_free
     summary = f"the run needs {_gb(needed)}, and {_gb(free)} are free"
     if needed > free:
-        return failed(summary, "make room, write to another disk (--run), or keep fewer checkpoints (loop.keep_checkpoints)")
+        return failed(
+            summary, "make room, write to another disk (--run), or keep fewer checkpoints (loop.keep_checkpoints)"
+        )
     if needed > 0.5 * free:
         return warned(summary, "other runs need room, too: loop.keep_checkpoints says how many checkpoints stay")
     return passed(summary)

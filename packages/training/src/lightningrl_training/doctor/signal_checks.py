@@ -24,14 +24,17 @@ def sampling_free(seen: Observation) -> Finding:
     """Check that the members of a group are sampled independently, as the recipe says."""
     groups = [group for group in seen.groups if len([one for one in group.trajectories if one.transitions]) > 1]
     equal = [group for group in groups if _are_equal(group)]
-    settings = Counter((call.sampling.temperature, call.sampling.seed is not None, call.sampling.stop) for call in seen.calls)
+    settings = Counter(
+        (call.sampling.temperature, call.sampling.seed is not None, call.sampling.stop) for call in seen.calls
+    )
     if groups and len(equal) == len(groups):
         return failed(f"the members of all {len(groups)} groups said the same{_cause(seen)}", _equal_remedy(seen))
     fixed = len({call.sampling.seed for call in seen.calls if call.sampling.seed is not None})
     with_seed = sum(count for (_, has_seed, _), count in settings.items() if has_seed)
     if with_seed and fixed < with_seed:
         return warned(
-            f"{with_seed} of {len(seen.calls)} calls ask for a fixed seed, {fixed} of them different: equal prompts get equal answers",
+            f"{with_seed} of {len(seen.calls)} calls ask for a fixed seed, {fixed} of them different: equal prompts "
+            "get equal answers",
             "let the agent send no `seed` while it is trained",
         )
     if seen.overridden:
@@ -39,7 +42,8 @@ def sampling_free(seen: Observation) -> Finding:
         ours = f"temperature={seen.recipe.sampling.temperature:g}, top_p={seen.recipe.sampling.top_p:g}"
         return warned(
             f"the agent asks for {asked}; the run samples with {ours}",
-            "it has to be so while it is trained; set [validation.sampling], with which it is judged, to what you will serve with",
+            "it has to be so while it is trained; set [validation.sampling], with which it is judged, to what you "
+            "will serve with",
         )
     differ = f"members differ in {len(groups) - len(equal)} of {len(groups)} groups"
     return passed(f"{differ}; nothing that the agent asks for is overridden")
@@ -47,7 +51,9 @@ def sampling_free(seen: Observation) -> Finding:
 
 def _are_equal(group: TrajectoryGroup) -> bool:
     answers = {
-        tuple(tuple(call.completion_ids.tolist()) for call in rollout.transitions) for rollout in group.trajectories if rollout.transitions
+        tuple(tuple(call.completion_ids.tolist()) for call in rollout.transitions)
+        for rollout in group.trajectories
+        if rollout.transitions
     }
     return len(answers) == 1
 
@@ -69,7 +75,10 @@ def _cause(seen: Observation) -> str:
 def _equal_remedy(seen: Observation) -> str:
     if seen.recipe.sampling.temperature == 0:
         return "set sampling.temperature = 1.0: a group whose members are equal teaches nothing"
-    return "send no seed, and no stop text that ends every answer at once; else raise sampling.temperature: equal members teach nothing"
+    return (
+        "send no seed, and no stop text that ends every answer at once; else raise sampling.temperature: equal "
+        "members teach nothing"
+    )
 
 
 def rewards_given(seen: Observation) -> Finding:
@@ -103,7 +112,8 @@ def rewards_given(seen: Observation) -> Finding:
     values = [rollout.reward for rollout in asked if rollout.reward is not None]
     parts = sorted({name for rollout in asked for name in rollout.rewards})
     return passed(
-        f"{', '.join(parts)}: {min(values):g} to {max(values):g}, mean {sum(values) / len(values):.3f} over {len(values)} rollouts"
+        f"{', '.join(parts)}: {min(values):g} to {max(values):g}, mean {sum(values) / len(values):.3f} over "
+        f"{len(values)} rollouts"
     )
 
 
@@ -123,22 +133,28 @@ def reward_varies(seen: Observation) -> Finding:
         (only,) = everything
         return failed(
             f"all rewards are {only:g}",
-            "look at one with `lightningrl try`: is the reward right? Else take easier tasks, or a policy that solves some",
+            "look at one with `lightningrl try`: is the reward right? Else take easier tasks, or a policy that solves "
+            "some",
         )
     judge = failed if len(groups) >= FEW_GROUPS else warned
-    return judge(summary, "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then")
+    return judge(
+        summary, "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then"
+    )
 
 
 def reward_reaches_tokens(seen: Observation) -> Finding:
     """Check that one learning step raises tokens with a positive advantage, on a copy of the weights."""
     if not seen.lessons:
-        return failed("no call of a trained policy and role was recorded, so nothing would be learned", "see the findings above")
+        return failed(
+            "no call of a trained policy and role was recorded, so nothing would be learned", "see the findings above"
+        )
     findings = [_taught(name, lesson, many=len(seen.lessons) > 1) for name, lesson in seen.lessons.items()]
     worst = max(findings, key=lambda finding: ("pass", "warn", "fail").index(finding.verdict))
     way, steps = way_at_end(seen), seen.recipe.loop.steps
     if worst.verdict == "pass" and way is not None and way < LITTLE:
         worst = warned(
-            f"{worst.evidence}: in {steps} step{'s' if steps > 1 else ''} that is {100 * way:.2g} % of the way to where it leads",
+            f"{worst.evidence}: in {steps} step{'s' if steps > 1 else ''} that is {100 * way:.2g} % of the way to "
+            "where it leads",
             "raise learner.learning_rate, say ten times, and look again; or loop.steps",
         )
     return replace(worst, evidence=worst.evidence + _after_rehearsal(seen))
@@ -147,7 +163,13 @@ def reward_reaches_tokens(seen: Observation) -> Finding:
 def _after_rehearsal(seen: Observation) -> str:
     """Mean rewards of the first step and of those after it; empty where there are none after it."""
     before, after = (
-        [rollout.reward for step in steps for group in step.groups for rollout in group.trajectories if rollout.reward is not None]
+        [
+            rollout.reward
+            for step in steps
+            for group in step.groups
+            for rollout in group.trajectories
+            if rollout.reward is not None
+        ]
         for steps in (seen.steps[:1], seen.steps[1:])
     )
     if not before or not after:
@@ -161,10 +183,15 @@ def _taught(policy: str, lesson: Lesson, *, many: bool) -> Finding:
     if not lesson.rows:
         return failed(
             f"{of}no row can be trained",
-            "see that its calls are of a role in `trained_agents`, and, with loop.dynamic_sampling, that some group has unlike rewards",
+            "see that its calls are of a role in `trained_agents`, and, with loop.dynamic_sampling, that some group "
+            "has unlike rewards",
         )
     if lesson.error is not None:
-        remedy = "see 'memory'" if lesson.is_out_of_memory else "mend that: the run would end so; with a loss of your own, look there"
+        remedy = (
+            "see 'memory'"
+            if lesson.is_out_of_memory
+            else "mend that: the run would end so; with a loss of your own, look there"
+        )
         return failed(f"{of}the learner failed on {lesson.rows} rows: {lesson.error}", remedy)
     rate = "" if lesson.learning_rate is None else f" at learning rate {lesson.learning_rate:g}"
     how = "a planted advantage of +1" if lesson.is_planted else "the recorded advantages"
@@ -175,7 +202,8 @@ def _taught(policy: str, lesson: Lesson, *, many: bool) -> Finding:
                 "look at the first steps' reward curve",
             )
         return passed(
-            f"{of}one step on {lesson.rows} rows had a gradient of norm {lesson.gradient:.3g}; its backend tells no log-probabilities"
+            f"{of}one step on {lesson.rows} rows had a gradient of norm {lesson.gradient:.3g}; its backend tells no "
+            "log-probabilities"
         )
     moved = f"moved their tokens by {lesson.gain:+.3g} nats each in the direction asked for"
     summary = f"{of}one step on {lesson.rows} rows{rate}, with {how}, {moved}"

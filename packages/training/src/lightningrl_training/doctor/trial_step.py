@@ -26,7 +26,9 @@ MOST_ROWS = 64
 """Rows that are scored; all are learned from."""
 
 
-async def teach(backend: Backend, samples: Sequence[Sample], learn: Callable[[Sequence[Sample]], Awaitable[LearnReport]]) -> Lesson:
+async def teach(
+    backend: Backend, samples: Sequence[Sample], learn: Callable[[Sequence[Sample]], Awaitable[LearnReport]]
+) -> Lesson:
     """Take one step on a policy's rows and measure its effect. Where no row has an advantage, +1 is planted on all of
     them.
 

@@ -66,14 +66,18 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
     model, _, place = text.rpartition("@")
     if place.startswith(("http://", "https://")):
         if not model:
-            raise ConfigError(f"{text!r} names no model; write MODEL@URL, for example gpt-5-mini@https://api.openai.com/v1")
+            raise ConfigError(
+                f"{text!r} names no model; write MODEL@URL, for example gpt-5-mini@https://api.openai.com/v1"
+            )
         upstream = NamedUpstreamConfig(base_url=place, api_key_env=api_key_env, model=model)
         return Candidate(name=f"{model} at {place}", recipe=_wanted(recipe, text), upstream=upstream)
     if (run := run_of(text)) is not None:
         saved = find_checkpoint(run, place if Path(text) != run else None)
         return Candidate(name=f"{run} after step {saved.state.step}", recipe=_of_run(run, recipe), checkpoint=saved)
     if (Path(text) / "config.json").is_file():
-        return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), {"policy.model": str(Path(text).absolute())}))
+        return Candidate(
+            name=text, recipe=with_settings(_wanted(recipe, text), {"policy.model": str(Path(text).absolute())})
+        )
     raise ConfigError(
         f"{text!r} is no run folder, no transformers folder and no model of a provider; write RUN, RUN@best, RUN@40, "
         "a folder with a "
@@ -83,13 +87,17 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
 
 def _wanted(recipe: Recipe | None, text: str) -> Recipe:
     if recipe is None:
-        raise ConfigError(f"{text!r} says nothing of agent, tasks and rewards; name the recipe: --recipe examples/text_to_sql")
+        raise ConfigError(
+            f"{text!r} says nothing of agent, tasks and rewards; name the recipe: --recipe examples/text_to_sql"
+        )
     return recipe
 
 
 def _of_run(run: Path, recipe: Recipe | None) -> Recipe:
     origin = RunOrigin.read(run)
-    models = {f'policies."{name}".model': model for name, model in origin.models.items() if name != origin.recipe.policy.name}
+    models = {
+        f'policies."{name}".model': model for name, model in origin.models.items() if name != origin.recipe.policy.name
+    }
     if origin.recipe.policy.name in origin.models:
         models["policy.model"] = origin.models[origin.recipe.policy.name]
     own = with_settings(origin.recipe, models)

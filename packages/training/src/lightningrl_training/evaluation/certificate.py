@@ -55,7 +55,8 @@ async def certify(folder: Path) -> Certificate:
         places, tokens = await find_places(run)
         if not tokens:
             raise RunFolderError(
-                f"run {str(folder)!r} has recorded no sampled token; look why: lightningrl rollouts list --run {shlex.quote(str(folder))}"
+                f"run {str(folder)!r} has recorded no sampled token; look why: lightningrl rollouts list --run "
+                f"{shlex.quote(str(folder))}"
             )
         steps, trained = await run.look.steps(), await find_trained(run, origin.recipe)
         gaps = await recompute(run, folder, origin, places)

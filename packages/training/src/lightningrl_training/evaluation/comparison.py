@@ -62,7 +62,9 @@ def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -
     ours, theirs = first.means(lowest), second.means(lowest)
     both = [task.id for task in first.tasks if task.id in ours and task.id in theirs]
     if not both:
-        raise ConfigError(f"{first.policy!r} and {second.policy!r} have results of no task in common; evaluate both on the same tasks")
+        raise ConfigError(
+            f"{first.policy!r} and {second.policy!r} have results of no task in common; evaluate both on the same tasks"
+        )
     differences = {task: ours[task] - theirs[task] for task in both}
     low, high = min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])
     bounds = (low - high, high - low) if first.fits_bounds and second.fits_bounds else None
@@ -73,11 +75,15 @@ def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -
         for name, tasks in first.by_slice(key).items()
         if (values_of_slice := [differences[task] for task in tasks if task in differences])
     }
-    p_values = holm({f"{number}": sign_flip_p(values_of_slice) for number, values_of_slice in enumerate(parts.values())})
+    p_values = holm(
+        {f"{number}": sign_flip_p(values_of_slice) for number, values_of_slice in enumerate(parts.values())}
+    )
     return Comparison(
         tasks=len(both),
         difference=mean_interval(values, bounds=bounds, level=LEVEL),
-        sequential=None if bounds is None else bet(values, bounds=bounds, level=LEVEL, horizon=max(len(both), first.asked)),
+        sequential=None
+        if bounds is None
+        else bet(values, bounds=bounds, level=LEVEL, horizon=max(len(both), first.asked)),
         slices=tuple(
             SliceDifference(
                 key=key,

@@ -76,14 +76,19 @@ class Examination:
         chosen = recipe.validation_sampling if self.samples == 1 else recipe.sampling.settings()
         chosen = chosen if self.temperature is None else replace(chosen, temperature=self.temperature)
         if self.samples > 1 and chosen.temperature == 0.0:
-            raise ConfigError(f"{self.samples} samples of a greedy policy are one and the same; give a temperature, or take 1 sample")
+            raise ConfigError(
+                f"{self.samples} samples of a greedy policy are one and the same; give a temperature, or take 1 sample"
+            )
         return chosen
 
     def choose(self, recipe: Recipe, parts: Parts) -> list[Task]:
         """Choose tasks and put them into their random order. Raises ConfigError."""
         tasks = list(parts.tasks.validation if self.tasks is None else _read(self.tasks, recipe))
         if not tasks:
-            raise ConfigError("the recipe has no validation tasks; name tasks to evaluate on: --tasks held_out.jsonl, or data.py:held_out")
+            raise ConfigError(
+                "the recipe has no validation tasks; name tasks to evaluate on: --tasks held_out.jsonl, or "
+                "data.py:held_out"
+            )
         random.Random(self.seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
         return tasks[: self.limit]
 
@@ -108,7 +113,9 @@ async def examine(
     async with AsyncExitStack() as both:
         for number, candidate in enumerate(candidates):
             stack = AsyncExitStack()
-            serving = await stack.enter_async_context(_open(candidate, how, folder / str(number + 1), slices, earlier, show))
+            serving = await stack.enter_async_context(
+                _open(candidate, how, folder / str(number + 1), slices, earlier, show)
+            )
             both.push_async_exit(stack)
             opened.append(serving)
             if how.batch is None:
@@ -119,7 +126,10 @@ async def examine(
                 await serving.run(how.batch, show)
             if _is_decided(evaluations()):
                 break
-    results = [replace(result, price=price or result.price) for result, price in zip(evaluations(), [*prices, None, None], strict=False)]
+    results = [
+        replace(result, price=price or result.price)
+        for result, price in zip(evaluations(), [*prices, None, None], strict=False)
+    ]
     return results, compare(results[0], results[1], slices) if len(results) > 1 else None
 
 
@@ -154,7 +164,9 @@ class _Candidate:
         await self.served.client.create_rollouts(specs)
         await self.served.start_workers()
         had, total = len(self.done) * self.how.samples, len(self.tasks) * self.how.samples
-        trajectories = await self._collect([spec.id for spec in specs], lambda ended: show(self.candidate.name, had + ended, total))
+        trajectories = await self._collect(
+            [spec.id for spec in specs], lambda ended: show(self.candidate.name, had + ended, total)
+        )
         for place, number in enumerate(numbers):
             mine = trajectories[place * self.how.samples : (place + 1) * self.how.samples]
             task = self.tasks[number]
@@ -217,7 +229,9 @@ async def _open(
         parts = replace(parts, backends={})
         changes = {"policies": {}, "default_policy": None, "upstream": UpstreamConfig(models={"*": candidate.upstream})}
     weights = None if candidate.checkpoint is None else candidate.checkpoint.folder
-    async with serve_recipe(recipe, parts, folder, weights, changes=changes, starting=lambda what: show(what, 0, 0)) as (recipe, served):
+    async with serve_recipe(
+        recipe, parts, folder, weights, changes=changes, starting=lambda what: show(what, 0, 0)
+    ) as (recipe, served):
         candidate = replace(candidate, recipe=recipe)
         yield _Candidate(candidate=candidate, how=how, parts=parts, served=served, tasks=tasks, folder=folder, done=[])
 
@@ -228,9 +242,13 @@ def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], earlier: Evaluati
     for key in slices:
         if key not in there:
             names = ", ".join(sorted(there)) or "none"
-            raise ConfigError(f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {names}")
+            raise ConfigError(
+                f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {names}"
+            )
     if earlier is not None and not {task.id for task in tasks} & earlier.task_means.keys():
-        raise ConfigError(f"the earlier evaluation, of {earlier.policy!r}, has no result of these tasks; evaluate both on the same")
+        raise ConfigError(
+            f"the earlier evaluation, of {earlier.policy!r}, has no result of these tasks; evaluate both on the same"
+        )
 
 
 def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:
@@ -243,5 +261,7 @@ def _slices(task: Task) -> dict[str, str]:
     """Values that tasks may be grouped by: short ones of the metadata, and of an input that is a table."""
     data = {**(task.input if isinstance(task.input, Mapping) else {}), **task.metadata}
     return {
-        str(key): str(value) for key, value in data.items() if isinstance(value, str | int | float) and len(str(value)) <= LONGEST_SLICE
+        str(key): str(value)
+        for key, value in data.items()
+        if isinstance(value, str | int | float) and len(str(value)) <= LONGEST_SLICE
     }

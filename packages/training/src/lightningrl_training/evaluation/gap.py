@@ -73,7 +73,9 @@ class TokenGaps:
         parts += [_gap(f"version {number}", gap[version == number]) for number in np.unique(version)]
         parts += [_gap(f"call {number}", gap[call == number]) for number in np.unique(call)]
         power = np.floor(np.log2(np.maximum(position, 1))).astype(int)
-        parts += [_gap(f"position {2**number}-{2 ** (number + 1) - 1}", gap[power == number]) for number in np.unique(power)]
+        parts += [
+            _gap(f"position {2**number}-{2 ** (number + 1) - 1}", gap[power == number]) for number in np.unique(power)
+        ]
         return tuple(parts)
 
 
@@ -112,7 +114,9 @@ ROUNDING = {
 
 def number_format(recipe: Recipe, policy: str) -> str:
     """Number format of engine and learner: float32 where both are torch's and nothing else is set."""
-    dtype = recipe.options_of(recipe.all_policies[policy]).get("dtype", "float32" if recipe.backend == "torch" else "bfloat16")
+    dtype = recipe.options_of(recipe.all_policies[policy]).get(
+        "dtype", "float32" if recipe.backend == "torch" else "bfloat16"
+    )
     return dtype if dtype in ROUNDING else "bfloat16"
 
 
@@ -130,10 +134,15 @@ def judge_gaps(gaps: Mapping[str, Sequence[Gap]], recipe: Recipe) -> Iterator[Ch
         may = ROUNDING[kind]
         bad = [part for part in parts if not _is_rounding(part, may)]
         whole = parts[0]
-        evidence = f"{whole.tokens} tokens recomputed: gap {whole.mean:.1e} on average, {whole.largest:.1e} at most ({kind})"
+        evidence = (
+            f"{whole.tokens} tokens recomputed: gap {whole.mean:.1e} on average, {whole.largest:.1e} at most ({kind})"
+        )
         if bad:
             worst = max(bad, key=lambda part: math.inf if math.isnan(part.mean) else part.mean)
-            evidence += f"; the trainer does not see what was sampled, most in {worst.part}: {worst.mean:.1e}; {_explain(parts, may)}"
+            evidence += (
+                f"; the trainer does not see what was sampled, most in {worst.part}: {worst.mean:.1e}; "
+                f"{_explain(parts, may)}"
+            )
         yield Check(name=name, is_passed=not bad, evidence=evidence)
 
 
@@ -151,4 +160,7 @@ def _explain(parts: Sequence[Gap], may: Rounding) -> str:
         return "the first version is clean: look for weights that did not reach the engine"
     if len(calls) > 1 and _is_rounding(calls[0], may):
         return "first calls are clean: look for a history that was tokenised anew"
-    return "from the first call of the first version on: look for another chat template, other sampling settings, or other numerics"
+    return (
+        "from the first call of the first version on: look for another chat template, other sampling settings, or "
+        "other numerics"
+    )

@@ -46,7 +46,9 @@ async def find_places(run: StoredRun) -> tuple[Places, int]:
     tokens = offset = 0
     while page := await run.list_rollouts(RolloutFilter(limit=PAGE, offset=offset)):
         offset += len(page)
-        async for trajectory in read_trajectories(run, [rollout.spec.id for rollout in page if rollout.outcome is not None]):
+        async for trajectory in read_trajectories(
+            run, [rollout.spec.id for rollout in page if rollout.outcome is not None]
+        ):
             for call in filter(is_sampled, trajectory.transitions):
                 tokens += len(call.completion_ids)
                 rollout_ids = places.setdefault((call.policy, call.policy_version), [])
@@ -91,17 +93,24 @@ async def read_trajectories(run: StoredRun, ids: Sequence[str]) -> AsyncIterator
             yield trajectory
 
 
-async def _measure(run: StoredRun, scorer: TokenScorer, place: tuple[str, int], ids: Sequence[str], into: TokenGaps) -> None:
+async def _measure(
+    run: StoredRun, scorer: TokenScorer, place: tuple[str, int], ids: Sequence[str], into: TokenGaps
+) -> None:
     waiting: list[Transition] = []
 
     async def ask() -> None:
-        asked = [Continuation(context=call.prompt_ids, tokens=call.completion_ids, temperature=_temperature(call)) for call in waiting]
+        asked = [
+            Continuation(context=call.prompt_ids, tokens=call.completion_ids, temperature=_temperature(call))
+            for call in waiting
+        ]
         for call, logprobs in zip(waiting, await asyncio.to_thread(scorer.logprobs, asked), strict=True):
             into.add(call, logprobs)
         waiting.clear()
 
     async for trajectory in read_trajectories(run, ids):
-        waiting += [call for call in trajectory.transitions if is_sampled(call) and (call.policy, call.policy_version) == place]
+        waiting += [
+            call for call in trajectory.transitions if is_sampled(call) and (call.policy, call.policy_version) == place
+        ]
         if len(waiting) >= AT_ONCE:
             await ask()
     await ask()
@@ -133,9 +142,15 @@ def judge_steps(steps: Sequence[StepRecord], recipe: Recipe, places: Places) -> 
     where, worst = max(kls.items(), key=lambda pair: pair[1])
     options = recipe.backend_options
     several = options.get("epochs", 1) != 1 or options.get("minibatches", 1) != 1 or recipe.loop.max_staleness > 0
-    evidence = f"kl_rollout {np.mean(list(kls.values())):.1e} on average, at most {worst:.1e} ({where}), as the steps recorded it"
+    evidence = (
+        f"kl_rollout {np.mean(list(kls.values())):.1e} on average, at most {worst:.1e} ({where}), as the steps "
+        "recorded it"
+    )
     if several:
-        evidence += "; it holds what was learned between the updates of a step, or the age of rollouts, too, so it is not judged"
+        evidence += (
+            "; it holds what was learned between the updates of a step, or the age of rollouts, too, so it is "
+            "not judged"
+        )
     # k3 of a gap d is d²/2 on average, so the same rounding makes half its square; tenfold, since a mean of squares has
     # a tail
     most = 10 * ROUNDING[number_format(recipe, recipe.policy.name)].mean ** 2 / 2

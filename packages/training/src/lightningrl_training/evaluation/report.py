@@ -41,7 +41,11 @@ class EvaluationReport:
     def numbers(self) -> dict[str, Any]:
         """Values for JSON, with what is computed from the evaluations."""
         rows = [{**msgspec.to_builtins(one), "summary": _summary(one, self.slices)} for one in self.evaluations]
-        verdicts = None if self.comparison is None else {**msgspec.to_builtins(self.comparison), "verdict": self.comparison.verdict.value}
+        verdicts = (
+            None
+            if self.comparison is None
+            else {**msgspec.to_builtins(self.comparison), "verdict": self.comparison.verdict.value}
+        )
         if verdicts is not None and self.comparison is not None:
             for row, part in zip(verdicts["slices"], self.comparison.slices, strict=True):
                 row["verdict"] = part.verdict.value
@@ -71,7 +75,9 @@ async def evaluate_policies(
     if against is not None and earlier is None:
         candidates.append(_with_settings(find_candidate(against, first.recipe, api_key_env=api_key_env), settings))
     path = _place(policy, out)
-    evaluations, comparison = await examine(candidates, how, path.with_suffix(""), slices=slices, prices=prices, earlier=earlier, show=show)
+    evaluations, comparison = await examine(
+        candidates, how, path.with_suffix(""), slices=slices, prices=prices, earlier=earlier, show=show
+    )
     report = EvaluationReport(evaluations=tuple(evaluations), comparison=comparison, slices=tuple(slices), path=path)
     with create_private(path) as file:
         file.write(msgspec.json.format(msgspec.json.encode(report.numbers()), indent=1) + b"\n")
@@ -94,13 +100,17 @@ def _place(policy: str, out: Path | None) -> Path:
     while out is None and path.exists():
         path = path.with_name(f"{path.stem}-again.json")
     if path.suffix != ".json":
-        raise ConfigError(f"--out {str(path)!r} is no .json file; results are JSON, and rollouts go into a folder beside them")
+        raise ConfigError(
+            f"--out {str(path)!r} is no .json file; results are JSON, and rollouts go into a folder beside them"
+        )
     if path.exists() or path.with_suffix("").exists():
         raise RunFolderError(f"{str(path)!r} or the folder of its rollouts is there already; give another --out")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"folder {str(path.parent)!r} cannot be written: {error.strerror}; give another --out") from error
+        raise RunFolderError(
+            f"folder {str(path.parent)!r} cannot be written: {error.strerror}; give another --out"
+        ) from error
     return path
 
 

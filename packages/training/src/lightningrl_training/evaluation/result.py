@@ -94,7 +94,10 @@ class Evaluation:
         """Values of the samples that have a result, by task; tasks without any are left out. `lowest` None = its
         own."""
         least = self.lowest if lowest is None else lowest
-        values_by_task = {task.id: [value for sample in task.samples if (value := sample.value(least)) is not None] for task in self.tasks}
+        values_by_task = {
+            task.id: [value for sample in task.samples if (value := sample.value(least)) is not None]
+            for task in self.tasks
+        }
         return {task: values for task, values in values_by_task.items() if values}
 
     def means(self, lowest: float | None = None) -> dict[str, float]:
@@ -165,17 +168,25 @@ class Evaluation:
     def tokens(self) -> tuple[float, float] | None:
         """Mean prompt and completion tokens of a rollout; None = the provider does not say."""
         pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in self._all()]
-        counted = [(prompt, completion) for prompt, completion in pairs if prompt is not None and completion is not None]
+        counted = [
+            (prompt, completion) for prompt, completion in pairs if prompt is not None and completion is not None
+        ]
         if not counted or len(counted) < len(pairs):
             return None
-        return float(np.mean([prompt for prompt, _ in counted])), float(np.mean([completion for _, completion in counted]))
+        return float(np.mean([prompt for prompt, _ in counted])), float(
+            np.mean([completion for _, completion in counted])
+        )
 
     @property
     def cost(self) -> float | None:
         """Cost of all rollouts together; None = no price or no tokens are known."""
         if self.price is None or self.tokens is None:
             return None
-        return sum(tokens * price for tokens, price in zip(self.tokens, self.price, strict=True)) * sum(1 for _ in self._all()) / 1e6
+        return (
+            sum(tokens * price for tokens, price in zip(self.tokens, self.price, strict=True))
+            * sum(1 for _ in self._all())
+            / 1e6
+        )
 
     def _all(self) -> Iterator[EvaluatedSample]:
         for task in self.tasks:
@@ -208,7 +219,8 @@ def _usage(call: OtherCall) -> tuple[int | None, int | None]:
     usage = call.answer.get("usage") if isinstance(call.answer, Mapping) else None
     counts = usage if isinstance(usage, Mapping) else {}
     prompt, completion = (
-        next((counts[name] for name in names if isinstance(counts.get(name), int)), None) for names in (PROMPT_NAMES, COMPLETION_NAMES)
+        next((counts[name] for name in names if isinstance(counts.get(name), int)), None)
+        for names in (PROMPT_NAMES, COMPLETION_NAMES)
     )
     return prompt, 0 if completion is None and call.path == "embeddings" else completion
 
@@ -225,5 +237,6 @@ def read_evaluation(path: Path) -> Evaluation:
         return msgspec.convert(report["evaluations"][0], Evaluation)
     except (OSError, msgspec.MsgspecError, KeyError, IndexError, TypeError) as error:
         raise ConfigError(
-            f"{str(path)!r} is no evaluation ({type(error).__name__}: {error}); give a file that `lightningrl eval` wrote"
+            f"{str(path)!r} is no evaluation ({type(error).__name__}: {error}); give a file that `lightningrl eval` "
+            "wrote"
         ) from None

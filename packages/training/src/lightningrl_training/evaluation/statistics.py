@@ -57,7 +57,9 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None, level: float = 0.95) -> Interval:
+def mean_interval(
+    values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None, level: float = 0.95
+) -> Interval:
     """Mean of independent values with Student's t interval, cut where `bounds`, the least and most that a value can be,
     end. Where all values are equal, t would claim to be certain: then bounds give the interval of `bet`; without them
     there is none."""
@@ -118,7 +120,11 @@ def bet(
     ever: NDArray[np.bool_] = np.asarray(is_out.any(axis=0))
     remaining = candidates[:-1][~ever[:-1]]
     mean = float(raw.mean())
-    edge = (low + (high - low) * float(remaining.min()), low + (high - low) * float(remaining.max())) if len(remaining) else (mean, mean)
+    edge = (
+        (low + (high - low) * float(remaining.min()), low + (high - low) * float(remaining.max()))
+        if len(remaining)
+        else (mean, mean)
+    )
     decided, verdict = None, Verdict.NOT_ENOUGH
     if ever[-1]:
         decided = int(np.argmax(is_out[:, -1])) + 1

@@ -89,7 +89,9 @@ def logger_plugins() -> Iterator[Plugin]:
 def check_package(name: str, _recipe: object) -> None:
     """Raise ConfigError where the logger's package is not installed."""
     if name not in sys.modules and importlib.util.find_spec(name) is None:
-        raise ConfigError(f"logger {name!r} is not installed; install it with `pip install 'lightningrl[{name}]'`, or remove it")
+        raise ConfigError(
+            f"logger {name!r} is not installed; install it with `pip install 'lightningrl[{name}]'`, or remove it"
+        )
 
 
 def import_package(name: str, module: str | None = None) -> ModuleType:
@@ -97,4 +99,6 @@ def import_package(name: str, module: str | None = None) -> ModuleType:
     try:
         return importlib.import_module(module or name)
     except ImportError as error:
-        raise ConfigError(f"logger {name!r} cannot be imported ({error}); install it with `pip install {name}`, or remove it") from error
+        raise ConfigError(
+            f"logger {name!r} cannot be imported ({error}); install it with `pip install {name}`, or remove it"
+        ) from error
