@@ -20,7 +20,7 @@ import numpy as np
 from measuring import median_cpu_ms, result
 
 from lightningrl.advantages.samples import build_samples
-from lightningrl.records import CallRecord, Lease, Score, ToolCallRecord
+from lightningrl.records import Lease, Score
 from lightningrl.types import (
     FinishReason,
     Outcome,
@@ -34,6 +34,7 @@ from lightningrl.types import (
     Transition,
 )
 from lightningrl.wire import decode_trajectories, encode_trajectories
+from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.reader import Reader
@@ -105,7 +106,9 @@ def make_calls(lease: Lease, turns: int, rng: np.random.Generator) -> list[CallR
 
 async def record_rollout(store: SqlStore, rollout_id: str, turns: int, rng: np.random.Generator) -> None:
     """A whole rollout, from order to scores."""
-    task = Task(id=rollout_id, input={"question": " ".join(rng.choice(WORDS, 20))}, answer=" ".join(rng.choice(WORDS, 20)))
+    task = Task(
+        id=rollout_id, input={"question": " ".join(rng.choice(WORDS, 20))}, answer=" ".join(rng.choice(WORDS, 20))
+    )
     await store.create_rollouts([RolloutSpec(id=rollout_id, task=task, group_id="g")])
     lease = await store.lease("worker", 60.0)
     assert lease is not None
@@ -120,11 +123,17 @@ async def record_rollout(store: SqlStore, rollout_id: str, turns: int, rng: np.r
             status=ToolStatus.OK,
             duration_s=0.01,
         )
-        tools.append(ToolCallRecord(tool_call=call, span_id=f"{rng.integers(2**63):016x}", parent_span_id=f"{rng.integers(2**63):016x}"))
+        tools.append(
+            ToolCallRecord(
+                tool_call=call, span_id=f"{rng.integers(2**63):016x}", parent_span_id=f"{rng.integers(2**63):016x}"
+            )
+        )
     await store.append_tool_calls(rollout_id, 1, tools)
     await store.finish_attempt(rollout_id, 1, Outcome.SUCCEEDED, {"answer": "x"})
     advantages = {f"{rollout_id}/1/{index}": np.full(COMPLETION, 0.5, np.float32) for index in range(turns)}
-    await store.set_scores([Score(rollout_id=rollout_id, attempt=1, rewards={"match": 1.0}, reward=1.0, advantages=advantages)])
+    await store.set_scores(
+        [Score(rollout_id=rollout_id, attempt=1, rewards={"match": 1.0}, reward=1.0, advantages=advantages)]
+    )
 
 
 async def bytes_per_rollout(turns: int, rollouts: int = 20) -> float:

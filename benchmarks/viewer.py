@@ -39,12 +39,13 @@ from viewer_meter import METER, SITE
 
 from lightningrl.keys import view_key
 from lightningrl.recipe import Recipe
-from lightningrl.records import CallRecord, Score, ToolCallRecord
+from lightningrl.records import Score
 from lightningrl.types import FinishReason, Outcome, RolloutSpec, Task, ToolCall, ToolStatus
 from lightningrl_client.runtime.pool import WorkerPool
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.metrics import ServerMetrics
+from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_training.lab.xray import open_xray
@@ -133,7 +134,9 @@ async def play(store: SqlStore, rng: np.random.Generator, *, turns: int = CALLS,
     for index in range(tool_calls):
         status = ToolStatus.ERROR if rng.random() < 0.05 else ToolStatus.OK
         name, text = TOOLS[int(rng.integers(len(TOOLS)))], "a result " * 10
-        tool = ToolCall(id=f"call_{index}", name=name, arguments='{"q": "what"}', result=text, status=status, duration_s=0.1)
+        tool = ToolCall(
+            id=f"call_{index}", name=name, arguments='{"q": "what"}', result=text, status=status, duration_s=0.1
+        )
         tools.append(ToolCallRecord(tool_call=tool, started_at=1.7e9 + number + index))
     if tools:
         await store.append_tool_calls(lease.rollout_id, lease.attempt, tools)
@@ -144,8 +147,12 @@ async def play(store: SqlStore, rng: np.random.Generator, *, turns: int = CALLS,
     await store.finish_attempt(*attempt, outcome, output={"answer": "forty-two"}, error=error, duration_s=10.0)
     share = 0.1 + 0.8 * number / (ROLLOUTS / GROUP)
     reward = None if outcome is not Outcome.SUCCEEDED else float(rng.random() < share)
-    advantages = {} if reward is None else {call.transition.id: np.full(SIZES[1], reward - share, np.float32) for call in calls}
-    score = Score(rollout_id=attempt[0], attempt=attempt[1], rewards={"right": reward}, reward=reward, advantages=advantages)
+    advantages = (
+        {} if reward is None else {call.transition.id: np.full(SIZES[1], reward - share, np.float32) for call in calls}
+    )
+    score = Score(
+        rollout_id=attempt[0], attempt=attempt[1], rewards={"right": reward}, reward=reward, advantages=advantages
+    )
     await store.set_scores([score])
 
 
@@ -192,7 +199,9 @@ def large_run(folder: Path) -> Path:
         print(f"made {ROLLOUTS:,} rollouts of {CALLS} calls in {time.perf_counter() - began:.0f} s")
     (folder / "recipe.json").write_text(Recipe.model_validate(RECIPE).frozen_text(), encoding="utf-8")
     origin: dict[str, object] = {"source": None, "folder": str(folder), "run": str(folder), "settings": {}}
-    (folder / "run.json").write_text(json.dumps({**origin, "models": {"policy": str(folder / "policy")}}), encoding="utf-8")
+    (folder / "run.json").write_text(
+        json.dumps({**origin, "models": {"policy": str(folder / "policy")}}), encoding="utf-8"
+    )
     return folder
 
 
@@ -204,7 +213,9 @@ async def browser(folder: Path, run: StoredRun) -> AsyncIterator[httpx.AsyncClie
     """A browser that has shown its key to a new viewer of the run."""
     viewed = ViewedRun(name=folder.name, folder=folder, run=run)
     transport = httpx.ASGITransport(create_viewer(OneRun(viewed), key=KEY))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", follow_redirects=True, timeout=600) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", follow_redirects=True, timeout=600
+    ) as client:
         await client.get(f"/?key={KEY}", follow_redirects=False)
         yield client
     viewed.credit.close()
@@ -408,7 +419,11 @@ def scrape() -> None:
     per_call = least_cpu_ms(count_calls, 1) / count
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
-        asyncio.run(record_run(folder, make_recipe(folder, {"loop.tasks_per_step": 25, "loop.group_size": 8}), steps=5, calls=10))
+        asyncio.run(
+            record_run(
+                folder, make_recipe(folder, {"loop.tasks_per_step": 25, "loop.group_size": 8}), steps=5, calls=10
+            )
+        )
         per_scrape, size = asyncio.run(measure_scrape(folder))
     of_calls, of_scrapes = per_call / CALL_MS, per_scrape / 1e3 / EVERY_S
     print(f"counting a call: {per_call * 1e3:.1f} µs, {of_calls:.2%} of the {CALL_MS} ms that a recorded call takes")

@@ -25,8 +25,9 @@ from safetensors.torch import load_file
 
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.records import CallRecord, RolloutFilter, RolloutRecord
+from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.types import Outcome, RolloutMode, RolloutState
+from lightningrl_server.records import CallRecord
 from lightningrl_server.rendering.completion import CompletionText
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.store import SqlStore
@@ -92,7 +93,10 @@ def kill_trainer_and_resume(run: TrainRun, *arguments: str) -> None:
 
 def kill_all(run: TrainRun, chance: random.Random) -> None:
     """Server, workers and trainer at one moment, in any order."""
-    kills: list[Callable[[], None]] = [*(partial(run.kill, child) for role in ROLES for child in run.children(role)), run.kill_trainer]
+    kills: list[Callable[[], None]] = [
+        *(partial(run.kill, child) for role in ROLES for child in run.children(role)),
+        run.kill_trainer,
+    ]
     chance.shuffle(kills)
     for kill in kills:
         kill()
@@ -159,7 +163,9 @@ def check_run(run: TrainRun, *, steps: int, max_staleness: int = 0) -> Found:
     trained = [line for line in lines if "rows" in line]
     versions = list(accumulate(1 if line["rows"] else 0 for line in trained))
     assert [line["policy_version"] for line in trained] == versions, "each step with a signal made one version"
-    assert {line["learn/staleness_max"] for line in lines if "learn/staleness_max" in line} <= {*range(max_staleness + 1)}
+    assert {line["learn/staleness_max"] for line in lines if "learn/staleness_max" in line} <= {
+        *range(max_staleness + 1)
+    }
     state = json.loads((newest_checkpoint(run.folder) / "loop.json").read_text())
     assert (state["step"], state["rollouts"]) == (steps, steps * 6)
     return found
@@ -214,7 +220,9 @@ async def check_journal(run: TrainRun, store: SqlStore, steps: int) -> Found:
         attempts += len(record.attempts)
         if record.state is RolloutState.SUCCEEDED:
             place = record.spec.id, len(record.attempts)
-            assert [call.transition.id for call in await store.calls(*place)] == [*heard[place]], f"{place} has calls that nobody made"
+            assert [call.transition.id for call in await store.calls(*place)] == [*heard[place]], (
+                f"{place} has calls that nobody made"
+            )
     assert heard
     return Found(steps=steps, calls=sum(map(len, heard.values())), results=results, attempts=attempts)
 
@@ -224,7 +232,9 @@ def check_same(run: TrainRun, other: TrainRun) -> None:
     ours, theirs = asyncio.run(read_completions(run.folder)), asyncio.run(read_completions(other.folder))
     assert ours.keys() == theirs.keys()
     assert {name for name in ours if ours[name] != theirs[name]} == set()
-    weights, expected = (load_file(next(newest_checkpoint(one.folder).rglob("trained.safetensors"))) for one in (run, other))
+    weights, expected = (
+        load_file(next(newest_checkpoint(one.folder).rglob("trained.safetensors"))) for one in (run, other)
+    )
     for name, weight in weights.items():
         torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-3)
 
@@ -238,7 +248,9 @@ def check_identical(run: TrainRun, other: TrainRun) -> None:
         mine, expected = (read_tensors(next(newest_checkpoint(one.folder).rglob(name))) for one in (run, other))
         assert mine.keys() == expected.keys()
         assert {key for key, value in mine.items() if not _is_equal(value, expected[key])} == set()
-    for mine, expected in zip(*([_learned(line) for line in read_metrics(one.folder)] for one in (run, other)), strict=True):
+    for mine, expected in zip(
+        *([_learned(line) for line in read_metrics(one.folder)] for one in (run, other)), strict=True
+    ):
         assert mine == expected
 
 
@@ -280,7 +292,10 @@ async def read_credit(folder: Path) -> dict[str, list[Any]]:
             evidence = [] if one.evidence is None else [values for _, values in sorted(one.evidence.calls.items())]
             of_tokens = [] if one.evidence is None else [values for _, values in sorted(one.evidence.tokens.items())]
             advantages = [None if score.advantages is None else score.advantages[call.id] for call in one.transitions]
-            told = [[call.completion_ids.tolist() for call in one.transitions], [values.tolist() for values in evidence]]
+            told = [
+                [call.completion_ids.tolist() for call in one.transitions],
+                [values.tolist() for values in evidence],
+            ]
             told += [[[values.tolist() for values in calls] for calls in of_tokens]]
             found[one.rollout_id] = [*told, [None if values is None else values.tolist() for values in advantages]]
         return found
@@ -309,7 +324,9 @@ def read_answer(renderer: PolicyRenderer, call: CallRecord) -> list[Any]:
     return [text.finish(transition.finish_reason)[0].content or "", transition.logprobs.tolist()]
 
 
-async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: SqlStore, planned: list[list[str]]) -> None:
+async def check_weights(
+    folder: RunFolder, recipe: Recipe, parts: Parts, store: SqlStore, planned: list[list[str]]
+) -> None:
     """The last checkpoint's weights are those of one undisturbed pass over the stored rollouts."""
     saved = folder.latest()
     found = saved.folder if saved else None
@@ -324,7 +341,9 @@ async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: 
             of_source[record.spec.branch.rollout_id].append(record.spec.id)
         for names in planned:
             trajectories = await parts.evaluator.reward(await store.trajectories(names))
-            branches = await parts.evaluator.reward(await store.trajectories(sorted(one for name in names for one in of_source[name])))
+            branches = await parts.evaluator.reward(
+                await store.trajectories(sorted(one for name in names for one in of_source[name]))
+            )
             scored = parts.scorer.build(parts.scorer.credit(trajectories, branches))
             if scored.samples:
                 await asyncio.to_thread(expected.learn, scored.samples)

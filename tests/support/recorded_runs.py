@@ -16,7 +16,6 @@ import numpy as np
 import lightningrl
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_file import with_settings
-from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.types import (
     BranchPoint,
     FinishReason,
@@ -29,6 +28,7 @@ from lightningrl.types import (
     Transition,
 )
 from lightningrl_credit.scoring import Scorer, score_of
+from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_training.build import build_credit
 from lightningrl_training.evaluator import Evaluator
@@ -65,7 +65,9 @@ def make_recipe(folder: Path, settings: Mapping[str, Any] | None = None) -> ligh
     return with_settings(recipe, {"loop.tasks_per_step": 2, "loop.group_size": 4, **(settings or {})})
 
 
-async def record_run(folder: Path, recipe: lightningrl.Recipe, *, steps: int = 2, calls: int = 3, seed: int = 0) -> None:
+async def record_run(
+    folder: Path, recipe: lightningrl.Recipe, *, steps: int = 2, calls: int = 3, seed: int = 0
+) -> None:
     """Fill `folder` with a run of so many steps, trained as the recipe's credit says."""
     RunFolder.create(folder, recipe, None, {}, models={}).close()
     random = np.random.default_rng(seed)
@@ -100,7 +102,9 @@ async def branch_by_hand(folder: Path, rollout_id: str, *, step: int, samples: i
     orders = [order for point in points for order in plan_branches(recipe, recorded, point, samples)]
     await _run(store, orders, np.random.default_rng(0), len(calls), {rollout_id: recorded})
     evaluator, _ = build_credit(recipe, load_plugins())
-    await store.set_scores([score_of(one) for one in await evaluator.evaluate(await store.trajectories([order.id for order in orders]))])
+    await store.set_scores(
+        [score_of(one) for one in await evaluator.evaluate(await store.trajectories([order.id for order in orders]))]
+    )
     await store.close()
 
 
@@ -149,14 +153,20 @@ async def _run(
         repeated = source.transitions[: spec.branch.calls] if source is not None and spec.branch is not None else ()
         made: list[Transition] = []
         for number in range(max(calls - int(random.integers(0, 2)), len(repeated))):
-            call = _call(spec, number, made[-1] if made else None, repeated[number] if number < len(repeated) else None, random)
+            call = _call(
+                spec, number, made[-1] if made else None, repeated[number] if number < len(repeated) else None, random
+            )
             made.append(call)
-        await store.append_calls([CallRecord(rollout_id=spec.id, attempt=1, call_key=call.id, transition=call) for call in made])
+        await store.append_calls(
+            [CallRecord(rollout_id=spec.id, attempt=1, call_key=call.id, transition=call) for call in made]
+        )
         tools = [_tool(call, random) for call in made]
         await store.append_tool_calls(spec.id, 1, [ToolCallRecord(tool_call=tool) for tool in tools])
         failed = random.integers(0, 12) == 0
         outcome = Outcome.AGENT_ERROR if failed else Outcome.SUCCEEDED
-        await store.finish_attempt(spec.id, 1, outcome, int(random.integers(0, 2)), "RuntimeError: on fire" if failed else None)
+        await store.finish_attempt(
+            spec.id, 1, outcome, int(random.integers(0, 2)), "RuntimeError: on fire" if failed else None
+        )
 
 
 def _call(

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from lightningrl.conventions import SpanState, read_span
-from lightningrl.records import ToolCallRecord
 from lightningrl.types import Outcome, ToolCall, ToolStatus, Trajectory
 from lightningrl_server.app import create_app
 from lightningrl_server.asked_calls import AnsweredCall, join_to_answers, read_kept_answers
+from lightningrl_server.records import ToolCallRecord
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl_testing.tokenizers import tiny_tokenizer
@@ -36,16 +36,26 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 def server_of(gateway: LiveGateway) -> httpx.AsyncClient:
     renderers = {gateway.engine.policy: PolicyRenderer(tiny_tokenizer())}
-    app = create_app(gateway.store, gateway.engines, run_key="the-run-key", read_asked=read_kept_answers(gateway.store, renderers))
+    app = create_app(
+        gateway.store, gateway.engines, run_key="the-run-key", read_asked=read_kept_answers(gateway.store, renderers)
+    )
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
 
-async def ask(gateway: LiveGateway, attempt: LiveAttempt, span_id: str, *calls: tuple[str, dict[str, Any]]) -> list[str]:
+async def ask(
+    gateway: LiveGateway, attempt: LiveAttempt, span_id: str, *calls: tuple[str, dict[str, Any]]
+) -> list[str]:
     """A call of the policy within a span, answered with these tool calls; their ids."""
-    markup = "\n".join(f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls)
+    markup = "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
+    )
     gateway.engine.enqueue(markup or "done")
     offered = [{"type": "function", "function": {**TOOL["function"], "name": name}} for name in dict(calls)]  # type: ignore[dict-item]
-    body = {"model": "any", "messages": [{"role": "user", "content": span_id}], **({"tools": offered} if offered else {})}
+    body = {
+        "model": "any",
+        "messages": [{"role": "user", "content": span_id}],
+        **({"tools": offered} if offered else {}),
+    }
     headers = {"authorization": f"Bearer {attempt.key}", "traceparent": f"00-{'1' * 32}-{span_id}-01"}
     async with httpx.AsyncClient(trust_env=False) as http:
         answer = await http.post(f"{attempt.base_url}/chat/completions", json=body, headers=headers)
@@ -62,10 +72,16 @@ async def export(http: httpx.AsyncClient, attempt: LiveAttempt, spans: list[Span
             "startTimeUnixNano": str(span["start_us"] * 1000 + 10**18),
             "endTimeUnixNano": str(span["end_us"] * 1000 + 10**18),
             "status": {"code": 2 if span["error"] else 1},
-            "attributes": [{"key": key, "value": {"stringValue": str(value)}} for key, value in span["attributes"].items()],
+            "attributes": [
+                {"key": key, "value": {"stringValue": str(value)}} for key, value in span["attributes"].items()
+            ],
         }
 
-    body = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": span["scope"]}, "spans": [written(span)]} for span in spans]}]}
+    body = {
+        "resourceSpans": [
+            {"scopeSpans": [{"scope": {"name": span["scope"]}, "spans": [written(span)]} for span in spans]}
+        ]
+    }
     url = f"/api/v1/rollouts/{attempt.rollout_id}/attempts/{attempt.attempt}/v1/traces"
     answer = await http.post(url, json=body, headers={"authorization": f"Bearer {attempt.key}"})
     assert answer.status_code == 200, answer.text
@@ -94,7 +110,9 @@ async def trajectory_of(gateway: LiveGateway, attempt: LiveAttempt) -> Trajector
 def who_asked(trajectory: Trajectory) -> list[tuple[str, str, ToolStatus, int | None]]:
     """Of each tool call: name, arguments, status, the call that asked."""
     places = {one.id: one.index for one in trajectory.transitions}
-    return [(call.name, call.arguments, call.status, places.get(call.transition_id or "")) for call in trajectory.tool_calls]
+    return [
+        (call.name, call.arguments, call.status, places.get(call.transition_id or "")) for call in trajectory.tool_calls
+    ]
 
 
 async def replayed(gateway: LiveGateway, spans: list[Span], *, with_model_spans: bool) -> Trajectory:
@@ -123,12 +141,18 @@ async def test_tools_of_smolagents_belong_to_the_calls_that_asked(gateway: LiveG
         ("final_answer", '{"answer": "x"}', ToolStatus.OK, 4),
     ]
     if with_model_spans:
-        assert [one.agent for one in trajectory.transitions] == ["ToolCallingAgent", *["web_agent"] * 3, "ToolCallingAgent"]
+        assert [one.agent for one in trajectory.transitions] == [
+            "ToolCallingAgent",
+            *["web_agent"] * 3,
+            "ToolCallingAgent",
+        ]
         assert [one.agent for one in trajectory.tool_calls] == [*["web_agent"] * 3, "ToolCallingAgent"]
 
 
 @pytest.mark.parametrize("with_model_spans", [True, False])
-async def test_tools_and_agents_of_llama_index_belong_to_the_calls_that_asked(gateway: LiveGateway, with_model_spans: bool) -> None:
+async def test_tools_and_agents_of_llama_index_belong_to_the_calls_that_asked(
+    gateway: LiveGateway, with_model_spans: bool
+) -> None:
     trajectory = await replayed(gateway, RECORDED["llama_index"]["spans"], with_model_spans=with_model_spans)
     assert who_asked(trajectory) == [
         ("handoff", '{"to_agent": "writer", "reason": "r"}', ToolStatus.OK, 0),
@@ -175,7 +199,9 @@ async def test_what_an_earlier_export_told_of_is_not_joined_again(gateway: LiveG
 def tool(number: int, name: str, arguments: str, call_id: str = "") -> ToolCallRecord:
     span_id = f"{number:016x}"
     return ToolCallRecord(
-        tool_call=ToolCall(id=call_id or span_id, name=name, arguments=arguments), span_id=span_id, started_at=float(number)
+        tool_call=ToolCall(id=call_id or span_id, name=name, arguments=arguments),
+        span_id=span_id,
+        started_at=float(number),
     )
 
 
@@ -202,7 +228,9 @@ def test_a_tool_is_joined_by_what_it_was_asked_and_never_guessed(
 ) -> None:
     loose = frozenset(record.span_id for record in tools if record.span_id is not None)
     assert [record.tool_call.transition_id for record in join_to_answers(tools, loose, calls)] == expected
-    assert [record.tool_call.transition_id for record in join_to_answers(tools, frozenset(), calls)] == [None] * len(tools)
+    assert [record.tool_call.transition_id for record in join_to_answers(tools, frozenset(), calls)] == [None] * len(
+        tools
+    )
 
 
 @pytest.mark.parametrize(

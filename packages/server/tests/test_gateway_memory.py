@@ -14,9 +14,9 @@ from sizes import PATIENCE_S
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl_server.gateway.app import Gateway, create_gateway
 from lightningrl_server.gateway.settings import GatewaySettings
+from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
@@ -31,13 +31,18 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
         yield running
 
 
-async def post(attempt: LiveAttempt, messages: Sequence[Any], app: Starlette | None = None, **headers: str) -> dict[str, Any]:
+async def post(
+    attempt: LiveAttempt, messages: Sequence[Any], app: Starlette | None = None, **headers: str
+) -> dict[str, Any]:
     transport = httpx.ASGITransport(app=app) if app is not None else None
     async with httpx.AsyncClient(transport=transport, timeout=PATIENCE_S) as client:
         answer = await client.post(
             f"{attempt.base_url}/chat/completions",
             content=json.dumps({"model": "m", "messages": messages}),
-            headers={"authorization": f"Bearer {attempt.key}", **{name.replace("_", "-"): value for name, value in headers.items()}},
+            headers={
+                "authorization": f"Bearer {attempt.key}",
+                **{name.replace("_", "-"): value for name, value in headers.items()},
+            },
         )
     assert answer.status_code == 200, answer.text
     message: dict[str, Any] = answer.json()["choices"][0]["message"]
@@ -50,10 +55,14 @@ def app_of(gateway: LiveGateway, store: Store | None = None, settings: GatewaySe
 
 
 def gateway_of(gateway: LiveGateway, store: Store | None = None, settings: GatewaySettings | None = None) -> Gateway:
-    return create_gateway(store or gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)}, settings)
+    return create_gateway(
+        store or gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)}, settings
+    )
 
 
-async def test_a_sub_agents_first_call_after_a_restart_does_not_hide_the_main_agents_history(gateway: LiveGateway) -> None:
+async def test_a_sub_agents_first_call_after_a_restart_does_not_hide_the_main_agents_history(
+    gateway: LiveGateway,
+) -> None:
     attempt = await gateway.attempt()
     said = await post(attempt, [USER])
     restarted = app_of(gateway)
@@ -75,7 +84,9 @@ async def test_an_attempt_that_was_dropped_from_memory_is_found_again_whoever_ca
 
 
 @pytest.mark.parametrize("calls_again", [False, True])
-async def test_an_attempt_whose_prompt_was_too_long_is_known_after_a_restart(gateway: LiveGateway, calls_again: bool) -> None:
+async def test_an_attempt_whose_prompt_was_too_long_is_known_after_a_restart(
+    gateway: LiveGateway, calls_again: bool
+) -> None:
     attempt = await gateway.attempt()
     place = attempt.rollout_id, attempt.attempt
     with pytest.raises(AssertionError, match="context_length_exceeded"):
@@ -130,14 +141,18 @@ class SlowStore(_Passing):
         self.is_kept = asyncio.Event()
         self.may_return = asyncio.Event()
 
-    async def append_calls(self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()) -> tuple[CallRecord | None, ...]:
+    async def append_calls(
+        self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()
+    ) -> tuple[CallRecord | None, ...]:
         kept = await self._store.append_calls(records, tool_calls)
         self.is_kept.set()
         await self.may_return.wait()
         return kept
 
 
-async def leave_while_stored(app: Starlette, store: SlowStore, attempt: LiveAttempt, body: dict[str, Any], **headers: str) -> None:
+async def leave_while_stored(
+    app: Starlette, store: SlowStore, attempt: LiveAttempt, body: dict[str, Any], **headers: str
+) -> None:
     """One request whose client goes away after its call is stored and before it is answered."""
     left = asyncio.Event()
     messages: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
@@ -161,7 +176,9 @@ async def leave_while_stored(app: Starlette, store: SlowStore, attempt: LiveAtte
         + [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
     }
     working, leaving = asyncio.create_task(app(scope, receive, send)), asyncio.create_task(left.wait())
-    await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)  # a call that fails before that leaves nobody
+    await asyncio.wait(
+        (working, leaving), return_when=asyncio.FIRST_COMPLETED
+    )  # a call that fails before that leaves nobody
     assert left.is_set(), working.result()
     for _ in range(3):
         await asyncio.sleep(0)  # the disconnect reaches the call, which waits for the store

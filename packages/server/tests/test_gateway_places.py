@@ -14,11 +14,11 @@ from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
 from lightningrl.errors import StoreError
-from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.roles import LONGEST_ROLE
 from lightningrl.types import OtherCall, Outcome
 from lightningrl_server.gateway.app import create_gateway
 from lightningrl_server.gateway.settings import GatewaySettings
+from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.store.errors import StoreFull
 from lightningrl_server.store.protocol import Store
@@ -54,7 +54,9 @@ async def test_messages_are_answered_below_the_attempt_too(tmp_path: Path, key_h
 
 
 @pytest.mark.parametrize("path", ["v1/moderations", "moderations", "chat/completions"])
-async def test_a_path_that_nobody_answers_is_kept_with_the_attempt_where_the_key_is_right(tmp_path: Path, path: str) -> None:
+async def test_a_path_that_nobody_answers_is_kept_with_the_attempt_where_the_key_is_right(
+    tmp_path: Path, path: str
+) -> None:
     async with live_gateway(tmp_path) as gateway:
         attempt = await gateway.attempt()
         url = f"{attempt.base_url.removesuffix('v1')}{path}"
@@ -122,7 +124,9 @@ async def test_a_role_is_as_long_as_a_name_may_be(tmp_path: Path, length: int, s
     roles = [*(call.agent for call in trajectory.transitions), *(call.agent for call in trajectory.other_calls)]
     assert roles == ["ü" * LONGEST_ROLE]
     if status == 400:
-        assert answer.json()["error"]["message"].startswith("the role in 'x-lightningrl-agent' is longer than 200 characters")
+        assert answer.json()["error"]["message"].startswith(
+            "the role in 'x-lightningrl-agent' is longer than 200 characters"
+        )
 
 
 class TroubledStore:
@@ -135,19 +139,25 @@ class TroubledStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def append_calls(self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()) -> tuple[CallRecord | None, ...]:
+    async def append_calls(
+        self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()
+    ) -> tuple[CallRecord | None, ...]:
         raise self._error
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [(StoreFull("no room on the disk"), "store_full"), (StoreError("a disk failed"), "store_error")]
 )
-async def test_a_call_that_the_store_cannot_keep_is_answered_as_trouble_of_the_server(tmp_path: Path, error: StoreError, code: str) -> None:
+async def test_a_call_that_the_store_cannot_keep_is_answered_as_trouble_of_the_server(
+    tmp_path: Path, error: StoreError, code: str
+) -> None:
     """503, which SDKs send again and workers count as infrastructure: it is none of the agent's doing."""
     async with live_gateway(tmp_path) as gateway:
         attempt = await gateway.attempt()
         store: Any = TroubledStore(gateway.store, error)
-        app = Starlette(routes=create_gateway(store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)}).routes)
+        app = Starlette(
+            routes=create_gateway(store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)}).routes
+        )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
             answer = await client.post(
                 f"{attempt.base_url}/chat/completions",

@@ -17,8 +17,8 @@ from postgresql import PostgreSQL
 from sizes import PATIENCE_S
 
 from lightningrl.errors import StoreError
-from lightningrl.records import DIALOGUE, ToolCallRecord
 from lightningrl.types import Outcome, ToolCall, ToolStatus
+from lightningrl_server.records import DIALOGUE, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.errors import AttemptOver, Conflict
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway

@@ -24,8 +24,8 @@ from sizes import PATIENCE_S, sized
 from sqlalchemy import event
 
 from lightningrl.errors import StoreError
-from lightningrl.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl.types import Outcome, RolloutState, ToolCall
+from lightningrl_server.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.databases import _PATIENCE_S
 from lightningrl_server.store.errors import StoreFull, StoreTrouble

@@ -10,7 +10,7 @@ import pytest
 from sizes import sized
 
 from lightningrl.errors import StoreError
-from lightningrl.records import DIALOGUE, AttemptEnd, Score, SpanRecord, ToolCallRecord
+from lightningrl.records import Score
 from lightningrl.types import (
     FinishReason,
     OtherCall,
@@ -23,6 +23,7 @@ from lightningrl.types import (
     ToolCall,
     ToolStatus,
 )
+from lightningrl_server.records import DIALOGUE, AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_testing.store_conformance import leased, make_call, make_spec

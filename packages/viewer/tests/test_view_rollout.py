@@ -10,8 +10,8 @@ from recorded import RecordedRun
 from viewing import ReadPage, read_page, viewing
 
 from lightningrl.errors import StoreError
-from lightningrl.records import AttemptEnd, ToolCallRecord
 from lightningrl.types import Outcome, ToolCall, ToolStatus
+from lightningrl_server.records import AttemptEnd, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_viewer.listing import show_command
@@ -29,7 +29,9 @@ async def page_of(run: RecordedRun, address: str, status: int = 200) -> ReadPage
 
 def links(page: ReadPage) -> dict[str, str]:
     """Addresses by the key that presses them."""
-    return {attributes["data-key"]: attributes.get("href", "") for _, attributes in page.tags if "data-key" in attributes}
+    return {
+        attributes["data-key"]: attributes.get("href", "") for _, attributes in page.tags if "data-key" in attributes
+    }
 
 
 def articles(page: ReadPage) -> list[str]:
@@ -39,7 +41,17 @@ def articles(page: ReadPage) -> list[str]:
 async def test_a_rollout_is_a_conversation_with_its_tools_credit_and_attempts(run: RecordedRun) -> None:
     page = await page_of(run, "/rollouts/g000000-000")
     assert articles(page) == ["call-0", "call-1"]
-    for said in ("What costs tea?", "Look it up.", "3 €", "KeyError", "buy tea", "+0.500", "right 1.000", "reported polite 0.250", "bell"):
+    for said in (
+        "What costs tea?",
+        "Look it up.",
+        "3 €",
+        "KeyError",
+        "buy tea",
+        "+0.500",
+        "right 1.000",
+        "reported polite 0.250",
+        "bell",
+    ):
         assert said in page.text, said
     assert "Tools that no call is known to have asked for" in page.text
 
@@ -52,7 +64,11 @@ async def test_breaks_retries_refusals_judges_and_missing_gradients_are_marked(r
     failed = (await page_of(run, "/rollouts/g000000-002")).text
     assert "ValueError: no tea left" in failed and 'outcomes.agent_error = "drop"' in failed
     retried = (await page_of(run, "/rollouts/g000002-000")).text
-    assert "the worker went away" in retried and "infrastructure error" in retried and "only rollout of its group" in retried
+    assert (
+        "the worker went away" in retried
+        and "infrastructure error" in retried
+        and "only rollout of its group" in retried
+    )
 
 
 async def test_tokens_are_coloured_and_numbered_and_a_table_has_them_all(run: RecordedRun) -> None:
@@ -137,13 +153,19 @@ async def test_threads_that_outlived_a_rollout_are_told_apart_from_refused_calls
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.sqlite")
     await store.create_rollouts([make_spec("r0")])
     await store.lease("w", 60.0)
-    await store.finish_and_lease("r0", 1, AttemptEnd(outcome=Outcome.SUCCEEDED, left_threads=["memory-writer"]), None, 60.0)
+    await store.finish_and_lease(
+        "r0", 1, AttemptEnd(outcome=Outcome.SUCCEEDED, left_threads=["memory-writer"]), None, 60.0
+    )
     await store.close()
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     async with viewing(tmp_path) as client:
         system = (await read_page(client, "/system")).text
         rollout = (await read_page(client, "/rollouts/r0")).text
-    assert "None was refused." in system and "Threads that outlived their rollout" in system and "memory-writer 1 r0" in system
+    assert (
+        "None was refused." in system
+        and "Threads that outlived their rollout" in system
+        and "memory-writer 1 r0" in system
+    )
     assert "left threads running: memory-writer" in rollout
     await asyncio.to_thread(show_command, "r0", run=tmp_path, runs=tmp_path, full=False)
     assert "left threads memory-writer" in " ".join(capsys.readouterr().out.split())
@@ -167,4 +189,7 @@ async def test_what_an_agent_told_otherwise_is_counted_on_the_page_and_on_the_te
     assert "error contradicted 1" in page and "1 further results that said something else, refused" in page
     await asyncio.to_thread(show_command, "r0", run=tmp_path, runs=tmp_path, full=False)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "→ error (contradicted 1 times; the worst stands)" in shown and "1 further results that said something else" in shown
+    assert (
+        "→ error (contradicted 1 times; the worst stands)" in shown
+        and "1 further results that said something else" in shown
+    )

@@ -49,11 +49,8 @@ __all__ = [
     "Kind",
     "SpanReading",
     "SpanState",
-    "asked_calls",
-    "offered_tools",
-    "output_tools",
+    "parse_attribute",
     "read_agent",
-    "read_execution",
     "read_kind",
     "read_span",
     "with_events",
@@ -225,7 +222,9 @@ def _named_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
     return str(attributes.get("traceloop.entity.name") or "") or _untitled(name).removesuffix(".run") or None
 
 
-def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()) -> SpanReading:
+def read_span(
+    name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()
+) -> SpanReading:
     """A span that has ended; `exceptions` are the types that its events name."""
     kind, agent = read_kind(attributes), (read_agent(name, attributes) or "")[:LONGEST_ROLE] or None
     if kind is not Kind.TOOL:
@@ -251,48 +250,6 @@ def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, except
     )
 
 
-def read_execution(attributes: Mapping[str, Any]) -> ToolStatus | None:
-    """Outcome of the tool of the span around: Claude Code says it in a span of its own. None = this is no such span."""
-    if attributes.get("span.type") != "tool.execution" or "success" not in attributes:
-        return None
-    return ToolStatus.OK if str(attributes["success"]).lower() == "true" else ToolStatus.ERROR
-
-
-def asked_calls(attributes: Mapping[str, Any]) -> list[AskedCall]:
-    """The tool calls that the answer in a model's span asks for."""
-    messages = _parse(attributes.get("gen_ai.output.messages"))
-    if isinstance(messages, list):
-        parts = [part for message in messages if isinstance(message, dict) for part in message.get("parts") or ()]
-        calls = [part for part in parts if isinstance(part, dict) and part.get("type") == "tool_call"]
-        return [_asked_call(call.get("id"), call.get("name"), call.get("arguments", "")) for call in calls]
-    asked: list[AskedCall] = []
-    for prefix, (call_id, name, arguments) in FLAT_ANSWERS.items():
-        for key in attributes:
-            if key.startswith(prefix) and key.endswith(f".{name}"):
-                stem = key.removesuffix(name)
-                call = attributes.get(stem + call_id), attributes[key], attributes.get(stem + arguments, "")
-                asked.append(_asked_call(*call))
-    return asked
-
-
-def offered_tools(attributes: Mapping[str, Any]) -> frozenset[str] | None:
-    """Names of the tools that a model was offered; None = the span does not say."""
-    definitions = _parse(attributes.get("gen_ai.tool.definitions"))
-    if not isinstance(definitions, list):
-        keys = [key for key in attributes if key.startswith("llm.tools.") and key.endswith(".tool.json_schema")]
-        definitions = [_parse(attributes[key]) for key in keys]
-    functions = [tool.get("function", tool) for tool in definitions if isinstance(tool, dict)]
-    names = [function.get("name") for function in functions if isinstance(function, dict)]
-    return frozenset(map(str, names)) if names else None
-
-
-def output_tools(attributes: Mapping[str, Any]) -> frozenset[str]:
-    """Names of those tools that are the type of an agent's answer (Pydantic AI)."""
-    parameters = _parse(attributes.get("model_request_parameters"))
-    tools = parameters.get("output_tools") if isinstance(parameters, dict) else None
-    return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else frozenset()
-
-
 _METHOD: Final = re.compile(r"\.(?:__call__|_?a?(?:call|run|invoke|forward|execute)(?:_core|_async)?|tool)$")
 """The wrapped method in a span's name that holds nothing else: `search.acall`, `Add._execute_core`."""
 _NO_TOOL: Final = re.compile(r"\(.*\)|\[.*\]")
@@ -302,12 +259,6 @@ _NO_ID: Final = re.compile(r"^<.*>$")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LLAMA_INDEX_AGENT: Final = re.compile(r"current_agent_name='([^']{1,200})'\)\"\}$")
 _PYTHON_CALL: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
-FLAT_ANSWERS: Final = {
-    "llm.output_messages.": ("tool_call.id", "tool_call.function.name", "tool_call.function.arguments"),
-    "gen_ai.completion.": ("id", "name", "arguments"),
-}
-"""Answers as numbered attributes: `llm.output_messages.0.message.tool_calls.0.tool_call.id`,
-`gen_ai.completion.0.tool_calls.0.id`."""
 
 
 def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> ToolStatus:
@@ -325,10 +276,6 @@ def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> 
     return ToolStatus.TIMEOUT if is_timeout else ToolStatus.ERROR
 
 
-def _asked_call(call_id: Any, name: Any, arguments: Any) -> AskedCall:
-    return AskedCall(id=str(call_id or ""), name=str(name or ""), arguments=as_text(arguments))
-
-
 def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> str:
     return next((as_text(attributes[key]) for key in keys if attributes.get(key) not in (None, "")), "")
 
@@ -340,7 +287,7 @@ def _untitled(name: str) -> str:
 
 def _graph_node(metadata: Any) -> str | None:
     """LangGraph node in a span's metadata: a named agent, else the path of nodes (as by the `langchain` adapter)."""
-    fields = _parse(metadata)
+    fields = parse_attribute(metadata)
     if not isinstance(fields, dict) or not isinstance(fields.get("langgraph_node"), str):
         return None
     if fields.get("lc_agent_name"):
@@ -352,7 +299,7 @@ def _graph_node(metadata: Any) -> str | None:
 def _bare_arguments(arguments: str) -> str:
     """Unwrap a Python call: `{"args": [], "sanitize_inputs_outputs": true, "kwargs": {…}}` (smolagents),
     `{"kwargs": {…}}` (LlamaIndex, whose tools may also get a `ctx` that is no argument of the model's)."""
-    call = _parse(arguments) if '"kwargs"' in arguments else None
+    call = parse_attribute(arguments) if '"kwargs"' in arguments else None
     if not isinstance(call, dict) or call.get("args") or not call.keys() <= _PYTHON_CALL:
         return arguments
     kwargs = call.get("kwargs")
@@ -366,10 +313,10 @@ def _unwrap(result: str) -> tuple[str, str, bool]:
 
     Any other result is the content.
     """
-    output = _parse(result) if '"is_error"' in result else None
+    output = parse_attribute(result) if '"is_error"' in result else None
     if isinstance(output, dict) and output.keys() >= {"tool_name", "raw_output", "is_error"}:
         return as_text(output["raw_output"]), "", output["is_error"] is True
-    message = _parse(result) if "tool_call_id" in result else None
+    message = parse_attribute(result) if "tool_call_id" in result else None
     message = message.get("output", message) if isinstance(message, dict) else None
     message = message.get("data", message.get("kwargs", message)) if isinstance(message, dict) else None
     if not isinstance(message, dict) or "content" not in message or "tool_call_id" not in message:
@@ -377,7 +324,8 @@ def _unwrap(result: str) -> tuple[str, str, bool]:
     return as_text(message["content"]), str(message["tool_call_id"] or ""), message.get("status") == "error"
 
 
-def _parse(text: Any) -> Any:
+def parse_attribute(text: Any) -> Any:
+    """The JSON in an attribute that holds some; None for a text that is none."""
     if not isinstance(text, str):
         return text
     try:

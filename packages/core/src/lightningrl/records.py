@@ -1,7 +1,7 @@
-"""The records that trainer, workers, gateway and viewer exchange with a store.
+"""The records that trainer, workers and viewer exchange with a server.
 
-Lease ─► AttemptInfo, CallRecord, ToolCallRecord, SpanRecord ─► AttemptEnd ─► Score ─► StepRecord
-RolloutFilter ─► RolloutRecord with its AttemptRecords          StoreCounts
+Lease ─► RunningAttempt        Score ─► StepRecord
+RolloutFilter ─► RolloutRecord with its AttemptRecords        StoreCounts
 """
 
 from __future__ import annotations
@@ -15,42 +15,29 @@ from msgspec import Meta
 from lightningrl.sanitize import as_text, one_line
 from lightningrl.types import (
     Array,
-    BranchPoint,
     Evidence,
     OtherCall,
     Outcome,
     RolloutMode,
     RolloutSpec,
     RolloutState,
-    SamplingSettings,
     Task,
-    ToolCall,
-    Transition,
 )
 
 __all__ = [
-    "DIALOGUE",
     "DIVERGED_CODE",
-    "AttemptEnd",
-    "AttemptInfo",
     "AttemptRecord",
-    "CallRecord",
     "Lease",
     "RolloutFilter",
     "RolloutRecord",
     "RunningAttempt",
     "Score",
-    "SpanRecord",
     "StepRecord",
     "StoreCounts",
-    "ToolCallRecord",
 ]
 
 DIVERGED_CODE = "diverged"
 """`OtherCall.code` of a call that a branch was refused: the recorded rollout did not make it."""
-
-DIALOGUE = "dialogue:"
-"""Prefix of a `ToolCallRecord.span_id` that only the dialogue shows; the tool call's id follows."""
 
 _LONGEST_SHOWN = 60
 """Characters of an output or error in a rollout's `repr`."""
@@ -88,84 +75,6 @@ class RunningAttempt:
     timeout_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptInfo:
-    """A running attempt: what a scoped key stands for."""
-
-    rollout_id: str
-    attempt: int
-    mode: RolloutMode
-    step: int
-    sampling: SamplingSettings | None
-    """The rollout's overrides; None = the policy's defaults."""
-    timeout_s: float
-    branch: BranchPoint | None = None
-    calls: int = 0
-    """Least number of its recorded calls; the exact number where other servers record them too."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CallRecord:
-    """One recorded model call: what training needs, and what the gateway needs to continue it or to answer a retry."""
-
-    rollout_id: str
-    attempt: int
-    call_key: str
-    """The same for every retry of one logical call; unique within the attempt. With `n>1`, one key per choice."""
-    transition: Transition
-    """Its `parent_id` is a call of the same attempt whose prompt and completion begin its prompt; the store keeps these
-    tokens once. The store gives `index`; `rewards` come by `add_rewards`."""
-    history_key: str | None = None
-    """Digest of the messages up to and including the answer, by which the gateway finds the parent of a later call,
-    also after a restart. Opaque to the store."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCallRecord:
-    """A tool call with its place in the trace. Where `tool_call.transition_id` is None, reading resolves it by the
-    model's tool-call id, else by the parent span."""
-
-    tool_call: ToolCall
-    span_id: str | None = None
-    """Unique within the attempt; a repeated export is kept once."""
-    parent_span_id: str | None = None
-    started_at: float = 0.0
-
-    @property
-    def is_of_dialogue(self) -> bool:
-        """True if only a call's answer and a later request show it; a report of the same tool call replaces it."""
-        return self.span_id is not None and self.span_id.startswith(DIALOGUE)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanRecord:
-    """A span that names an agent or leads to one: fills `Transition.agent` where the call itself did not say. A call
-    that came without a span is looked up by its own id."""
-
-    span_id: str
-    parent_span_id: str | None = None
-    agent: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AttemptEnd:
-    """The result of an attempt, with the reports that arrive together with it."""
-
-    outcome: Outcome
-    output: Any = None
-    error: str | None = None
-    duration_s: float = 0.0
-    tool_calls: Sequence[ToolCallRecord] = ()
-    spans: Sequence[SpanRecord] = ()
-    other_calls: Sequence[OtherCall] = ()
-    may_go_again: bool = True
-    """False where the agent alone says that the infrastructure failed: the rollout is not queued again for it."""
-    left_threads: Sequence[str] = ()
-    """As in `Trajectory`."""
-    rewards: Mapping[str | None, Mapping[str, float | None]] = field(default_factory=dict[str | None, Mapping[str, float | None]])
-    """By transition id; None = the attempt itself."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Score:
     """The trainer's findings on a finished attempt, or a part of them. Fields that are not given leave what is stored
@@ -181,7 +90,9 @@ class Score:
     evidence: Evidence | None = None
     asked: Sequence[OtherCall] = ()
     """Calls of judges, kept with the attempt's other calls; one that began when a stored one did is kept once."""
-    transition_rewards: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, Mapping[str, float | None]])
+    transition_rewards: Mapping[str, Mapping[str, float | None]] = field(
+        default_factory=dict[str, Mapping[str, float | None]]
+    )
     """By transition id."""
     advantages: Mapping[str, Array | None] = field(default_factory=dict[str, "Array | None"])
     """By transition id, one per completion token; None = nobody scored it."""

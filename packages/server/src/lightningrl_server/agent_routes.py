@@ -17,11 +17,11 @@ from starlette.routing import BaseRoute
 from lightningrl import control_api as api
 from lightningrl.control_api import ReportedToolCall
 from lightningrl.dialects import Dialect, call_of
-from lightningrl.records import ToolCallRecord
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolCall, ToolStatus
 from lightningrl_server.access import Access
 from lightningrl_server.asked_calls import ReadAsked, join_reports
+from lightningrl_server.records import ToolCallRecord
 from lightningrl_server.routes import attempt_of, route
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_server.store.protocol import CallLog

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from lightningrl.records import ToolCallRecord
 from lightningrl.types import Transition
+from lightningrl_server.records import ToolCallRecord
 from lightningrl_server.rendering.completion import read_recorded
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.spans.tool_spans import comparable

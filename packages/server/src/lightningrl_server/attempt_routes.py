@@ -9,9 +9,10 @@ from starlette.routing import BaseRoute
 
 from lightningrl import control_api as api
 from lightningrl.errors import ServerError
-from lightningrl.records import AttemptEnd, Lease
+from lightningrl.records import Lease
 from lightningrl.types import OtherCall, OtherCallKind, Outcome
 from lightningrl_server.access import Access
+from lightningrl_server.records import AttemptEnd
 from lightningrl_server.routes import BodyError, attempt_of, is_gone, route, while_connected
 from lightningrl_server.store.protocol import CallLog, Queue
 from lightningrl_server.telemetry_routes import ExportContents, ExportReader

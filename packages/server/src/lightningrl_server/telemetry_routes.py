@@ -19,10 +19,10 @@ from starlette.routing import BaseRoute
 
 from lightningrl import control_api as api
 from lightningrl.dialects import Dialect, call_of
-from lightningrl.records import SpanRecord, ToolCallRecord
 from lightningrl_server.access import Access
 from lightningrl_server.asked_calls import ReadAsked, join_to_answers
 from lightningrl_server.forwarding import ExportForwarder
+from lightningrl_server.records import SpanRecord, ToolCallRecord
 from lightningrl_server.routes import LONG_BYTES, attempt_of, route
 from lightningrl_server.spans.evaluations import Evaluation
 from lightningrl_server.spans.otlp import PROTOBUF, Export, ParsedExport, encode_answer, read_media_type

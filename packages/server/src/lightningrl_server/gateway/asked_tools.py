@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightningrl.records import DIALOGUE, CallRecord, ToolCallRecord
 from lightningrl.tool_schemas import canonical, fit_offered, is_offered
 from lightningrl.types import ToolCall, ToolStatus, Transition
 from lightningrl_server.gateway.request import CallRequest
+from lightningrl_server.records import DIALOGUE, CallRecord, ToolCallRecord
 from lightningrl_server.rendering.completion import ToolRequest, read_recorded
 from lightningrl_server.rendering.renderer import PolicyRenderer
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from lightningrl.errors import StoreError
-from lightningrl.records import AttemptInfo, CallRecord, ToolCallRecord
 from lightningrl.types import Transition
 from lightningrl_server.gateway.asked_tools import AskedTools, ShownTool
 from lightningrl_server.gateway.choices import SampledChoice
@@ -26,6 +25,7 @@ from lightningrl_server.gateway.history import Conversation, Conversations, Hist
 from lightningrl_server.gateway.prompt import LONG, AnsweredPrompt, Prompt, Threads
 from lightningrl_server.gateway.replay import Replay
 from lightningrl_server.gateway.request import Answer, CallContext, CallRequest
+from lightningrl_server.records import AttemptInfo, CallRecord, ToolCallRecord
 from lightningrl_server.rendering.completion import Choice, read_recorded
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.store.protocol import CallLog

@@ -19,7 +19,6 @@ from typing import Any
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.recipe_tables import RoleConfig
-from lightningrl.records import AttemptInfo, CallRecord
 from lightningrl.roles import is_role_among
 from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.registry import EngineRegistry
@@ -35,6 +34,7 @@ from lightningrl_server.gateway.prompt import Prompt, PromptBuilder, Threads
 from lightningrl_server.gateway.refusals import refusal_of
 from lightningrl_server.gateway.request import Answer, AnswerStart, CallContext, CallRequest, Delivery, Refusal
 from lightningrl_server.gateway.settings import CallWatch, GatewaySettings
+from lightningrl_server.records import AttemptInfo, CallRecord
 from lightningrl_server.rendering.completion import TextDelta
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.store.protocol import CallLog

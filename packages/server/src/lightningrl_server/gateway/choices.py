@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lightningrl.errors import EngineUnavailable
-from lightningrl.records import AttemptInfo, CallRecord
 from lightningrl.types import EngineInfo, GenerateRequest, SamplingSettings, TokenChunk
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.request import Answer, CallRequest
+from lightningrl_server.records import AttemptInfo, CallRecord
 from lightningrl_server.rendering.completion import Choice, CompletionText, ShownText, TextDelta
 from lightningrl_server.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl_server.rendering.tokenizer import context_overflow

@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightningrl.records import CallRecord
 from lightningrl.types import IntArray, Transition
 from lightningrl_server.gateway.request import Refusal
+from lightningrl_server.records import CallRecord
 
 __all__ = [
     "Conversation",

@@ -23,7 +23,6 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from lightningrl.dialects import Dialect, find_endpoint
-from lightningrl.records import AttemptInfo
 from lightningrl.roles import LONGEST_ROLE
 from lightningrl_server.gateway.calls import PolicyCalls
 from lightningrl_server.gateway.dialects.format import DialectFormat, DialectRequest, EventStream
@@ -32,6 +31,7 @@ from lightningrl_server.gateway.refusals import RefusalLog
 from lightningrl_server.gateway.request import Answer, AnswerStart, CallContext, Delivery, Refusal
 from lightningrl_server.gateway.settings import CallWatch, GatewaySettings
 from lightningrl_server.gateway.upstream import Forwarder, ReceivedCall
+from lightningrl_server.records import AttemptInfo
 from lightningrl_server.rendering.completion import TextDelta
 from lightningrl_server.store.errors import AttemptOver
 from lightningrl_server.store.protocol import CallLog

@@ -8,9 +8,9 @@ import time
 from collections import Counter, OrderedDict
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
-from lightningrl.records import AttemptInfo
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_server.gateway.request import CONTEXT_CODE, CallContext, Refusal
+from lightningrl_server.records import AttemptInfo
 from lightningrl_server.store.errors import AttemptOver, StoreFull
 from lightningrl_server.store.protocol import CallLog
 

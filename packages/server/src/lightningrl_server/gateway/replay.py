@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightningrl.records import DIVERGED_CODE, CallRecord
+from lightningrl.records import DIVERGED_CODE
 from lightningrl.types import FinishReason, IntArray, common_tokens
 from lightningrl_server.gateway.request import CallRequest, Refusal
+from lightningrl_server.records import CallRecord
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
 __all__ = ["Replay"]

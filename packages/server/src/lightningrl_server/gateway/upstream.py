@@ -21,12 +21,12 @@ from urllib.parse import urlsplit, urlunsplit
 from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError, iterate_causes
 from lightningrl.keys import Mask, MaskedBytes
-from lightningrl.records import AttemptInfo
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_server.gateway.calls import PolicyCalls
 from lightningrl_server.gateway.request import CallContext, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_server.inflate import UNCOMPRESSED, decoded_pieces
+from lightningrl_server.records import AttemptInfo
 from lightningrl_server.store.protocol import CallLog
 
 if TYPE_CHECKING:

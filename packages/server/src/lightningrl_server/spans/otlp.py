@@ -30,8 +30,8 @@ from starlette.exceptions import HTTPException
 from lightningrl import conventions
 from lightningrl.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.errors import ServerError
-from lightningrl.records import SpanRecord, ToolCallRecord
 from lightningrl.sanitize import parse_json
+from lightningrl_server.records import SpanRecord, ToolCallRecord
 from lightningrl_server.spans.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records
 from lightningrl_server.spans.tool_spans import SeenSpan, read_tools
 

@@ -14,17 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
-from lightningrl.conventions import (
-    AskedCall,
-    Kind,
-    SpanReading,
-    asked_calls,
-    offered_tools,
-    output_tools,
-    read_execution,
-)
-from lightningrl.records import ToolCallRecord
+from lightningrl.conventions import AskedCall, Kind, SpanReading
 from lightningrl.types import ToolCall, ToolStatus
+from lightningrl_server.records import ToolCallRecord
+from lightningrl_server.spans.model_spans import asked_calls, offered_tools, output_tools, read_execution
 
 __all__ = ["ReadTools", "SeenSpan", "comparable", "read_tools"]
 

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, insert, select
 
 from lightningrl.errors import StoreError
-from lightningrl.records import AttemptInfo, CallRecord, ToolCallRecord
 from lightningrl.types import OtherCall, Outcome
+from lightningrl_server.records import AttemptInfo, CallRecord, ToolCallRecord
 from lightningrl_server.store import tables
 from lightningrl_server.store.columns import as_number, column_text, encode_json, encode_tokens
 from lightningrl_server.store.databases import Database, EndEvent, Event, StartEvent

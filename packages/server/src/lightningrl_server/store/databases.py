@@ -20,8 +20,8 @@ from sqlalchemy import Column, Connection, Engine, Index, Table, text
 from sqlalchemy.exc import StatementError
 
 from lightningrl.errors import StoreError
-from lightningrl.records import AttemptInfo
 from lightningrl.types import RolloutState
+from lightningrl_server.records import AttemptInfo
 from lightningrl_server.store.errors import StoreTrouble
 
 __all__ = [

@@ -15,21 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from lightningrl.errors import StoreError
-from lightningrl.records import (
-    AttemptEnd,
-    AttemptInfo,
-    CallRecord,
-    Lease,
-    RolloutFilter,
-    RolloutRecord,
-    RunningAttempt,
-    Score,
-    SpanRecord,
-    StepRecord,
-    StoreCounts,
-    ToolCallRecord,
-)
+from lightningrl.records import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
 from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, Trajectory
+from lightningrl_server.records import AttemptEnd, AttemptInfo, CallRecord, SpanRecord, ToolCallRecord
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -13,8 +13,9 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from lightningrl.errors import StoreError
-from lightningrl.records import AttemptEnd, AttemptInfo, Lease, RunningAttempt
+from lightningrl.records import Lease, RunningAttempt
 from lightningrl.types import Outcome, RolloutState
+from lightningrl_server.records import AttemptEnd, AttemptInfo
 from lightningrl_server.store import queue_writes
 from lightningrl_server.store.call_log import key_digest
 from lightningrl_server.store.databases import Database, EndEvent, Event, LeaseEvent, Peers, QueueEvent

@@ -10,9 +10,10 @@ from typing import Any
 from sqlalchemy import bindparam, delete, func, insert, select, text, update
 
 from lightningrl.errors import StoreError
-from lightningrl.records import DIVERGED_CODE, AttemptEnd
+from lightningrl.records import DIVERGED_CODE
 from lightningrl.sanitize import clean_text
 from lightningrl.types import BranchPoint, FinishReason, Outcome, RolloutSpec, RolloutState
+from lightningrl_server.records import AttemptEnd
 from lightningrl_server.store import call_log
 from lightningrl_server.store.columns import encode_json
 from lightningrl_server.store.databases import EndEvent, LeaseEvent, QueueEvent

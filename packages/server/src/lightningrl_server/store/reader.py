@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 from sqlalchemy import BindParameter, Connection, Row, bindparam, case, func, select
 
-from lightningrl.records import CallRecord
 from lightningrl.types import Evidence, IntArray, OtherCall, RolloutMode, SamplingSettings, Task, Transition
 from lightningrl.wire import assemble
 from lightningrl_server.lru import LruCache
+from lightningrl_server.records import CallRecord
 from lightningrl_server.store.columns import as_number, decode_many, decode_sampling
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_server.store.statements import PreparedStatement

@@ -25,7 +25,6 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from lightningrl.records import DIALOGUE
 from lightningrl.types import (
     BranchPoint,
     Evidence,
@@ -37,6 +36,7 @@ from lightningrl.types import (
     SamplingSettings,
     ToolStatus,
 )
+from lightningrl_server.records import DIALOGUE
 from lightningrl_server.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
 from lightningrl_server.store.databases import CLUSTERED, partial_index
 

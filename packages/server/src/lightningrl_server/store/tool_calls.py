@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from lightningrl.errors import StoreError
-from lightningrl.records import DIALOGUE, SpanRecord, ToolCallRecord
 from lightningrl.sanitize import clean_text
 from lightningrl.types import ToolCall, ToolStatus
+from lightningrl_server.records import DIALOGUE, SpanRecord, ToolCallRecord
 from lightningrl_server.store import tables
 from lightningrl_server.store.columns import column_text
 from lightningrl_server.store.participants import SpanNode

@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy import bindparam, func, or_, select, update
 
-from lightningrl.records import AttemptInfo
 from lightningrl.types import Outcome, RolloutState, ToolStatus
+from lightningrl_server.records import AttemptInfo
 from lightningrl_server.store.columns import as_number, count_tokens
 from lightningrl_server.store.databases import Database, EndEvent, Event, QueueEvent, StartEvent
 from lightningrl_server.store.errors import AttemptOver, UnknownRecord

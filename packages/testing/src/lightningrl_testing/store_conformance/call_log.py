@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightningrl.errors import StoreError
-from lightningrl.records import (
-    RolloutFilter,
-    Score,
-    ToolCallRecord,
-)
+from lightningrl.records import RolloutFilter, Score
 from lightningrl.types import (
     FinishReason,
     OtherCall,
@@ -23,6 +19,7 @@ from lightningrl.types import (
     Task,
     ToolCall,
 )
+from lightningrl_server.records import ToolCallRecord
 from lightningrl_server.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.records import (
-    CallRecord,
-    Lease,
-)
+from lightningrl.records import Lease
 from lightningrl.types import (
     FinishReason,
     RolloutSpec,
     Task,
     Transition,
 )
+from lightningrl_server.records import CallRecord
 from lightningrl_server.store.protocol import Store
 
 __all__ = ["leased", "make_call", "make_spec"]

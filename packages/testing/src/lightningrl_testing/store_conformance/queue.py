@@ -5,13 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from lightningrl.errors import StoreError
-from lightningrl.records import (
-    DIVERGED_CODE,
-    AttemptEnd,
-    RunningAttempt,
-    SpanRecord,
-    ToolCallRecord,
-)
+from lightningrl.records import DIVERGED_CODE, RunningAttempt
 from lightningrl.types import (
     BranchPoint,
     OtherCall,
@@ -23,6 +17,7 @@ from lightningrl.types import (
     ToolCall,
     ToolStatus,
 )
+from lightningrl_server.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl_server.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightningrl.records import (
-    DIALOGUE,
-    SpanRecord,
-    ToolCallRecord,
-)
 from lightningrl.types import (
     OtherCall,
     OtherCallKind,
@@ -16,6 +11,7 @@ from lightningrl.types import (
     ToolCall,
     ToolStatus,
 )
+from lightningrl_server.records import DIALOGUE, SpanRecord, ToolCallRecord
 from lightningrl_server.store.errors import AttemptOver
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest

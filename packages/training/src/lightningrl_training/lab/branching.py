@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_file import with_settings
-from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 from lightningrl_credit.branches import states
 from lightningrl_credit.scoring import score_of
+from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.checks import build_checked
