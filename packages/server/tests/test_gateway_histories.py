@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from lightningrl.errors import ConfigError
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.chat import parse_chat_request
-from lightningrl_server.gateway.history import History, PastCall, as_ids, chain_digests, digest_tools, extend_digest
+from lightningrl_server.gateway.history import History, PastCall, chain_digests, digest_tools, extend_digest
+from lightningrl_server.gateway.prompt import as_ids
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.completion import Choice, CompletionText
 from lightningrl_server.rendering.renderer import PolicyRenderer

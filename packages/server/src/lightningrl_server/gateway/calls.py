@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -22,12 +22,13 @@ from lightningrl.recipe_tables import RoleConfig
 from lightningrl.roles import is_role_among
 from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.registry import EngineRegistry
-from lightningrl_server.gateway.attempt_memory import AttemptMemories, AttemptMemory, PolicyCall
+from lightningrl_server.gateway.attempt_memory import AttemptMemories, PolicyCall
 from lightningrl_server.gateway.choices import (
     ChoiceSampler,
     SampledChoice,
     answer_again,
     choose_sampling,
+    note_unheeded,
     repeat_choices,
 )
 from lightningrl_server.gateway.prompt import Prompt, PromptBuilder, Threads
@@ -197,9 +198,10 @@ class PolicyCalls:
         """Length of the call's prompt. Nothing is sampled or recorded."""
         memory = await self._memories.find(info)
         request = await memory.resolve(request)
-        context, policy, _ = self._route(request, context)
+        context, policy, renderer = self._route(request, context)
         try:
-            prompt = await self._prompt(memory, request, policy, self._engines.context_length(policy))
+            length = self._engines.context_length(policy)
+            prompt = await PromptBuilder(self._threads, memory, request, policy, renderer, length).build()
         except ContextOverflow as error:
             raise refusal_of(error) from error
         return len(prompt.ids)
@@ -223,28 +225,24 @@ class PolicyCalls:
             )
         return context if role == context.agent else replace(context, agent=role), policy, renderer
 
-    def _prompt(
-        self, memory: AttemptMemory, request: CallRequest, policy: str, context_length: int | None
-    ) -> Awaitable[Prompt]:
-        history, conversations, renderer = memory.history, memory.conversations, self._renderers[policy]
-        builder = PromptBuilder(self._threads, history, conversations, request, policy, renderer, context_length)
-        return builder.build()
-
     async def _sample(
         self, call: PolicyCall, delivery: Delivery
     ) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
         request, policy, renderer = call.request, call.policy, call.renderer
         engine = await self._engines.info(policy)
-        prompt = await self._prompt(call.memory, request, policy, engine.context_length)
+        length = engine.context_length
+        prompt = await PromptBuilder(self._threads, call.memory, request, policy, renderer, length).build()
         replay = call.memory.replay
         recorded = () if replay is None else replay.take(policy, prompt.array, request, renderer)
         if recorded:
             yield await self._repeat(call, prompt, recorded)
             return
-        default = self._settings.sampling.get(policy) or SamplingSettings()
-        sampling = choose_sampling(call.info, request, default, engine, renderer, len(prompt.ids))
-        self._note_unheeded(policy, request, call.info.sampling or default)
         transition_id = self._next_id(call.info)
+        base = call.info.sampling or self._settings.sampling.get(policy) or SamplingSettings()
+        sampling = choose_sampling(call.info, request, base, engine, renderer, len(prompt.ids))
+        note_unheeded(self._engines, policy, request, base)
+        if request.left_out:
+            self._warn_left_out(request)
         sampler = ChoiceSampler(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
         choices: list[SampledChoice] = []
         has_begun = False
@@ -292,15 +290,7 @@ class PolicyCalls:
     def _next_id(self, info: AttemptInfo) -> str:
         return f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
 
-    def _note_unheeded(self, policy: str, request: CallRequest, base: SamplingSettings) -> None:
-        """Count what the call asks for and is not given: settings that the recipe decides, fields that nobody reads."""
-        asked = {**request.asked, **request.extras.asked}
-        overridden = [f"{name}={value:g}" for name, value in asked.items() if value != getattr(base, name, None)]
-        if overridden:
-            self._engines.note_overridden(policy, overridden)
-        if request.extras.ignored or request.left_out:
-            ignored = (*request.extras.ignored, *(f"tool {kind}" for kind in request.left_out))
-            self._engines.note_ignored(policy, ignored)
+    def _warn_left_out(self, request: CallRequest) -> None:
         for kind in request.left_out:
             if kind not in self._left_out:
                 self._left_out.add(kind)
@@ -329,9 +319,9 @@ class PolicyCalls:
     ) -> tuple[CallRecord, ...]:
         """Record the choices, then remember them; returns those in the store where this is a replay."""
         duration = time.perf_counter() - call.clock
+        completion_tokens = sum(len(choice.completion.token_ids) for choice in choices)
         stored = await call.memory.keep(call, prompt, choices, key, duration)
         if not stored and self._watch is not None:
-            completion_tokens = sum(len(choice.completion.token_ids) for choice in choices)
             self._watch.answered(call.policy, duration, len(prompt.ids), completion_tokens)
         return stored
 

@@ -17,7 +17,7 @@ from lightningrl_server.rendering.completion import Choice, CompletionText, Show
 from lightningrl_server.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl_server.rendering.tokenizer import context_overflow
 
-__all__ = ["ChoiceSampler", "SampledChoice", "answer_again", "choose_sampling", "repeat_choices"]
+__all__ = ["ChoiceSampler", "SampledChoice", "answer_again", "choose_sampling", "note_unheeded", "repeat_choices"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -144,8 +144,7 @@ class ChoiceSampler:
     async def _one_whole(self, index: int) -> SampledChoice:
         call, text = self._place(index)
         chunk = await self._engines.generate_whole(self._policy, call)
-        text.push(chunk.token_ids, chunk.logprobs, stream=False)
-        return self._finished(call, text, chunk)
+        return self._finished(call, text, chunk, rest=chunk)
 
     async def _one(self, index: int) -> AsyncGenerator[TextDelta | SampledChoice, None]:
         call, text = self._place(index)
@@ -158,7 +157,12 @@ class ChoiceSampler:
                 if chunk.finish_reason is not None:
                     yield self._finished(call, text, chunk)
 
-    def _finished(self, call: GenerateRequest, text: CompletionText, last: TokenChunk) -> SampledChoice:
+    def _finished(
+        self, call: GenerateRequest, text: CompletionText, last: TokenChunk, *, rest: TokenChunk | None = None
+    ) -> SampledChoice:
+        """The choice that ends with a chunk; `rest` is what the text lacks of it."""
+        if rest is not None:
+            text.push(rest.token_ids, rest.logprobs, stream=False)
         if text.token_count == 0 or last.finish_reason is None:
             raise EngineUnavailable(
                 f"the engine of policy {self._policy!r} returned a completion without a token or a finish reason"
@@ -172,14 +176,13 @@ class ChoiceSampler:
 def choose_sampling(
     info: AttemptInfo,
     request: CallRequest,
-    default: SamplingSettings,
+    base: SamplingSettings,
     engine: EngineInfo,
     renderer: PolicyRenderer,
     prompt_tokens: int,
 ) -> SamplingSettings:
     """The settings of a call: the rollout's or the `default` ones, within what the context leaves and the request asks
     for. Raises ContextOverflow."""
-    base = info.sampling or default
     room = engine.context_length - prompt_tokens
     if room < 1:
         raise context_overflow(engine.context_length, str(prompt_tokens))
@@ -192,6 +195,17 @@ def choose_sampling(
         ),
         seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ
     )
+
+
+def note_unheeded(engines: EngineRegistry, policy: str, request: CallRequest, base: SamplingSettings) -> None:
+    """Count what the call asks for and is not given: settings that the recipe decides, fields that nobody reads."""
+    asked = {**request.asked, **request.extras.asked}
+    overridden = [f"{name}={value:g}" for name, value in asked.items() if value != getattr(base, name, None)]
+    if overridden:
+        engines.note_overridden(policy, overridden)
+    ignored = (*request.extras.ignored, *(f"tool {kind}" for kind in request.left_out))
+    if ignored:
+        engines.note_ignored(policy, ignored)
 
 
 def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> Answer:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from lightningrl.types import IntArray, Transition
 from lightningrl_server.gateway.request import Refusal
@@ -33,7 +32,6 @@ __all__ = [
     "History",
     "Match",
     "PastCall",
-    "as_ids",
     "chain_digests",
     "digest_head",
     "digest_tools",
@@ -45,7 +43,6 @@ __all__ = [
 
 _encode = msgspec.msgpack.Encoder().encode
 _SIZE = 12
-_PART = 65_536
 _MOST_OFFERED = 128 * 1024
 """Bytes of tools, descriptions included."""
 
@@ -250,14 +247,6 @@ def pack(value: Any) -> bytes:
         return _encode(value)
     except OverflowError:  # a number in a schema is beyond 64 bits
         return json.dumps(value).encode()
-
-
-def as_ids(token_ids: Sequence[int]) -> IntArray:
-    """Token ids as the store and the learner keep them; in parts, between which other threads have their turn."""
-    if len(token_ids) <= _PART:
-        return np.asarray(token_ids, dtype=np.int32)
-    starts = range(0, len(token_ids), _PART)
-    return np.concatenate([np.asarray(token_ids[start : start + _PART], dtype=np.int32) for start in starts])
 
 
 def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from lightningrl.types import IntArray
 from lightningrl_server.gateway.history import (
     Conversations,
     History,
     PastCall,
-    as_ids,
     chain_digests,
     digest_head,
     digest_tools,
@@ -29,7 +30,7 @@ from lightningrl_server.gateway.request import CallRequest, ForcedCall, Refusal
 from lightningrl_server.rendering.completion import Choice
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
-__all__ = ["LONG", "AnsweredPrompt", "Prompt", "PromptBuilder", "Threads"]
+__all__ = ["LONG", "AnsweredPrompt", "Prompt", "PromptBuilder", "Threads", "as_ids"]
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ LONG: Final = 16_384
 """Characters from which on a text is long: a slow machine tokenises as many in about 20 ms."""
 _TEXT_TO_DIGEST = 16
 """Least factor by which a text is digested faster than it is tokenised."""
+_PART = 65_536
 _MESSAGE = 64
 """Characters of text that take as long to render as a message that has none."""
 
@@ -88,8 +90,8 @@ class Prompt:
 
     def answer(self, call_id: str, choice: Choice, *, with_ids: bool) -> AnsweredPrompt:
         """The prompt answered by a choice, whose tool calls a client sends back `with_ids` or without."""
-        digest = extend_digest(self.digest, choice.as_message(with_ids=with_ids))
         call = PastCall(call_id, self.array, as_ids(choice.token_ids), self.tools)
+        digest = extend_digest(self.digest, choice.as_message(with_ids=with_ids))
         return AnsweredPrompt(call, digest, history_key(self.digest, digest, self.tools, self.head))
 
 
@@ -101,6 +103,16 @@ class _Tokens(NamedTuple):
     parent_id: str | None
     is_break: bool
     digest: bytes
+    tools: bytes
+
+
+class Past(Protocol):
+    """The attempt's earlier calls, by their messages and by their ids."""
+
+    @property
+    def history(self) -> History: ...
+    @property
+    def conversations(self) -> Conversations: ...
 
 
 class PromptBuilder:
@@ -109,21 +121,18 @@ class PromptBuilder:
     def __init__(
         self,
         threads: Threads,
-        history: History,
-        conversations: Conversations,
+        past: Past,
         request: CallRequest,
         policy: str,
         renderer: PolicyRenderer,
         context_length: int | None,
     ) -> None:
         self._threads = threads
-        self._history = history
-        self._conversations = conversations
+        self._past = past
         self._request = request
         self._policy = policy
         self._renderer = renderer
         self._context_length = context_length
-        self._tools = digest_tools(request.tools, policy)
 
     async def build(self) -> Prompt:
         """The tokens of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool
@@ -148,24 +157,25 @@ class PromptBuilder:
             parent_id=tokens.parent_id,
             is_break=tokens.is_break,
             digest=tokens.digest,
-            tools=self._tools,
+            tools=tokens.tools,
             head=head,
         )
 
     async def _from_answer(self, previous: str, head: bytes) -> _Tokens:
         """Tokens of a call that goes on from an earlier answer by its id."""
         count = self._request.head or 0
-        earlier = self._conversations.find(previous)
+        earlier = self._past.conversations.find(previous)
         new = with_tool_names(self._request.messages[count:], earlier.added or ())
-        if earlier.head == head and earlier.call.tools == self._tools:
+        tools = digest_tools(self._request.tools, self._policy)
+        if earlier.head == head and earlier.call.tools == tools:
             digest = earlier.digest
             for message in new:
                 digest = extend_digest(digest, message)
             bridged = await self._bridged(earlier.call, new)
             if bridged is not None:
-                return _Tokens(*bridged, earlier.call.id, is_break=False, digest=digest)
+                return _Tokens(*bridged, earlier.call.id, is_break=False, digest=digest, tools=tools)
         # Other instructions, tools or policy: the tokens begin otherwise, so the conversation is rendered again.
-        messages = (*self._request.messages[:count], *self._conversations.messages(earlier), *new)
+        messages = (*self._request.messages[:count], *self._past.conversations.messages(earlier), *new)
         tokens = await self._from_messages(with_tool_names(messages))
         return tokens._replace(is_break=tokens.is_break or tokens.parent_id is None)
 
@@ -173,20 +183,21 @@ class PromptBuilder:
         """Tokens of a whole conversation."""
         size = _size(messages)
         chain = await self._threads.run(size // _TEXT_TO_DIGEST, lambda: chain_digests(messages))
-        match = self._history.match(messages, chain, self._tools)
+        offered = self._request.tools
+        tools = digest_tools(offered, self._policy)
+        match = self._past.history.match(messages, chain, tools)
         call = match.call
         if call is not None:
             bridged = await self._bridged(call, messages[match.covered :])
             if bridged is not None:
-                return _Tokens(*bridged, call.id, is_break=match.is_break, digest=chain[-1])
+                return _Tokens(*bridged, call.id, is_break=match.is_break, digest=chain[-1], tools=tools)
         is_break = match.is_break or call is not None
-        tools = self._request.tools
-        size += len(pack(tools)) if tools else 0
+        size += len(pack(offered)) if offered else 0
         try:
-            ids = await self._threads.run(size, lambda: self._renderer.render(messages, tools, self._context_length))
+            ids = await self._threads.run(size, lambda: self._renderer.render(messages, offered, self._context_length))
         except ValueError as error:
             raise Refusal(str(error), param="messages") from error
-        return _Tokens(ids, 0, None, is_break, chain[-1])
+        return _Tokens(ids, 0, None, is_break, chain[-1], tools)
 
     async def _bridged(self, call: PastCall, new: tuple[Mapping[str, Any], ...]) -> tuple[tuple[int, ...], int] | None:
         """The tokens of an earlier call with those of the new messages, and where these begin; None = they cannot be
@@ -221,6 +232,14 @@ def with_tool_names(
             message = message if name is None else {"name": name, **message}
         named.append(message)
     return tuple(named[len(before) :])
+
+
+def as_ids(token_ids: Sequence[int]) -> IntArray:
+    """Token ids as the store and the learner keep them; in parts, between which other threads have their turn."""
+    if len(token_ids) <= _PART:
+        return np.asarray(token_ids, dtype=np.int32)
+    starts = range(0, len(token_ids), _PART)
+    return np.concatenate([np.asarray(token_ids[start : start + _PART], dtype=np.int32) for start in starts])
 
 
 def _forced(ids: tuple[int, ...], forced: ForcedCall, policy: str, renderer: PolicyRenderer) -> tuple[int, ...]:
