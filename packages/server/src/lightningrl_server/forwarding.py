@@ -60,13 +60,9 @@ class ExportForwarder:
         """Spans or records that were dropped."""
         self._what = what
         self._url = url
-        self._headers = {
-            "content-type": "application/x-protobuf",
-            "content-encoding": "gzip",
-            **UNCOMPRESSED,
-            **(headers or {}),
-        }
-        self._mask = Mask((headers or {}).values())
+        own = dict(headers or {})
+        self._headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip", **UNCOMPRESSED, **own}
+        self._mask = Mask(own.values())
         self._limit = queue_bytes
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._waiting_bytes = 0
@@ -157,9 +153,8 @@ class ExportForwarder:
                         self.forwarded += count
                         self._is_out = False
                         return
-                    problem = (
-                        f"it answered {answer.status_code}: {self._mask.text(words.decode(errors='replace'))[:200]!r}"
-                    )
+                    text = self._mask.text(words.decode(errors="replace"))
+                    problem = f"it answered {answer.status_code}: {text[:200]!r}"
                     if answer.status_code not in RETRIED:
                         break
                 if self._is_closing or self._is_out:  # this batch was its chance to come back

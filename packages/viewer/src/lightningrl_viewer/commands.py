@@ -107,4 +107,4 @@ rollouts = typer.Typer(
 rollouts.command("list")(list_rollouts)
 rollouts.command("show")(show_rollout)
 
-COMMANDS = tuple(map(describe_command, (view, report, rollouts)))
+COMMANDS = (describe_command(view), describe_command(report), describe_command(rollouts))
