@@ -57,9 +57,8 @@ class Access:
     async def supervisor(self, request: Request) -> None:
         """Raise Forbidden unless the run key or the worker key is shown."""
         if self.worker_shown(request):
-            raise Forbidden(
-                f"the key of one worker does not open {request.url.path!r}; send the worker key as 'Authorization: Bearer …'"
-            )
+            problem = f"the key of one worker does not open {request.url.path!r}"
+            raise Forbidden(f"{problem}; send the worker key as 'Authorization: Bearer …'")
 
     async def worker(self, request: Request) -> None:
         """Raise Forbidden unless the run key, the worker key or a worker process's key is shown."""

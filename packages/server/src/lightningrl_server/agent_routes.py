@@ -66,9 +66,8 @@ async def find_transitions(
             continue
         transition_id = call_of(answer_id, dialects)
         if transition_id not in call_ids:
-            raise UnknownRecord(
-                f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given"
-            )
+            problem = f"rollout {rollout_id!r} has no call {answer_id!r}"
+            raise UnknownRecord(f"{problem}; give the id of an answer that this attempt was given")
         transition_ids.append(transition_id)
     return transition_ids
 

@@ -287,9 +287,8 @@ class CreditConformance:
         totals = [sum(float(np.mean(tokens)) for tokens in credit if tokens is not None) for credit in advantages]
         ranked = sorted(range(len(totals)), key=lambda rollout: self.outcomes[rollout])
         for worse, better in itertools.pairwise(ranked):
-            assert totals[worse] <= totals[better] + 1e-5, (
-                f"outcome {self.outcomes[better]:g} is credited {totals[better]:g} in all, and {self.outcomes[worse]:g} {totals[worse]:g}"
-            )
+            credited = f"{totals[better]:g} in all, and {self.outcomes[worse]:g} {totals[worse]:g}"
+            assert totals[worse] <= totals[better] + 1e-5, f"outcome {self.outcomes[better]:g} is credited {credited}"
 
 
 def _with_repeated_states(group: TrajectoryGroup) -> TrajectoryGroup:

@@ -21,8 +21,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["Guard"]
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
 _SAID: Final = {
-    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -59,20 +68,16 @@ class Guard:
         """Return the refusal; None = go on."""
         headers = Headers(scope=scope)
         if not _is_here(scope, headers):
-            return _say(
-                403,
-                "the viewer answers on this machine only; from elsewhere, forward its port: ssh -L PORT:127.0.0.1:PORT HOST",
-            )
+            tunnel = "ssh -L PORT:127.0.0.1:PORT HOST"
+            return _say(403, f"the viewer answers on this machine only; from elsewhere, forward its port: {tunnel}")
         if scope["method"] not in {"GET", "HEAD"}:
             return _say(405, "the viewer only shows; it takes GET and HEAD")
         query = QueryParams(scope.get("query_string", b""))
         if "key" in query:
             return self._exchange(scope, query)
         if not hmac.compare_digest(self._shown(headers).encode(), self._value.encode()):
-            return _say(
-                403,
-                "open the link that was printed by `lightningrl view` or `lightningrl train`: it has the key to this run",
-            )
+            link = "the link that was printed by `lightningrl view` or `lightningrl train`"
+            return _say(403, f"open {link}: it has the key to this run")
         return None
 
     def _exchange(self, scope: Scope, query: QueryParams) -> Response:

@@ -57,7 +57,7 @@ _TEXTS: Final = {
     ),
     "Tool errors": (
         "No call of a tool failed.",
-        "A tool that fails by itself teaches the policy nothing: mend it, or reward calls that work (see intermediate rewards).",
+        "A tool that fails by itself teaches nothing: mend it, or reward calls that work (see intermediate rewards).",
     ),
     "Rewards that failed": (
         "The reward or the judge raised an error; such rollouts have no reward and are left out.",

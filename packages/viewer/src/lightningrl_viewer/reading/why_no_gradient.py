@@ -121,7 +121,8 @@ def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -
 
 def _of_outcome(outcome: Outcome) -> str:
     if outcome is Outcome.DIVERGED:
-        return "The branch diverged: its agent did not ask again what was recorded, so it says nothing of the state that it should leave."
+        problem = "The branch diverged: its agent did not ask again what was recorded"
+        return f"{problem}, so it says nothing of the state that it should leave."
     if outcome in (Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW):  # those that can be trained
         return f'It ended as {outcome.value}, which outcomes.{outcome.value} = "drop" leaves out of training.'
     return f"It ended as {outcome.value}, which says nothing of the policy and is never trained."
