@@ -19,13 +19,14 @@ import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import httpx
 import pytest
 from distributions import write_blocks
 from installed import build_wheels
+from lightningrl.commands import missing_hint
 from recorded_runs import make_recipe, record_run
 from sizes import PATIENCE_S
 
@@ -63,12 +64,15 @@ for name in sys.argv[1:]:
     __import__(name)
 print(time.perf_counter() - began)
 """
+ALL_OF_RUNTIME = """
+import importlib, pkgutil, lightningrl_client.client, lightningrl_client.control.client, lightningrl_client.runtime as runtime
+for module in pkgutil.iter_modules(runtime.__path__):
+    importlib.import_module(f"lightningrl_client.runtime.{module.name}")
+"""
 CORE = {"lightningrl"}
 VIEW = CORE | {"lightningrl-credit", "lightningrl-server", "lightningrl-viewer"}
 WORKER = CORE | {"lightningrl-client", "lightningrl-langchain"}
 TESTING = VIEW | {"lightningrl-client", "lightningrl-testing"}
-
-pytestmark = pytest.mark.slow
 
 
 class Environment:
@@ -93,7 +97,9 @@ class Environment:
 
     def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         command = [str(self.python), *words]
-        return subprocess.run(command, env=environment(), cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        return subprocess.run(
+            command, env=environment(), cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
 
     def names(self) -> set[str]:
         """Distributions that are installed."""
@@ -107,7 +113,9 @@ class Environment:
         """Print its size, and how long it takes to import what it is for, when that has been imported before."""
         size = sum(path.stat().st_size for path in (self.folder / "lib").rglob("*") if path.is_file())
         seconds = min(float(self.run("-c", IMPORTS, *modules).stdout) for _ in range(3))
-        print(f"\n{what}: {size / 1e6:.0f} MB, {len(self.names())} packages, import {', '.join(modules)}: {seconds:.2f} s")
+        print(
+            f"\n{what}: {size / 1e6:.0f} MB, {len(self.names())} packages, import {', '.join(modules)}: {seconds:.2f} s"
+        )
 
     def _uv(self, command: str, *words: str) -> None:
         variables = {**environment(), **self._certificates}
@@ -118,7 +126,9 @@ class Environment:
 
 def environment() -> dict[str, str]:
     """Variables of our processes, without those that name packages of ours."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "VIRTUAL_ENV"))}
+    ours = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "VIRTUAL_ENV"))
+    }
     return {**ours, "COLUMNS": "200", "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"}
 
 
@@ -140,6 +150,7 @@ def empty(tmp_path: Path, wheels: Path, certificates: Mapping[str, str]) -> Envi
 # ---------------------------------------------------------------------- lightningrl
 
 
+@pytest.mark.slow
 def test_the_core_alone_lists_plugins_and_names_what_is_missing(empty: Environment, tmp_path: Path) -> None:
     empty.install("lightningrl")
     assert empty.ours() == CORE
@@ -153,6 +164,28 @@ def test_the_core_alone_lists_plugins_and_names_what_is_missing(empty: Environme
     empty.describe("lightningrl", "lightningrl")
 
 
+def test_every_package_that_the_core_lacks_has_its_hint() -> None:
+    needed = requirements("lightningrl-server") | requirements("lightningrl-viewer")
+    needed -= requirements("lightningrl") | {
+        "lightningrl",
+        "lightningrl_credit",
+        "lightningrl_server",
+        "opentelemetry_proto",
+    }
+    assert {"sqlalchemy", "starlette", "jinja2"} <= needed
+    for package in needed:
+        hint = f"{package!r} is not installed; it comes with: pip install 'lightningrl[server]'"
+        assert missing_hint(f"{package}.inner") == hint
+    assert missing_hint("matplotlib") == "'matplotlib' is not installed; it comes with: pip install 'lightningrl[plot]'"
+    assert missing_hint("langgraph") is None
+
+
+def requirements(distribution: str) -> set[str]:
+    """Import names of what a distribution needs in any case."""
+    lines = [line for line in requires(distribution) or () if "extra ==" not in line]
+    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+
+
 # ---------------------------------------------------------------------- lightningrl[view]
 
 
@@ -160,7 +193,9 @@ def test_the_core_alone_lists_plugins_and_names_what_is_missing(empty: Environme
 def looking_at(python: Path, folder: Path) -> Iterator[str]:
     """`lightningrl view` of that interpreter: the address that it prints."""
     command = [str(python), "-u", "-m", "lightningrl", "view", str(folder), "--no-browser"]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as viewer:
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as viewer:
         assert viewer.stdout is not None
         printed: list[str] = []
         for line in viewer.stdout:
@@ -173,6 +208,7 @@ def looking_at(python: Path, folder: Path) -> Iterator[str]:
         viewer.terminate()
 
 
+@pytest.mark.slow
 async def test_a_viewer_opens_a_colleagues_run(empty: Environment, tmp_path: Path) -> None:
     folder = tmp_path / "their-run"
     await record_run(folder, make_recipe(folder))
@@ -204,6 +240,7 @@ async def working(python: Path, folder: Path, url: str) -> AsyncIterator[asyncio
         await worker.wait()
 
 
+@pytest.mark.slow
 async def test_a_worker_runs_a_langchain_agent_for_a_server_elsewhere(empty: Environment, tmp_path: Path) -> None:
     folder = tmp_path / "agent"
     folder.mkdir()
@@ -212,6 +249,8 @@ async def test_a_worker_runs_a_langchain_agent_for_a_server_elsewhere(empty: Env
     empty.install("lightningrl[worker,langchain]", "langchain-openai", "langgraph")
     assert empty.ours() == WORKER
     assert not empty.names() & {"torch", "transformers", "sqlalchemy", "starlette", "matplotlib"}
+    ran = empty.run("-c", ALL_OF_RUNTIME)
+    assert ran.returncode == 0, ran.stderr
     engine = ScriptedEngine(tiny_tokenizer())
     engine.enqueue("hello")
     async with running_services(folder, engine=engine) as path, working(empty.python, folder, path.url) as worker:
@@ -229,6 +268,7 @@ async def test_a_worker_runs_a_langchain_agent_for_a_server_elsewhere(empty: Env
 # ---------------------------------------------------------------------- lightningrl[torch]
 
 
+@pytest.mark.slow
 def test_torch_trains_an_example(empty: Environment, tmp_path: Path) -> None:
     empty.install("lightningrl[torch]", "openai")
     settings = ("loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=4", "validation.every=0")
@@ -260,6 +300,7 @@ def write_package(kind: str, folder: Path) -> Path:
     return project
 
 
+@pytest.mark.slow
 def test_a_plugin_of_each_kind_needs_the_core_alone(empty: Environment, tmp_path: Path) -> None:
     """Written by the core's own command or copied from its page, it is installed and listed; its tests need lightningrl-testing."""
     empty.install("lightningrl")
@@ -272,7 +313,9 @@ def test_a_plugin_of_each_kind_needs_the_core_alone(empty: Environment, tmp_path
         (tmp_path / kind).mkdir()
         projects[kind] = write_package(kind, tmp_path / kind)
     empty.install(*map(str, projects.values()))
-    plugins = {tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] for project in projects.values()}
+    plugins = {
+        tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] for project in projects.values()
+    }
     assert empty.ours() == CORE | plugins
     listed = empty.run("-m", "lightningrl", "plugins")
     assert listed.returncode == 0, listed.stderr
