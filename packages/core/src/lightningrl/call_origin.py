@@ -24,7 +24,12 @@ class CallOrigin:
         """The request headers that carry the origin to the gateway."""
         headers: dict[str, str] = {}
         if self.agent:
-            is_plain = self.agent.isascii() and self.agent.isprintable() and self.agent == self.agent.strip() and "%" not in self.agent
+            is_plain = (
+                self.agent.isascii()
+                and self.agent.isprintable()
+                and self.agent == self.agent.strip()
+                and "%" not in self.agent
+            )
             headers["x-lightningrl-agent"] = self.agent if is_plain else quote(self.agent)
         if self.span_id:
             headers["traceparent"] = f"00-{self.trace_id:032x}-{self.span_id:016x}-01"

@@ -78,7 +78,9 @@ def open_chat_span(tracer: Tracer, model: str, role: str | None, below: Context 
     return tracer.start_span(f"{conventions.CHAT} {model}".strip(), below, attributes=attributes)
 
 
-def open_tool_span(tracer: Tracer, name: str, arguments: str, *, call_id: str | None, role: str | None, below: Context | None) -> Span:
+def open_tool_span(
+    tracer: Tracer, name: str, arguments: str, *, call_id: str | None, role: str | None, below: Context | None
+) -> Span:
     """Start the span of a tool's run; `below` None = below the current one."""
     attributes = {
         conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,

@@ -1,4 +1,4 @@
-"""When a client of the control API asks again, and what an answer says: the same for a worker's line and for the trainer's."""
+"""Repeated requests of the control API's clients, and what an answer says: alike for workers and the trainer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from lightningrl.errors import ServerError
 __all__ = ["TRY_AGAIN", "Repeats", "read_sentence", "reading_answer"]
 
 TRY_AGAIN: Final = frozenset({429, 502, 503, 504, 507})
-"""Statuses that say "not now": nobody is behind it, the store is in use or has no room. Nothing was kept, and clients ask again."""
-
-
+"""Statuses that say "not now": nobody is behind it, the store is in use or has no room. Nothing was kept; ask again."""
 NOT_NOW_S: Final = 60.0
-"""How long a client believes that. A server may be long in starting again; a store that is in use for this long has another owner."""
+"""Seconds that a client believes that: a server may start slowly, a store that is in use for longer has another owner."""
 
 
 class Repeats:
@@ -32,8 +30,10 @@ class Repeats:
         self._pause = 0.0
 
     def next_pause(self, *, says_not_now: bool = False) -> float | None:
-        """Seconds to wait before the next try, none before the second: a kept-alive connection may just have been closed. None = give up.
-        `says_not_now`: the server did answer, with one of `TRY_AGAIN`."""
+        """Seconds to wait before the next try, 0 before the second: a kept-alive connection may just have been closed.
+
+        None = give up. `says_not_now`: the server did answer, with one of `TRY_AGAIN`.
+        """
         now = time.monotonic()
         if self._until is None:
             self._until = now + self._patience_s
@@ -47,7 +47,7 @@ class Repeats:
 
 
 def read_sentence(answer: bytes) -> str | None:
-    """None = the answer is not one of the control API's."""
+    """Read the sentence of an error; None = the answer is not one of the control API's."""
     try:
         return str(msgspec.json.decode(answer, type=dict[str, Any])["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
