@@ -16,7 +16,7 @@ __all__ = ["TRY_AGAIN", "Repeats", "read_sentence", "reading_answer"]
 TRY_AGAIN: Final = frozenset({429, 502, 503, 504, 507})
 """Statuses that say "not now": nobody is behind it, the store is in use or has no room. Nothing was kept; ask again."""
 NOT_NOW_S: Final = 60.0
-"""Seconds that a client believes that: a server may start slowly, a store that is in use for longer has another owner."""
+"""Seconds that a client believes that: a server may start slowly, a store that is in use for longer has an owner."""
 
 
 class Repeats:
