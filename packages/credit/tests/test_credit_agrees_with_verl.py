@@ -30,7 +30,9 @@ def random_groups(seed: int) -> list[TrajectoryGroup]:
                 id=f"g{g}",
                 trajectories=tuple(
                     make_trajectory(
-                        f"g{g}/{i}", [make_transition(f"g{g}/{i}/0", completion=range(1, 2 + int(random.integers(0, 6))))], reward=float(r)
+                        f"g{g}/{i}",
+                        [make_transition(f"g{g}/{i}/0", completion=range(1, 2 + int(random.integers(0, 6))))],
+                        reward=float(r),
                     )
                     for i, r in enumerate(rewards)
                 ),
@@ -57,7 +59,9 @@ def test_advantages_agree_with_verl(core_algos: Any, baseline: Any, seed: int) -
     elif baseline == "opo":
         theirs, _ = core_algos.compute_opo_outcome_advantage(rewards, mask, index)
     else:
-        theirs, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=baseline == "grpo")
+        theirs, _ = core_algos.compute_grpo_outcome_advantage(
+            rewards, mask, index, norm_adv_by_std_in_grpo=baseline == "grpo"
+        )
     ours = [credit[0] for group in groups for credit in IdenticalAssignment(baseline=baseline).assign(group)]
     for row, (advantages, length) in enumerate(zip(ours, lengths, strict=True)):
         assert advantages is not None
@@ -78,7 +82,9 @@ def test_whitened_advantages_agree_with_verls_reinforce_plus_plus(core_algos: An
     for row, ((_, trajectory), length) in enumerate(zip(members, lengths, strict=True)):
         rewards[row, length - 1] = trajectory.reward or 0.0
     if baseline == "none":
-        theirs, _ = core_algos.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config=SimpleNamespace(gamma=1.0))
+        theirs, _ = core_algos.compute_reinforce_plus_plus_outcome_advantage(
+            rewards, mask, config=SimpleNamespace(gamma=1.0)
+        )
     else:
         index = np.array([g for g, _ in members])
         theirs, _ = core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, index)
@@ -95,7 +101,9 @@ def test_maxrl_agrees_with_the_authors_formula(seed: int) -> None:
         rewards = np.abs([trajectory.reward or 0.0 for trajectory in group.trajectories])
         if len(rewards) < 2 or np.ptp(rewards) == 0.0:
             continue
-        positive = [replace(trajectory, reward=float(r)) for trajectory, r in zip(group.trajectories, rewards, strict=True)]
+        positive = [
+            replace(trajectory, reward=float(r)) for trajectory, r in zip(group.trajectories, rewards, strict=True)
+        ]
         credit = IdenticalAssignment(baseline="maxrl").assign(replace(group, trajectories=tuple(positive)))
         ours = [float(tokens[0]) for calls in credit for tokens in calls if tokens is not None]
         np.testing.assert_allclose(ours, (rewards - rewards.mean()) / (rewards.mean() + 1e-6), atol=1e-6, rtol=1e-6)
@@ -106,7 +114,9 @@ def test_group_of_one_differs_from_verl_on_purpose(core_algos: Any) -> None:
     import torch
 
     theirs, _ = core_algos.compute_grpo_outcome_advantage(torch.tensor([[5.0]]), torch.ones(1, 1), np.array([0]))
-    ours = IdenticalAssignment().assign(TrajectoryGroup(id="g", trajectories=(make_trajectory("r", [make_transition("t")], reward=5.0),)))
+    ours = IdenticalAssignment().assign(
+        TrajectoryGroup(id="g", trajectories=(make_trajectory("r", [make_transition("t")], reward=5.0),))
+    )
     assert float(theirs[0, 0]) == pytest.approx(5.0, rel=1e-5)
     assert ours[0][0] is not None
     assert set(ours[0][0].tolist()) == {0.0}
@@ -147,4 +157,6 @@ def test_rewards_compared_each_by_itself_agree_with_verls_gdpo(core_algos: Any, 
     ours = [calls[0] for group in advantages for calls in group]
     for row, (credit, length) in enumerate(zip(ours, lengths, strict=True)):
         assert credit is not None
-        np.testing.assert_allclose(credit * np.sqrt((count - 1) / count), theirs[row, :length].numpy(), atol=1e-6, rtol=1e-6)
+        np.testing.assert_allclose(
+            credit * np.sqrt((count - 1) / count), theirs[row, :length].numpy(), atol=1e-6, rtol=1e-6
+        )

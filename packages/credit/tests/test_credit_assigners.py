@@ -68,9 +68,7 @@ def test_discount_passes_between_roles_with_histories_of_their_own() -> None:
         make_transition("write", agent="write"),
         make_transition("rewrite", index=1, agent="rewrite", rewards={"turn": 1.0}),
     ]
-    np.testing.assert_allclose(
-        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 2.0]
-    )
+    np.testing.assert_allclose(TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 2.0])
 
 
 def test_a_rewrite_is_compared_with_other_rewrites_only() -> None:

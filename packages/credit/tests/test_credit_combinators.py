@@ -51,7 +51,10 @@ class Grades:
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return tuple(
-            tuple(np.full(len(call.completion_ids), one.evidence.calls["grade"][t]) for t, call in enumerate(one.transitions))  # type: ignore[union-attr]
+            tuple(
+                np.full(len(call.completion_ids), one.evidence.calls["grade"][t])
+                for t, call in enumerate(one.transitions)
+            )  # type: ignore[union-attr]
             for one in group.trajectories
         )
 
@@ -73,7 +76,10 @@ class FirstCallOnly:
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return tuple(
-            tuple(np.full(len(call.completion_ids), 1.0, np.float32) if t == 0 else None for t, call in enumerate(one.transitions))
+            tuple(
+                np.full(len(call.completion_ids), 1.0, np.float32) if t == 0 else None
+                for t, call in enumerate(one.transitions)
+            )
             for one in group.trajectories
         )
 
@@ -97,8 +103,15 @@ def test_what_one_part_scored_is_scored_and_what_none_did_is_none() -> None:
 
 def test_clipping_cuts_both_ends_and_nothing_between() -> None:
     group = make_group((0.0,), (0.4,), (9.0,))
-    assert firsts(Clip(IdenticalAssignment(baseline="none"), at=0.5).assign(group)) == [[0.0], [pytest.approx(0.4)], [0.5]]
-    assert firsts(Clip(IdenticalAssignment(baseline="dr_grpo"), at=2.0).assign(make_group((-9.0,), (9.0,)))) == [[-2.0], [2.0]]
+    assert firsts(Clip(IdenticalAssignment(baseline="none"), at=0.5).assign(group)) == [
+        [0.0],
+        [pytest.approx(0.4)],
+        [0.5],
+    ]
+    assert firsts(Clip(IdenticalAssignment(baseline="dr_grpo"), at=2.0).assign(make_group((-9.0,), (9.0,)))) == [
+        [-2.0],
+        [2.0],
+    ]
     assert firsts(Clip(FirstCallOnly(), at=0.5).assign(make_group((0.0, 0.0)))) == [[0.5, None]]
 
 
@@ -123,7 +136,10 @@ def test_each_role_by_itself_is_what_compare_role_does_also_within_a_sum() -> No
 
 
 def test_a_whole_asks_reports_and_remembers_only_where_a_part_does() -> None:
-    silent, loud = Sum((IdenticalAssignment(), 1.0)), Clip(Sum((IdenticalAssignment(), 1.0), (Grades(1.0), 1.0)), at=9.0)
+    silent, loud = (
+        Sum((IdenticalAssignment(), 1.0)),
+        Clip(Sum((IdenticalAssignment(), 1.0), (Grades(1.0), 1.0)), at=9.0),
+    )
     for protocol in (Witness, CreditMonitor, CreditMemory):
         assert not isinstance(silent, protocol)
         assert isinstance(loud, protocol)
@@ -133,7 +149,9 @@ def test_a_whole_asks_reports_and_remembers_only_where_a_part_does() -> None:
 
 
 async def test_each_part_finds_the_evidence_that_it_asked_for() -> None:
-    whole = Sum((Grades(1.0), 1.0), (IdenticalAssignment(baseline="none"), 0.0), (Clip(Sum((Grades(10.0), 1.0)), at=99.0), 1.0))
+    whole = Sum(
+        (Grades(1.0), 1.0), (IdenticalAssignment(baseline="none"), 0.0), (Clip(Sum((Grades(10.0), 1.0)), at=99.0), 1.0)
+    )
     group = make_group((0.0, 0.0), (1.0,))
     heard = []
     for trajectory in group.trajectories:
@@ -145,7 +163,9 @@ async def test_each_part_finds_the_evidence_that_it_asked_for() -> None:
     assert firsts(advantages) == [[11.0, 11.0], [11.0]]
     assert whole.finish_step([group], [advantages]) == {"graded": 1.0, "graded_2": 10.0}
     state = json.loads(json.dumps(whole.state()))
-    again = Sum((Grades(1.0), 1.0), (IdenticalAssignment(baseline="none"), 0.0), (Clip(Sum((Grades(10.0), 1.0)), at=99.0), 1.0))
+    again = Sum(
+        (Grades(1.0), 1.0), (IdenticalAssignment(baseline="none"), 0.0), (Clip(Sum((Grades(10.0), 1.0)), at=99.0), 1.0)
+    )
     again.load(state)
     assert again.state() == state == [1, None, [[1]]]
 
@@ -201,7 +221,13 @@ def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
         "sum",
         {
             "parts": [
-                {"use": "clip", "options": {"of": {"use": "states", "options": {"key": "mixed_credit.py:board", "omega": 0.5}}, "at": 5.0}},
+                {
+                    "use": "clip",
+                    "options": {
+                        "of": {"use": "states", "options": {"key": "mixed_credit.py:board", "omega": 0.5}},
+                        "at": 5.0,
+                    },
+                },
                 {"use": "turns", "options": {"gamma": 0.9}, "weight": 0.25},
                 {"use": "mixed_credit.py:Mine", "options": {"scale": 3.0}},
             ]
@@ -212,7 +238,13 @@ def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
     assert isinstance(clipped, Clip)
     assert isinstance(clipped.parts[0], StateGroups)
     assert isinstance(turns, TurnReturns)
-    assert (clipped.at, clipped.parts[0].omega, turns.gamma, made.weights, mine.scale) == (5.0, 0.5, 0.9, (1.0, 0.25, 1.0), 3.0)  # type: ignore[attr-defined]
+    assert (clipped.at, clipped.parts[0].omega, turns.gamma, made.weights, mine.scale) == (
+        5.0,
+        0.5,
+        0.9,
+        (1.0, 0.25, 1.0),
+        3.0,
+    )  # type: ignore[attr-defined]
     assert made.requires == {"group", "turn_rewards", "state_key"}
     assert made.assign(make_group((0.0,), (1.0,)))[0][0] is not None
 
@@ -223,16 +255,40 @@ def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
         ("sum", {}, "'sum' needs the setting 'parts'"),
         ("sum", {"parts": []}, "has no parts; set options.parts"),
         ("sum", {"parts": [{"use": "grop"}]}, "no credit assigner named 'grop'.*did you mean 'grpo'"),
-        ("sum", {"parts": [{"use": "turns", "options": {"gama": 1}}]}, "'turns' has no setting 'gama'; did you mean 'gamma'"),
-        ("sum", {"parts": [{"gamma": 1}]}, r"'sum' is made of others, each as \{ use = …, options = … \}; one is \{'gamma': 1\}"),
-        ("sum", {"parts": [{"use": "grpo", "weight": "much"}]}, "weight of a credit assigner's part is 'much'; give a number"),
+        (
+            "sum",
+            {"parts": [{"use": "turns", "options": {"gama": 1}}]},
+            "'turns' has no setting 'gama'; did you mean 'gamma'",
+        ),
+        (
+            "sum",
+            {"parts": [{"gamma": 1}]},
+            r"'sum' is made of others, each as \{ use = …, options = … \}; one is \{'gamma': 1\}",
+        ),
+        (
+            "sum",
+            {"parts": [{"use": "grpo", "weight": "much"}]},
+            "weight of a credit assigner's part is 'much'; give a number",
+        ),
         ("clip", {"of": {"use": "grpo"}}, "'clip' needs the setting 'at'"),
         ("clip", {"of": {"use": "grpo"}, "at": 0}, "clipped at 0, which is not above 0"),
         ("clip", {"of": {"use": "grpo"}, "at": 1, "build": 1}, "'clip' has no setting 'build'"),
-        ("sum", {"parts": [{"use": "grpo", "compare": "role", "counted": "steps"}]}, "counts 'rollouts' or 'calls'; counted is 'steps'"),
-        ("sum", {"parts": [{"use": "states", "compare": "role", "counted": "calls"}]}, "cannot count calls for 'StateGroups'"),
+        (
+            "sum",
+            {"parts": [{"use": "grpo", "compare": "role", "counted": "steps"}]},
+            "counts 'rollouts' or 'calls'; counted is 'steps'",
+        ),
+        (
+            "sum",
+            {"parts": [{"use": "states", "compare": "role", "counted": "calls"}]},
+            "cannot count calls for 'StateGroups'",
+        ),
         ("sum", {"parts": [{"use": "grpo", "compare": "role"}]}, "credit assigner 'sum' needs 'agents'"),
-        ("sum", {"parts": [{"use": "grpo", "compare": "agent"}]}, "within the 'group' or each 'role'; compare is 'agent'"),
+        (
+            "sum",
+            {"parts": [{"use": "grpo", "compare": "agent"}]},
+            "within the 'group' or each 'role'; compare is 'agent'",
+        ),
         ("sum", {"parts": [{"use": "grpo", "counted": "calls"}]}, "set compare = 'role' beside it, or leave it out"),
         ("sum", {"parts": [{"use": "grpo", "whiten": "yes"}]}, "whiten is 'yes', set it to true or false"),
         ("gae", {}, "no credit assigner named 'gae'; installed: branches, clip, .*turn_gae"),
@@ -264,7 +320,9 @@ def test_objects_within_the_options_of_a_python_recipe_are_in_its_frozen_copy_by
 def test_evidence_is_asked_for_again_where_a_part_or_its_file_has_changed(folder: Path) -> None:
     def digest(scale: float) -> str:
         part = {"use": "mixed_credit.py:Mine", "options": {"scale": scale}}
-        return built(folder, "sum", {"parts": ["grpo", {"use": "clip", "options": {"of": part, "at": 1.0}}]})[0]._digests["credit"]
+        return built(folder, "sum", {"parts": ["grpo", {"use": "clip", "options": {"of": part, "at": 1.0}}]})[
+            0
+        ]._digests["credit"]
 
     before = digest(1.0)
     assert digest(1.0) == before
@@ -274,5 +332,7 @@ def test_evidence_is_asked_for_again_where_a_part_or_its_file_has_changed(folder
 
 
 def test_maxrl_refuses_a_return_below_zero_in_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="'maxrl' divides by the mean return, and one is -1; reward with 0 or more, or take 'grpo'"):
+    with pytest.raises(
+        ConfigError, match="'maxrl' divides by the mean return, and one is -1; reward with 0 or more, or take 'grpo'"
+    ):
         IdenticalAssignment(baseline="maxrl").assign(make_group((-1.0,), (1.0,)))

@@ -53,7 +53,9 @@ class Suite(CreditConformance):
         return self.baseline != "none"
 
     def expected(self, rewards: Sequence[float]) -> list[float]:
-        lengths = np.array([sum(1 + (i + t) % 3 for t in range(1 + i % 3)) for i in range(len(rewards))], dtype=np.float64)
+        lengths = np.array(
+            [sum(1 + (i + t) % 3 for t in range(1 + i % 3)) for i in range(len(rewards))], dtype=np.float64
+        )
         returns = np.array(rewards, dtype=np.float64)
         return list(baseline_advantages(returns, np.arange(len(rewards)), baseline=self.baseline, lengths=lengths))
 
@@ -76,7 +78,9 @@ def suite(name: str, make: Callable[[], CreditAssigner], **fields: Any) -> type[
 
 
 for _name, _plugin in INSTALLED.items():
-    if _name in MADE_OF_OTHERS or (_plugin.distribution.partition(" ")[0] in OURS and _plugin.factory().requires <= ASKS_NOBODY):
+    if _name in MADE_OF_OTHERS or (
+        _plugin.distribution.partition(" ")[0] in OURS and _plugin.factory().requires <= ASKS_NOBODY
+    ):
         globals()[f"Test_{_name}"] = suite(
             f"Test_{_name}",
             lambda name=_name: build({"use": name}),  # type: ignore[misc]
@@ -115,7 +119,9 @@ class Remembering(IdenticalAssignment):
         self.mean, self.rate = 0.0, rate
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        lower = [one if one.reward is None else replace(one, reward=one.reward - self.mean) for one in group.trajectories]
+        lower = [
+            one if one.reward is None else replace(one, reward=one.reward - self.mean) for one in group.trajectories
+        ]
         return super().assign(replace(group, trajectories=tuple(lower)))
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
@@ -134,7 +140,9 @@ class TestRemembering(suite("TestRemembering", Remembering, baseline="none")):  
     pass
 
 
-class TestSumOfWhatRemembers(suite("TestSumOfWhatRemembers", lambda: Sum((Remembering(), 0.5), (Remembering(0.3), 0.5)), baseline="none")):  # type: ignore[misc]
+class TestSumOfWhatRemembers(
+    suite("TestSumOfWhatRemembers", lambda: Sum((Remembering(), 0.5), (Remembering(0.3), 0.5)), baseline="none")
+):  # type: ignore[misc]
     pass
 
 
@@ -146,12 +154,16 @@ class Crossing(IdenticalAssignment):
 
     def returns(self, trajectory: Any) -> Any:
         rewards = [sum(value or 0.0 for value in call.rewards.values()) for call in trajectory.transitions]
-        return trajectory.reward + np.array([sum(0.9**k * reward for k, reward in enumerate(rewards[t:])) for t in range(len(rewards))])
+        return trajectory.reward + np.array(
+            [sum(0.9**k * reward for k, reward in enumerate(rewards[t:])) for t in range(len(rewards))]
+        )
 
 
 class ZeroForNone(IdenticalAssignment):
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        return super().assign(replace(group, trajectories=tuple(replace(one, reward=one.reward or 0.0) for one in group.trajectories)))
+        return super().assign(
+            replace(group, trajectories=tuple(replace(one, reward=one.reward or 0.0) for one in group.trajectories))
+        )
 
 
 class Rounding(Remembering):

@@ -105,12 +105,8 @@ def choice(name: str, reward: float, **fields: Any) -> Transition:
 
 def test_choices_of_one_call_are_no_sequence() -> None:
     calls = [choice("r/0", 0.0), choice("r/0-1", 5.0)]
-    np.testing.assert_allclose(
-        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 5.0]
-    )
-    np.testing.assert_allclose(
-        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 6.0]
-    )
+    np.testing.assert_allclose(TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 5.0])
+    np.testing.assert_allclose(TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 6.0])
 
 
 async def test_choices_that_the_gateway_kept_are_no_sequence(tmp_path: Path) -> None:
@@ -136,16 +132,12 @@ def test_what_follows_a_choice_is_credited_to_it_and_not_to_those_beside_it() ->
             make_transition("r/1", prompt=[1, 2, 3, 4, 5, 6], parent="r/0-1", rewards={"turn": 4.0}), started_at=101.0
         ),
     ]
-    np.testing.assert_allclose(
-        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 2.0, 4.0]
-    )
+    np.testing.assert_allclose(TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [0.0, 2.0, 4.0])
 
 
 def test_equal_prompts_one_after_the_other_are_a_sequence() -> None:
     calls = [replace(choice("r/0", 0.0), started_at=99.0), choice("r/1", 5.0)]
-    np.testing.assert_allclose(
-        TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [2.5, 5.0]
-    )
+    np.testing.assert_allclose(TurnReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=0.0)), [2.5, 5.0])
 
 
 @pytest.mark.parametrize("values", [[0.1] * 3, [0.1] * 7, [-3.7e5] * 6, [1 / 3] * 11])

@@ -143,14 +143,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_parts(folder: Path, server: JudgeServer | None, *, use: str = "Grades", share: float = 1.0, **judge: Any) -> Parts:
+def make_parts(
+    folder: Path, server: JudgeServer | None, *, use: str = "Grades", share: float = 1.0, **judge: Any
+) -> Parts:
     recipe = Recipe.model_validate(
         {
             "agent": "judged_credit.py:answer",
             "tasks": {"train": "judged_credit.py:tasks"},
             "policy": {"model": "org/model"},
             "rewards": {"right": {"use": "judged_credit.py:right"}},
-            "credit": {"use": use} if use == "grpo" else {"use": f"judged_credit.py:{use}", "options": {"share": share}},
+            "credit": {"use": use}
+            if use == "grpo"
+            else {"use": f"judged_credit.py:{use}", "options": {"share": share}},
             "judge": None if server is None else {"base_url": server.url, "model": "grader", **judge},
             "outcomes": {"max_failed_rewards": 0.5},
             "folder": folder,
@@ -180,7 +184,9 @@ def grades(trajectory: Trajectory) -> list[float]:
     return list(trajectory.evidence.calls["grade"].tolist())
 
 
-async def test_evidence_is_found_kept_and_used_and_the_judges_calls_are_recorded_and_not_trained(folder: Path, server: JudgeServer) -> None:
+async def test_evidence_is_found_kept_and_used_and_the_judges_calls_are_recorded_and_not_trained(
+    folder: Path, server: JudgeServer
+) -> None:
     store = await make_store(folder, 2)
     parts = make_parts(folder, server)
     rewarded = await parts.evaluator.reward(await store.trajectories(names(2)), store.set_scores)
@@ -198,7 +204,12 @@ async def test_evidence_is_found_kept_and_used_and_the_judges_calls_are_recorded
     assert [grades(one) for one in kept] == [[0.0, 1.0]] * 2
     for one in kept:
         first, second = one.other_calls
-        assert (first.kind, first.model, first.path, first.status) == (OtherCallKind.JUDGE, "grader", "chat/completions", 200)
+        assert (first.kind, first.model, first.path, first.status) == (
+            OtherCallKind.JUDGE,
+            "grader",
+            "chat/completions",
+            200,
+        )
         assert first.request["messages"] == [{"role": "user", "content": f"{one.rollout_id} call 0"}]
         assert (first.request["temperature"], second.answer["usage"]["total_tokens"]) == (0, 10)
         assert len(one.transitions) == 2
@@ -217,7 +228,9 @@ async def test_what_the_judge_does_not_answer_is_tried_again_then_its_rollout_is
 ) -> None:
     store = await make_store(folder, 3)
     server.refuses = {"r0": [429, 503, 200], "r1": [503]}
-    rewarded = await make_parts(folder, server, retries=2).evaluator.reward(await store.trajectories(names(3)), store.set_scores)
+    rewarded = await make_parts(folder, server, retries=2).evaluator.reward(
+        await store.trajectories(names(3)), store.set_scores
+    )
     assert grades(rewarded[0]) == [0.0, 1.0]
     failed = rewarded[1]
     assert (failed.reward, failed.evidence, failed.rewards) == (None, None, {"right": 1.0})
@@ -237,7 +250,9 @@ async def test_what_the_judge_does_not_answer_is_tried_again_then_its_rollout_is
 
 async def test_a_task_that_an_assigner_gave_up_is_a_failure_like_others(folder: Path, server: JudgeServer) -> None:
     store = await make_store(folder, 1)
-    (one,) = await make_parts(folder, server, use="GivenUp").evaluator.reward(await store.trajectories(names(1)), store.set_scores)
+    (one,) = await make_parts(folder, server, use="GivenUp").evaluator.reward(
+        await store.trajectories(names(1)), store.set_scores
+    )
     assert one.unrewarded == "credit: CancelledError: another task was given up (judged_credit.py, line 58)"
     await store.close()
 
@@ -247,14 +262,18 @@ async def test_a_request_that_the_judge_cannot_read_is_not_tried_again_and_too_m
 ) -> None:
     store = await make_store(folder, 2)
     server.refuses = {name: [400] for name in names(2)}
-    with pytest.raises(RewardError, match=r"failed on 2 of 2 rollouts, more than outcomes.max_failed_rewards = 0.5.*HTTP 400: busy"):
+    with pytest.raises(
+        RewardError, match=r"failed on 2 of 2 rollouts, more than outcomes.max_failed_rewards = 0.5.*HTTP 400: busy"
+    ):
         evaluator = make_parts(folder, server).evaluator
         evaluator.check_failures(await evaluator.reward(await store.trajectories(names(2)), store.set_scores))
     assert server.asked == {"r0": 1, "r1": 1}
     await store.close()
 
 
-@pytest.mark.parametrize(("budget", "says"), [("max_calls", "ask its judge 3 times"), ("max_tokens", "use 30 tokens of its judge")])
+@pytest.mark.parametrize(
+    ("budget", "says"), [("max_calls", "ask its judge 3 times"), ("max_tokens", "use 30 tokens of its judge")]
+)
 async def test_a_rollout_has_a_budget(folder: Path, server: JudgeServer, budget: str, says: str) -> None:
     store = await make_store(folder, 2)
     evaluator = make_parts(folder, server, use="Endless", **{budget: 3 if budget == "max_calls" else 30}).evaluator
@@ -268,15 +287,21 @@ async def test_a_rollout_has_a_budget(folder: Path, server: JudgeServer, budget:
 async def test_at_most_so_many_calls_are_under_way_at_a_time(folder: Path, server: JudgeServer) -> None:
     store = await make_store(folder, 6)
     server.meet = threading.Barrier(3)  # each waits for two others: fewer at a time would wait for ever
-    await make_parts(folder, server, concurrency=3).evaluator.reward(await store.trajectories(names(6)), store.set_scores)
+    await make_parts(folder, server, concurrency=3).evaluator.reward(
+        await store.trajectories(names(6)), store.set_scores
+    )
     assert server.most == 3
     await store.close()
 
 
-async def test_evidence_that_does_not_fit_its_trajectory_is_the_assigners_defect(folder: Path, server: JudgeServer) -> None:
+async def test_evidence_that_does_not_fit_its_trajectory_is_the_assigners_defect(
+    folder: Path, server: JudgeServer
+) -> None:
     store = await make_store(folder, 1)
     with pytest.raises(PluginError, match=r"'grade' of shape \(7,\) for rollout 'r0', which needs \(2,\)"):
-        await make_parts(folder, server, use="Misfit").evaluator.reward(await store.trajectories(names(1)), store.set_scores)
+        await make_parts(folder, server, use="Misfit").evaluator.reward(
+            await store.trajectories(names(1)), store.set_scores
+        )
     await store.close()
 
 
@@ -285,13 +310,17 @@ async def test_the_key_is_the_environments(folder: Path, server: JudgeServer, mo
         make_parts(folder, server, api_key_env="JUDGE_KEY")
     monkeypatch.setenv("JUDGE_KEY", "secret")
     store = await make_store(folder, 1)
-    await make_parts(folder, server, api_key_env="JUDGE_KEY").evaluator.reward(await store.trajectories(names(1)), store.set_scores)
+    await make_parts(folder, server, api_key_env="JUDGE_KEY").evaluator.reward(
+        await store.trajectories(names(1)), store.set_scores
+    )
     assert server.keys == {"Bearer secret"}
     assert "secret" not in str((await store.trajectories(names(1)))[0].other_calls)
     await store.close()
 
 
-def test_a_judge_that_nobody_asks_and_one_that_is_missing_are_refused_at_the_start(folder: Path, server: JudgeServer) -> None:
+def test_a_judge_that_nobody_asks_and_one_that_is_missing_are_refused_at_the_start(
+    folder: Path, server: JudgeServer
+) -> None:
     with pytest.raises(ConfigError, match=r"needs 'judge'; add a \[judge\] table with base_url and model"):
         make_parts(folder, None)
     with pytest.raises(ConfigError, match=r"\[judge\] is set, and credit.use 'grpo' asks none"):
@@ -317,6 +346,8 @@ class TestGrades(CreditConformance):
 
 
 def test_a_memory_that_no_checkpoint_can_hold_is_refused_in_a_sentence(folder: Path) -> None:
-    with pytest.raises(PluginError, match=r"state\(\) of credit assigner 'Odd' gave no JSON .*; return numbers, texts, lists, dicts"):
+    with pytest.raises(
+        PluginError, match=r"state\(\) of credit assigner 'Odd' gave no JSON .*; return numbers, texts, lists, dicts"
+    ):
         make_parts(folder, None, use="Odd").scorer.state()
     assert make_parts(folder, None, use="grpo").scorer.state() is None

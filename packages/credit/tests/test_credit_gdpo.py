@@ -20,8 +20,13 @@ from lightningrl_training.build import build_credit
 WEIGHTS = {"right": 1.0, "format": 0.5}
 
 
-def episode(name: str, *, agents: tuple[str | None, ...] = (None,), group: str = "g", **rewards: float | None) -> Trajectory:
-    calls = [make_transition(f"{name}/{t}", index=t, agent=agent, completion=range(1, 2 + len(name) % 3)) for t, agent in enumerate(agents)]
+def episode(
+    name: str, *, agents: tuple[str | None, ...] = (None,), group: str = "g", **rewards: float | None
+) -> Trajectory:
+    calls = [
+        make_transition(f"{name}/{t}", index=t, agent=agent, completion=range(1, 2 + len(name) % 3))
+        for t, agent in enumerate(agents)
+    ]
     total = sum(WEIGHTS.get(key, 1.0) * (value or 0.0) for key, value in rewards.items())
     return replace(make_trajectory(name, calls, reward=total, group_id=group), rewards=rewards)
 
@@ -40,7 +45,9 @@ def test_rewards_of_another_scale_and_the_same_sum_are_told_apart() -> None:
 
     A_right = (1/√3, 1/√3, -2/√3)     A_format = (-2/√3, 1/√3, 1/√3)     A = A_right + A_format / 2 = (0, 1.5/√3, -1.5/√3)
     """
-    group = group_of(episode("a", right=1.0, format=0.0), episode("b", right=1.0, format=2.0), episode("c", right=0.0, format=2.0))
+    group = group_of(
+        episode("a", right=1.0, format=0.0), episode("b", right=1.0, format=2.0), episode("c", right=0.0, format=2.0)
+    )
     assert [one.reward for one in group.trajectories] == [1.0, 2.0, 1.0], "GRPO takes the first for the third's equal"
     together = firsts(assign_credit(IdenticalAssignment(epsilon=0.0), group))
     assert together[0] == together[2]
@@ -66,8 +73,13 @@ def test_a_reward_that_is_equal_throughout_says_nothing_beside_one_that_is_not()
 
 @pytest.mark.parametrize("baseline", ["dr_grpo", "rloo", "none"])
 def test_for_a_baseline_that_divides_by_nothing_it_is_the_same_as_the_sum(baseline: Baseline) -> None:
-    group = group_of(episode("a", right=1.0, format=0.5), episode("b", right=0.0, format=1.0), episode("c", right=0.5, format=0.0))
-    apart, together = (firsts(assign_credit(IdenticalAssignment(baseline=baseline), group, weights=weights)) for weights in (WEIGHTS, None))
+    group = group_of(
+        episode("a", right=1.0, format=0.5), episode("b", right=0.0, format=1.0), episode("c", right=0.5, format=0.0)
+    )
+    apart, together = (
+        firsts(assign_credit(IdenticalAssignment(baseline=baseline), group, weights=weights))
+        for weights in (WEIGHTS, None)
+    )
     assert apart == pytest.approx(together, abs=1e-6)
 
 
@@ -80,7 +92,9 @@ def test_a_rollout_without_a_reward_stays_out_of_every_mean() -> None:
 
 def test_turn_rewards_count_once_however_many_rewards_there_are() -> None:
     group = make_group((0.5, 0.0), (0.0, 0.25), rewards=(0.0, 0.0))
-    group = replace(group, trajectories=tuple(replace(one, rewards={"right": 0.0, "format": 0.0}) for one in group.trajectories))
+    group = replace(
+        group, trajectories=tuple(replace(one, rewards={"right": 0.0, "format": 0.0}) for one in group.trajectories)
+    )
     plain = assign_credit(TurnReturns(gamma=0.9), group)
     apart = assign_credit(TurnReturns(gamma=0.9), group, weights=WEIGHTS)
     for calls, others in zip(plain, apart, strict=True):
@@ -97,7 +111,9 @@ def test_each_role_is_credited_with_its_own_rewards_each_by_itself() -> None:
             WeightedReward(name="format", weight=0.5, agents=frozenset({"check"})),
         ]
     )
-    group = group_of(episode("a", agents=roles, right=1.0, format=0.0), episode("b", agents=roles, right=0.0, format=7.0))
+    group = group_of(
+        episode("a", agents=roles, right=1.0, format=0.0), episode("b", agents=roles, right=0.0, format=7.0)
+    )
     first, second = assign_credit(IdenticalAssignment(epsilon=0.0), group, paid=paid, weights=paid.by_name)
     half = 2**-0.5
     assert [float(credit[0]) for credit in first if credit is not None] == pytest.approx([half, half - 0.5 * half])

@@ -137,12 +137,18 @@ def names(count: int) -> list[str]:
 
 
 def graded(*grades: Any, what: str = "turn") -> str:
-    return json.dumps({"grades": [{what: number, "why": "so", "grade": grade} for number, grade in enumerate(grades, start=1)]})
+    return json.dumps(
+        {"grades": [{what: number, "why": "so", "grade": grade} for number, grade in enumerate(grades, start=1)]}
+    )
 
 
 def shown(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     """The lines of the record that a judge is asked about."""
-    return [json.loads(line) for line in messages[1]["content"].splitlines() if line.startswith('{"') and not line.startswith('{"grades"')]
+    return [
+        json.loads(line)
+        for line in messages[1]["content"].splitlines()
+        if line.startswith('{"') and not line.startswith('{"grades"')
+    ]
 
 
 def firsts(scorer: Scorer, rewarded: Sequence[Trajectory]) -> list[list[float | None]]:
@@ -159,7 +165,9 @@ async def test_a_judge_reads_what_was_said_and_its_grades_are_turn_rewards_besid
 ) -> None:
     store = await make_store(folder, ("guess", "41"), ("work", "42"), group=True)
     server.answers = lambda messages: graded(0.5, 0.0) if "41" in messages[1]["content"] else graded(1.0, 0.5)
-    evaluator, scorer = make_both(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0})
+    evaluator, scorer = make_both(
+        folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0}
+    )
     rewarded = await evaluator.reward(await store.trajectories(names(2)), store.set_scores)
     of_first = next(messages for messages in server.asked if "41" in messages[1]["content"])
     assert shown(of_first) == [
@@ -180,9 +188,9 @@ async def test_a_judge_reads_what_was_said_and_its_grades_are_turn_rewards_besid
     assert sum(int(row.mask.sum()) for row in scored.samples) == sum(len(call.completion_ids) for call in calls)
     assert describe_rollouts(rewarded)["calls_judge"] == 2
     assert scored.metrics["credit/grade"] == 0.5
-    again = await make_evaluator(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0}).reward(
-        await store.trajectories(names(2)), store.set_scores
-    )
+    again = await make_evaluator(
+        folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0}
+    ).reward(await store.trajectories(names(2)), store.set_scores)
     assert len(server.asked) == 2, "nobody is asked twice"
     assert firsts(scorer, again) == [[-1.5, -1.0], [1.5, 1.0]]
     await store.close()
@@ -190,7 +198,9 @@ async def test_a_judge_reads_what_was_said_and_its_grades_are_turn_rewards_besid
 
 async def test_tools_stand_beside_the_turn_that_asked_for_them_and_the_answer_is_shown_where_it_may_be() -> None:
     call, later = make_transition("c0", agent="solver"), make_transition("c1", parent="c0")
-    tool = ToolCall(id="1", name="price", arguments='{"of": "tea"}', result="3 €", status=ToolStatus.OK, transition_id="c0")
+    tool = ToolCall(
+        id="1", name="price", arguments='{"of": "tea"}', result="3 €", status=ToolStatus.OK, transition_id="c0"
+    )
     stray = ToolCall(id="2", name="clock", result="noon")
     one = make_trajectory("r", [call, later], tool_calls=[tool, stray], output={"price": 3}, answer="3")
     messages = [[("user", "What costs tea?"), ("policy reasoning", "Look.")], [("tool_result", "3 €"), ("policy", "3")]]
@@ -266,9 +276,19 @@ def test_a_rollout_of_thousands_of_messages_is_shown_in_bounds_and_one_of_too_ma
 NONSENSE = "I would say 0.7."
 FAILURES: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     "it cannot be read": (NONSENSE, {}, "JudgeError: no grades in the judge's answer, asked 3 times: it is no JSON", 3),
-    "a turn is missing": (graded(1.0), {}, """JudgeError: no grades .* its "turn" numbers are not 1 to 2, each once""", 3),
+    "a turn is missing": (
+        graded(1.0),
+        {},
+        """JudgeError: no grades .* its "turn" numbers are not 1 to 2, each once""",
+        3,
+    ),
     "a grade is too high": (graded(1.0, 7.0), {}, "JudgeError: no grades .* a grade is 7.0, no number from 0 to 1", 3),
-    "a grade is no number": ('{"grades": [{"turn": 1, "grade": NaN}, {"turn": 2, "grade": 1}]}', {}, "a grade is nan, no number", 3),
+    "a grade is no number": (
+        '{"grades": [{"turn": 1, "grade": NaN}, {"turn": 2, "grade": 1}]}',
+        {},
+        "a grade is nan, no number",
+        3,
+    ),
     "it says nothing": ("", {}, "JudgeError: no grades .* it is no JSON", 3),
     "it breaks down": ((500, b"oops"), {}, "JudgeError: the judge at .*: HTTP 500: oops", 2),
     "it refuses": ((401, b"who are you?"), {}, "JudgeError: the judge at .*: HTTP 401: who are you", 1),
@@ -277,8 +297,18 @@ FAILURES: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     "it does not answer": (None, {"timeout_s": 3.0}, "JudgeError: the judge at .*: (TimeoutError|ReadTimeout)", 2),
     "it sends nothing": ((200, b""), {}, "JudgeError: the judge at .* answered without a text: ''", 1),
     "it hangs up": ((0, b""), {}, "JudgeError: the judge at .*: RemoteProtocolError: Server disconnected", 2),
-    "it is asked too often": (NONSENSE, {"max_calls": 2}, "JudgeError: a rollout may ask its judge 2 times; raise judge.max_calls", 2),
-    "it costs too much": (graded(1.0, 1.0), {"max_tokens": 9}, "a rollout may use 9 tokens of its judge; raise judge.max_tokens", 1),
+    "it is asked too often": (
+        NONSENSE,
+        {"max_calls": 2},
+        "JudgeError: a rollout may ask its judge 2 times; raise judge.max_calls",
+        2,
+    ),
+    "it costs too much": (
+        graded(1.0, 1.0),
+        {"max_tokens": 9},
+        "a rollout may use 9 tokens of its judge; raise judge.max_tokens",
+        1,
+    ),
 }
 
 
@@ -299,9 +329,13 @@ async def test_where_a_judge_fails_its_rollout_is_left_out_and_counted_and_the_r
     evaluator.check_failures(rewarded)  # one of three, below the limit of a half
     scored = scorer.build(scorer.credit(rewarded))
     assert {row.rollout_id for row in scored.samples if row.mask.any()} == {"r0", "r2"}
-    taught = [row.token_ids[row.calls == call].tolist() for row in scored.samples for call in set(row.calls.tolist()) - {-1}]
+    taught = [
+        row.token_ids[row.calls == call].tolist() for row in scored.samples for call in set(row.calls.tolist()) - {-1}
+    ]
     assert taught
-    assert all(tokens in [call.completion_ids.tolist() for one in rewarded for call in one.transitions] for tokens in taught)
+    assert all(
+        tokens in [call.completion_ids.tolist() for one in rewarded for call in one.transitions] for tokens in taught
+    )
     with pytest.raises(RewardError, match="failed on 1 of 1 rollouts"):
         evaluator.check_failures(rewarded[1:2])
     kept = await store.trajectories(["r1"])
@@ -312,7 +346,9 @@ async def test_where_a_judge_fails_its_rollout_is_left_out_and_counted_and_the_r
     await store.close()
 
 
-async def test_an_answer_that_cannot_be_read_is_asked_for_again_with_the_reason(folder: Path, server: JudgeServer, policy: Path) -> None:
+async def test_an_answer_that_cannot_be_read_is_asked_for_again_with_the_reason(
+    folder: Path, server: JudgeServer, policy: Path
+) -> None:
     store = await make_store(folder, ("a", "b"))
     answers = [NONSENSE, "<think>{}</think>\n```json\n" + graded(0.25, 1) + "\n```"]
     server.answers = lambda messages: answers.pop(0)
@@ -322,7 +358,9 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_with_the_reason(
     first, second = server.asked
     assert second[:2] == first
     assert second[2] == {"role": "assistant", "content": NONSENSE}
-    assert second[3]["content"].startswith("That cannot be read: it is no JSON. Answer with JSON alone, every turn from 1 to 2 once")
+    assert second[3]["content"].startswith(
+        "That cannot be read: it is no JSON. Answer with JSON alone, every turn from 1 to 2 once"
+    )
     await store.close()
 
 
@@ -353,7 +391,11 @@ def test_what_is_no_answer_is_none(text: str) -> None:
 
 
 def test_verdicts_are_words() -> None:
-    assert read_grades(graded("good", "bad", "neutral"), what="turn", count=3, scale="verdict").tolist() == [1.0, 0.0, 0.5]
+    assert read_grades(graded("good", "bad", "neutral"), what="turn", count=3, scale="verdict").tolist() == [
+        1.0,
+        0.0,
+        0.5,
+    ]
     with pytest.raises(ValueError, match="a grade is 'fine', none of bad, neutral, good"):
         read_grades(graded("fine"), what="turn", count=1, scale="verdict")
 
@@ -371,7 +413,12 @@ async def test_a_group_is_ranked_in_one_question_that_shows_once_what_its_rollou
     (question,) = server.asked
     content = question[1]["content"]
     assert content.count("6*7?") == 2, "in the task and in the message, once for all"
-    assert content.index("All rollouts begin with:") < content.index("6*7?") < content.index("Rollout 1:") < content.index("Rollout 3:")
+    assert (
+        content.index("All rollouts begin with:")
+        < content.index("6*7?")
+        < content.index("Rollout 1:")
+        < content.index("Rollout 3:")
+    )
     assert "every rollout from 1 to 3 once" in content
     assert firsts(scorer, rewarded) == [[0.5, 0.5], [-0.1, -0.1], [-0.4]]
     assert [one.reward for one in rewarded] == [0.0, 1.0, 2.0], "the outcome stays what it was"
@@ -382,10 +429,16 @@ async def test_a_group_is_ranked_in_one_question_that_shows_once_what_its_rollou
     assert len(server.asked) == 1, "nobody is asked twice"
     assert firsts(scorer, again) == [[0.5, 0.5], [-0.1, -0.1], [-0.4]]
     one_is_missing = [kept[0], replace(kept[1], evidence=None), kept[2]]
-    await make_evaluator(folder, server, policy, per="group", baseline="dr_grpo").reward(one_is_missing, store.set_scores)
+    await make_evaluator(folder, server, policy, per="group", baseline="dr_grpo").reward(
+        one_is_missing, store.set_scores
+    )
     assert len(server.asked) == 2, "grades of one ranking are compared with each other alone"
     evaluator, joined = make_both(folder, server, policy, per="group", baseline="dr_grpo", outcome="join", weight=2.0)
-    assert firsts(joined, await evaluator.reward(kept, store.set_scores)) == [[0.0, 0.0], [-0.2, -0.2], [0.2]]  # 2·judge + (-1, 0, 1)
+    assert firsts(joined, await evaluator.reward(kept, store.set_scores)) == [
+        [0.0, 0.0],
+        [-0.2, -0.2],
+        [0.2],
+    ]  # 2·judge + (-1, 0, 1)
     await store.close()
 
 
@@ -412,9 +465,14 @@ async def test_only_rollouts_with_a_reward_are_ranked_and_a_groups_budget_is_tha
     folder: Path, server: JudgeServer, policy: Path
 ) -> None:
     store = await make_store(folder, ("a",), ("b",), ("c",), group=True)
-    kept = [replace(one, outcome=Outcome.TIMEOUT) if one.rollout_id == "r1" else one for one in await store.trajectories(names(3))]
+    kept = [
+        replace(one, outcome=Outcome.TIMEOUT) if one.rollout_id == "r1" else one
+        for one in await store.trajectories(names(3))
+    ]
     server.answers = lambda messages: NONSENSE
-    rewarded = await make_evaluator(folder, server, policy, per="group", tries=9, judge={"max_calls": 2}).reward(kept, store.set_scores)
+    rewarded = await make_evaluator(folder, server, policy, per="group", tries=9, judge={"max_calls": 2}).reward(
+        kept, store.set_scores
+    )
     assert len(server.asked) == 4, "two rollouts of two questions each"
     assert "every rollout from 1 to 2 once" in server.asked[0][1]["content"]
     assert [one.unrewarded for one in rewarded] == [
@@ -433,7 +491,9 @@ async def test_evidence_of_a_group_that_is_not_one_for_each_rollout_is_the_assig
 
     monkeypatch.setattr(GroupJudge, "score_group", score_group)
     store = await make_store(folder, ("a",), ("b",), group=True)
-    with pytest.raises(PluginError, match="`score_group` returned 0 pieces of evidence for 2 rollouts; return one for each"):
+    with pytest.raises(
+        PluginError, match="`score_group` returned 0 pieces of evidence for 2 rollouts; return one for each"
+    ):
         await make_evaluator(folder, server, policy, per="group").reward(await store.trajectories(names(2)))
     await store.close()
 
@@ -441,13 +501,19 @@ async def test_evidence_of_a_group_that_is_not_one_for_each_rollout_is_the_assig
 # ---------------------------------------------------------------------- the recipe
 
 
-async def test_a_users_own_prompt_stands_in_our_place_and_a_changed_one_asks_again(folder: Path, server: JudgeServer, policy: Path) -> None:
+async def test_a_users_own_prompt_stands_in_our_place_and_a_changed_one_asks_again(
+    folder: Path, server: JudgeServer, policy: Path
+) -> None:
     store = await make_store(folder, ("a", "b"))
     server.answers = lambda messages: graded(0.5, 0.5)
-    (before,) = await make_evaluator(folder, server, policy, prompt="graded.py:question").reward(await store.trajectories(names(1)))
+    (before,) = await make_evaluator(folder, server, policy, prompt="graded.py:question").reward(
+        await store.trajectories(names(1))
+    )
     assert server.asked[0] == [{"role": "user", "content": "Is it good? 1 The reco"}]
     (folder / "graded.py").write_text(FILE + "\n# another rubric\n", encoding="utf-8")
-    (after,) = await make_evaluator(folder, server, policy, prompt="graded.py:question").reward(await store.trajectories(names(1)))
+    (after,) = await make_evaluator(folder, server, policy, prompt="graded.py:question").reward(
+        await store.trajectories(names(1))
+    )
     assert before.digests["credit"] != after.digests["credit"]
     with pytest.raises(ConfigError, match=r"no file .*absent\.py"):
         make_evaluator(folder, server, policy, prompt="absent.py:question")
@@ -557,7 +623,10 @@ class _Judged(CreditConformance):
 
     def grades(self, record: str, count: int) -> list[float]:
         lines = [json.loads(line) for line in record.splitlines() if line.startswith('{"turn"')]
-        return [sum(map(ord, "".join(line["text"] for line in lines if line["turn"] == turn))) % 101 / 100 for turn in range(1, count + 1)]
+        return [
+            sum(map(ord, "".join(line["text"] for line in lines if line["turn"] == turn))) % 101 / 100
+            for turn in range(1, count + 1)
+        ]
 
 
 class TestTurnJudge(_Judged):

@@ -323,7 +323,7 @@ def test_what_is_told_in_hindsight_is_in_no_row_that_is_trained() -> None:
         contexts.append(context)
         return in_hindsight(tokens, context)
 
-    assigner = Hindsight(told="It ended so: {output}!")
+    assigner = Hindsight(hint="It ended so: {output}!")
     group = replace(two(), trajectories=tuple(replace(one, output={"a": "TOLD"}) for one in two().trajectories))
     heard = hear(assigner, group, listen)
     secret = tokens_of('It ended so: {"a": "TOLD"}!')

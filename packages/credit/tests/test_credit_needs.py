@@ -88,7 +88,8 @@ def test_two_needs_of_one_name_are_refused_also_where_one_is_ours(plugins: Plugi
 
     plugins.register(Again(), distribution="again 1.0")
     with pytest.raises(
-        PluginError, match=r"two credit needs are named 'group': from lightningrl-credit .* and again 1.0; uninstall one"
+        PluginError,
+        match=r"two credit needs are named 'group': from lightningrl-credit .* and again 1.0; uninstall one",
     ):
         installed_needs(plugins)
 

@@ -16,7 +16,9 @@ DOCS = Path(__file__).parents[3] / "docs" / "credit"
 PARTS = [
     (page.name, title, body)
     for page in sorted(DOCS.glob("*.md"))
-    for title, body in re.findall(r"^```toml title=(\S+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for title, body in re.findall(
+        r"^```toml title=(\S+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     if "[credit]" in body
 ]
 INLINE = re.findall(r"`options = (\{.*?\})`", (DOCS / "turns.md").read_text(encoding="utf-8"))
@@ -37,7 +39,9 @@ def build(folder: Path, part: str) -> None:
         "folder": folder,
         **tomllib.loads(part),
     }
-    build_credit(Recipe.model_validate({key: value for key, value in whole.items() if value is not None}), load_plugins())
+    build_credit(
+        Recipe.model_validate({key: value for key, value in whole.items() if value is not None}), load_plugins()
+    )
 
 
 @pytest.mark.parametrize(("page", "title", "part"), PARTS, ids=[f"{page}:{title}" for page, title, _ in PARTS])

@@ -22,7 +22,9 @@ REWARDS = RewardWeights(
 
 
 def episode(name: str, **rewards: float | None) -> Trajectory:
-    calls = [replace(make_transition(f"{name}/{index}"), agent=agent) for index, agent in enumerate(("write", "check", None))]
+    calls = [
+        replace(make_transition(f"{name}/{index}"), agent=agent) for index, agent in enumerate(("write", "check", None))
+    ]
     return replace(make_trajectory(name, calls, reward=1.0), rewards=rewards)
 
 

@@ -25,10 +25,18 @@ def firsts(advantages: Advantages) -> list[list[float]]:
     return [[float(tokens[0]) for tokens in credit if tokens is not None] for credit in advantages]
 
 
-def walk(name: str, states: Sequence[int], reward: float, *, says: Sequence[int] = (), agent: str | None = None) -> Trajectory:
+def walk(
+    name: str, states: Sequence[int], reward: float, *, says: Sequence[int] = (), agent: str | None = None
+) -> Trajectory:
     """An episode through numbered states: the prompt is the state. `says` are its completions, different ones unless given."""
     calls = [
-        make_transition(f"{name}/{t}", prompt=[state], completion=[says[t] if says else 100 * ord(name[0]) + t], index=t, agent=agent)
+        make_transition(
+            f"{name}/{t}",
+            prompt=[state],
+            completion=[says[t] if says else 100 * ord(name[0]) + t],
+            index=t,
+            agent=agent,
+        )
         for t, state in enumerate(states)
     ]
     return make_trajectory(name, calls, reward=reward)
@@ -96,9 +104,12 @@ def test_trap_03_singletons_are_counted() -> None:
 
 def test_trap_03_a_rare_action_is_shrunk_to_the_mean_of_its_state() -> None:
     """One lucky call of three: its advantage is n / (n + κ) of what it was."""
-    rollouts = [walk(name, [1], reward, says=[said]) for name, reward, said in (("a", 1.0, 7), ("b", 0.0, 8), ("c", 0.0, 8))]
+    rollouts = [
+        walk(name, [1], reward, says=[said]) for name, reward, said in (("a", 1.0, 7), ("b", 0.0, 8), ("c", 0.0, 8))
+    ]
     plain, shrunk = (
-        firsts(StateGroups(episode=0.0, baseline="dr_grpo", shrinkage=shrinkage).assign(group_of(*rollouts))) for shrinkage in (0.0, 2.0)
+        firsts(StateGroups(episode=0.0, baseline="dr_grpo", shrinkage=shrinkage).assign(group_of(*rollouts)))
+        for shrinkage in (0.0, 2.0)
     )
     np.testing.assert_allclose(plain, [[2 / 3], [-1 / 3], [-1 / 3]], rtol=1e-6)
     np.testing.assert_allclose(shrunk, [[2 / 3 * 1 / 3], [-1 / 3 * 2 / 4], [-1 / 3 * 2 / 4]], rtol=1e-6)
@@ -119,7 +130,10 @@ def test_trap_04_states_are_compared_within_a_task_only() -> None:
 def test_trap_04_the_key_is_what_the_policy_saw_before_the_turn() -> None:
     """Equal completions from other prompts are other states; equal prompts are one, whatever was said there."""
     assigner = StateGroups(episode=0.0)
-    assert firsts(assigner.assign(group_of(walk("a", [1], 1.0, says=[7]), walk("b", [2], 0.0, says=[7])))) == [[0.0], [0.0]]
+    assert firsts(assigner.assign(group_of(walk("a", [1], 1.0, says=[7]), walk("b", [2], 0.0, says=[7])))) == [
+        [0.0],
+        [0.0],
+    ]
     assert firsts(assigner.assign(group_of(walk("a", [1], 1.0, says=[7]), walk("b", [1], 0.0, says=[8]))))[0][0] > 0.0
 
 
@@ -144,9 +158,14 @@ def test_trap_12_whitening_is_over_the_tokens_of_the_batch_that_are_trained() ->
     groups = [
         group_of(
             make_trajectory("a", [make_transition("a/0", completion=range(9))], reward=1.0),
-            make_trajectory("b", [make_transition("b/0"), make_transition("b/1", completion=range(50), trainable=False)], reward=0.0),
+            make_trajectory(
+                "b", [make_transition("b/0"), make_transition("b/1", completion=range(50), trainable=False)], reward=0.0
+            ),
         ),
-        group_of(make_trajectory("c", [make_transition("c/0")], reward=5.0), make_trajectory("d", [make_transition("d/0")], reward=3.0)),
+        group_of(
+            make_trajectory("c", [make_transition("c/0")], reward=5.0),
+            make_trajectory("d", [make_transition("d/0")], reward=3.0),
+        ),
     ]
     found = whiten(groups, [IdenticalAssignment(baseline="dr_grpo").assign(group) for group in groups])
     raw = np.array([0.5] * 9 + [-0.5] * 2 + [1.0] * 2 + [-1.0] * 2)
@@ -158,16 +177,21 @@ def test_trap_12_whether_a_role_is_compared_by_rollouts_or_by_its_calls_is_chose
     """Dr. MAS takes the calls: a role that acted thrice in the winner has a higher mean."""
 
     def episode(name: str, acts: int, reward: float) -> Trajectory:
-        return make_trajectory(name, [make_transition(f"{name}/{t}", agent="solve", index=t) for t in range(acts)], reward=reward)
+        return make_trajectory(
+            name, [make_transition(f"{name}/{t}", agent="solve", index=t) for t in range(acts)], reward=reward
+        )
 
     group = group_of(episode("a", 3, 1.0), episode("b", 1, 0.0))
     by_rollout, by_call = (
-        firsts(ByRole(IdenticalAssignment(baseline="dr_grpo"), counted=counted).assign(group)) for counted in ("rollouts", "calls")
+        firsts(ByRole(IdenticalAssignment(baseline="dr_grpo"), counted=counted).assign(group))
+        for counted in ("rollouts", "calls")
     )
     assert by_rollout == [[0.5] * 3, [-0.5]]
     assert by_call == [[0.25] * 3, [-0.75]]
     paper = (np.array([1.0, 1.0, 1.0, 0.0]) - 0.75) / np.std([1.0, 1.0, 1.0, 0.0], ddof=1)
-    np.testing.assert_allclose(np.concatenate(firsts(ByRole(IdenticalAssignment(), counted="calls").assign(group))), paper, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(firsts(ByRole(IdenticalAssignment(), counted="calls").assign(group))), paper, rtol=1e-5
+    )
 
 
 # ------------------------------------------------------------------ 13
@@ -193,7 +217,12 @@ def test_trap_13_without_the_deviation_hard_and_easy_tasks_count_by_what_is_to_b
 def test_trap_13_returns_are_not_rounded_to_bfloat16() -> None:
     """At 256 and above bfloat16 cannot tell numbers apart that differ by less than 2."""
     rewards = [1000.0, 1000.5, 1001.0]
-    found = [calls[0] for calls in firsts(IdenticalAssignment(baseline="dr_grpo").assign(make_group(*((reward,) for reward in rewards))))]
+    found = [
+        calls[0]
+        for calls in firsts(
+            IdenticalAssignment(baseline="dr_grpo").assign(make_group(*((reward,) for reward in rewards)))
+        )
+    ]
     assert found == [-0.5, 0.0, 0.5]
 
 
@@ -201,7 +230,9 @@ def test_trap_13_returns_are_not_rounded_to_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("assigner", [IdenticalAssignment(), TurnReturns(gamma=0.9), StateGroups(key="observation")])
-def test_trap_14_credit_is_assigned_before_rows_and_splitting_a_rollout_changes_no_weight(assigner: CreditAssigner) -> None:
+def test_trap_14_credit_is_assigned_before_rows_and_splitting_a_rollout_changes_no_weight(
+    assigner: CreditAssigner,
+) -> None:
     group = make_group((0.1, 0.2, 0.3), (0.0, 0.5), (0.2,), rewards=(1.0, 0.0, 0.5))
     advantages = assigner.assign(group)
     sums = {}
@@ -210,7 +241,11 @@ def test_trap_14_credit_is_assigned_before_rows_and_splitting_a_rollout_changes_
         sums[rows] = [
             (
                 sum(float(sample.weights.sum()) for sample in samples if sample.rollout_id == one.rollout_id),
-                sum(float(sample.weights @ sample.advantages) for sample in samples if sample.rollout_id == one.rollout_id),
+                sum(
+                    float(sample.weights @ sample.advantages)
+                    for sample in samples
+                    if sample.rollout_id == one.rollout_id
+                ),
             )
             for one in group.trajectories
         ]

@@ -47,7 +47,10 @@ def test_rebn_is_returns_normalised_over_the_tokens_of_the_batch() -> None:
     """Two tasks, one token for each call: (G - mean) / std of all six returns  (arXiv 2510.01051)."""
 
     def episode(name: str, rewards: tuple[float, ...], outcome: float) -> TrajectoryGroup:
-        calls = [make_transition(f"{name}/{t}", index=t, completion=[7], rewards={"turn": reward}) for t, reward in enumerate(rewards)]
+        calls = [
+            make_transition(f"{name}/{t}", index=t, completion=[7], rewards={"turn": reward})
+            for t, reward in enumerate(rewards)
+        ]
         return TrajectoryGroup(id=name, trajectories=(make_trajectory(name, calls, reward=outcome, group_id=name),))
 
     groups = [episode("a", (0.0, 1.0), 1.0), episode("b", (0.5, 0.0, 0.0), 0.0), episode("c", (0.0,), 1.0)]
@@ -72,7 +75,10 @@ def test_a_branch_that_earned_nothing_changes_no_return(gamma: float) -> None:
     chain = make_group(rewards, rewards=(0.5,)).trajectories[0]
     forked = make_trajectory(
         "r",
-        [*chain.transitions, make_transition("beside", index=9, prompt=[1], parent=chain.transitions[0].id, rewards={"turn": 0.0})],
+        [
+            *chain.transitions,
+            make_transition("beside", index=9, prompt=[1], parent=chain.transitions[0].id, rewards={"turn": 0.0}),
+        ],
         reward=0.5,
     )
     whole = TurnReturns(gamma=gamma, outcome_gamma=0.0)

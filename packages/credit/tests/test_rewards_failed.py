@@ -123,13 +123,18 @@ async def test_the_first_that_failed_in_order_is_named_and_what_the_others_made_
 
 
 async def test_one_without_weight_that_fails_loses_nothing_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    rewards = [NamedReward(name="right", function=lambda *_: 0.5), NamedReward(name="shown", function=Unsteady(9), weight=0.0)]
+    rewards = [
+        NamedReward(name="right", function=lambda *_: 0.5),
+        NamedReward(name="shown", function=Unsteady(9), weight=0.0),
+    ]
     result = await RewardSet(rewards).score(EPISODE)
     assert (result.total, result.failure, result.values) == (0.5, None, {"right": 0.5})
     assert f"rollout 'r7': reward shown: {NO_ROUTE}; it has no weight" in caplog.text
 
 
-async def test_at_most_so_many_async_rewards_are_asked_at_a_time_and_waiting_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_at_most_so_many_async_rewards_are_asked_at_a_time_and_waiting_is_no_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """By the loop's own clock, which each of them puts forward by half a second: the last waits for four minutes."""
     loop = asyncio.get_running_loop()
     working, most, now = 0, 0, loop.time()
@@ -203,7 +208,9 @@ async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_a
     rewarded = await evaluator.reward(await store.trajectories(names(10)), store.set_scores)
     assert rewarded[3].reward is None
     assert rewarded[3].unrewarded == "judge: ConnectionError: no route to the judge (judged.py, line 19)"
-    assert [one.reward for one in rewarded if one.rollout_id != "r3"] == [number + 0.5 for number in range(10) if number != 3]
+    assert [one.reward for one in rewarded if one.rollout_id != "r3"] == [
+        number + 0.5 for number in range(10) if number != 3
+    ]
     metrics = describe_rollouts(rewarded)
     assert (metrics["rewards_failed"], metrics["rollouts_unrewarded"], metrics["rollouts"]) == (1, 1, 10)
     assert explain_failed_rewards(rewarded[3:4]) == (
@@ -223,12 +230,16 @@ async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_a
     await store.close()
 
 
-async def test_values_are_durable_as_they_are_made_so_that_a_step_that_is_cut_off_asks_nobody_twice(folder: Path) -> None:
+async def test_values_are_durable_as_they_are_made_so_that_a_step_that_is_cut_off_asks_nobody_twice(
+    folder: Path,
+) -> None:
     store = await make_store(folder, 8)
     evaluator = make_evaluator(folder)
     judged().held.update(["r6", "r7"])
     rewarding = asyncio.create_task(evaluator.reward(await store.trajectories(names(8)), store.set_scores))
-    while sum(len(one.rewards) for one in await store.trajectories(names(8))) < 6 + 8:  # six verdicts, and each that is exact
+    while (
+        sum(len(one.rewards) for one in await store.trajectories(names(8))) < 6 + 8
+    ):  # six verdicts, and each that is exact
         await asyncio.sleep(0.001)
     rewarding.cancel()
     await asyncio.gather(rewarding, return_exceptions=True)
@@ -293,7 +304,9 @@ async def test_what_fails_while_it_is_kept_stops_the_run(folder: Path) -> None:
         await make_evaluator(folder).reward([EPISODE], keep)
 
 
-@pytest.mark.parametrize(("declared", "value", "reward"), [(None, 1e9, None), (None, 0.5, 0.5), ([0, 10], 7.0, 7.0), ([0, 10], -1.0, None)])
+@pytest.mark.parametrize(
+    ("declared", "value", "reward"), [(None, 1e9, None), (None, 0.5, 0.5), ([0, 10], 7.0, 7.0), ([0, 10], -1.0, None)]
+)
 async def test_what_an_agent_reports_is_a_reward_within_its_range_alone(
     tmp_path: Path, declared: Any, value: float, reward: float | None
 ) -> None:

@@ -57,7 +57,11 @@ def episode(*tools_of_calls: Sequence[tuple[str, str, ToolStatus]]) -> Trajector
         ids = tuple(f"{t}-{k}" for k in range(len(asked)))
         transitions.append(make_transition(f"r/{t}", index=t, completion=range(1, t + 2), tool_call_ids=ids))
         for k, (name, arguments, status) in enumerate(asked):
-            tools.append(ToolCall(id=f"{t}-{k}", name=name, arguments=arguments, status=status, transition_id=f"r/{t}", duration_s=0.5))
+            tools.append(
+                ToolCall(
+                    id=f"{t}-{k}", name=name, arguments=arguments, status=status, transition_id=f"r/{t}", duration_s=0.5
+                )
+            )
     return make_trajectory("r", transitions, tool_calls=tools, reward=1.0)
 
 
@@ -165,19 +169,32 @@ def test_a_tool_without_a_schema_takes_any_object() -> None:
 
 
 def test_what_is_no_schema_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"the schema of tool 'search' is no JSON schema: 'text' is not valid.*; mend it"):
+    with pytest.raises(
+        ConfigError, match=r"the schema of tool 'search' is no JSON schema: 'text' is not valid.*; mend it"
+    ):
         ValidArguments(schemas={"search": {"type": "text"}})
 
 
 def test_errors_of_execution_are_those_of_tools_that_ran() -> None:
     ran = [ERROR, TIMEOUT, OK, ToolStatus.INVALID_ARGUMENTS, UNKNOWN]
-    assert ExecutionErrors(charge=1.0)(episode(*([("sql", "{}", status)] for status in ran))) == [-1.0, -1.0, 0.0, 0.0, None]
+    assert ExecutionErrors(charge=1.0)(episode(*([("sql", "{}", status)] for status in ran))) == [
+        -1.0,
+        -1.0,
+        0.0,
+        0.0,
+        None,
+    ]
 
 
 def test_budgets_are_of_each_call_or_of_the_rollout() -> None:
     assert TokenBudget(tokens=2)(SEARCHES) == [0.0, 0.0, -0.1, -0.1]  # 1, 2, 3, 4 tokens
     assert TokenBudget(tokens=3, per="rollout")(SEARCHES) == [0.0, 0.0, -0.1, -0.1]
-    assert LatencyBudget(seconds=0.7)(SEARCHES) == [0.0, -0.1, 0.0, 0.0]  # a tool takes half a second, the second call has two
+    assert LatencyBudget(seconds=0.7)(SEARCHES) == [
+        0.0,
+        -0.1,
+        0.0,
+        0.0,
+    ]  # a tool takes half a second, the second call has two
     assert LatencyBudget(seconds=1.5, per="rollout")(SEARCHES) == [0.0, 0.0, -0.1, -0.1]  # a call starts each second
 
 
@@ -188,7 +205,10 @@ def test_budgets_are_of_each_call_or_of_the_rollout() -> None:
         (lambda: LatencyBudget(seconds=math.nan), "seconds nan is not positive"),
         (lambda: TokenBudget(tokens=1, per="turn"), "per 'turn' is none of 'call', 'rollout'"),  # type: ignore[arg-type]
         (lambda: TurnReward(name="a", function=RepeatedCalls(), weight=math.inf), "weight inf is not a finite number"),
-        (lambda: TurnReward(name="a", function=RepeatedCalls(), range=(1, 0)), r"range \[1, 0\] is none; write the least value"),
+        (
+            lambda: TurnReward(name="a", function=RepeatedCalls(), range=(1, 0)),
+            r"range \[1, 0\] is none; write the least value",
+        ),
         (lambda: TurnReward(name="a", function=RepeatedCalls(), range=(math.nan, 0)), r"range \[nan, 0\] is none"),
         (lambda: TurnReward(name="a", function=RepeatedCalls(), joins="all"), "joins 'all' is none of 'sum', 'mean'"),  # type: ignore[arg-type]
         (lambda: TurnReward(name="a", function=7), "is a int, not callable"),  # type: ignore[arg-type]
@@ -221,7 +241,9 @@ def test_what_a_call_is_paid_from_now_on_does_not_depend_on_what_it_does(which: 
         TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=gamma),
         TurnReward(name="air", function=ToolStatusShaping(scale=1), gamma=gamma),
     ):
-        to_go = TurnReturns(gamma=gamma).returns(with_rewards(plain, shaping(plain))) - TurnReturns(gamma=gamma).returns(plain)
+        to_go = TurnReturns(gamma=gamma).returns(with_rewards(plain, shaping(plain))) - TurnReturns(
+            gamma=gamma
+        ).returns(plain)
         np.testing.assert_allclose(to_go, [-potential for potential in before(plain)], atol=1e-9)
 
 
@@ -230,7 +252,11 @@ def test_what_a_call_is_paid_from_now_on_does_not_depend_on_what_it_does(which: 
 def test_nor_does_it_under_a_critic_which_joins_branches_by_their_mean(which: str, gamma: float) -> None:
     """Trap 10: paid for each branch, a root with γ = λ = 1 and V = 0 had 2.0 with a tool that works and 1.0 without."""
     plain = TREES[which]
-    for critic in (TurnGae(gamma=gamma, lam=1.0), TurnGae(gamma=gamma, lam=1.0, level="both"), TurnGae(gamma=1.0, lam=1.0, level="token")):
+    for critic in (
+        TurnGae(gamma=gamma, lam=1.0),
+        TurnGae(gamma=gamma, lam=1.0, level="both"),
+        TurnGae(gamma=1.0, lam=1.0, level="token"),
+    ):
         shaped = shaping_of(critic)(plain)
         paid, unpaid = (firsts(critic, with_rewards(plain, values)) for values in (shaped, [None] * len(shaped)))
         np.testing.assert_allclose(np.subtract(paid, unpaid), [-potential for potential in before(plain)], atol=1e-6)
@@ -252,7 +278,9 @@ def shaping_of(credit: CreditAssigner) -> TurnReward:
     """±1 for a tool, as a potential, discounted as that credit discounts."""
     discount = discount_of(credit)
     assert discount is not None
-    return TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=discount[0], joins=discount[1])
+    return TurnReward(
+        name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=discount[0], joins=discount[1]
+    )
 
 
 def firsts(critic: TurnGae, trajectory: Trajectory) -> list[float]:
@@ -290,7 +318,9 @@ def is_before(trajectory: Trajectory, early: int, late: int) -> bool:
 
 def test_two_lineages_each_give_back_what_their_root_was_paid() -> None:
     """main asks for a tool that works, left for one that fails, right for none: left owes for main alone, and right does, too."""
-    shaped = TurnReward(name="air", function=ToolStatusReward(ok=1.0, error=-1.0), form="potential")(TREES["two branches of one call"])
+    shaped = TurnReward(name="air", function=ToolStatusReward(ok=1.0, error=-1.0), form="potential")(
+        TREES["two branches of one call"]
+    )
     assert shaped == [2.0, -1.0, -1.0]
 
 
@@ -302,8 +332,18 @@ def test_summed_over_an_episode_without_discount_it_is_exactly_nothing() -> None
 
 
 def test_a_weight_weighs_either_form() -> None:
-    assert TurnReward(name="air", function=RepeatedCalls(charge=1.0), weight=0.25)(SEARCHES) == [0.0, -0.125, None, None]
-    assert TurnReward(name="air", function=RepeatedCalls(charge=1.0), weight=0.25, form="potential")(SEARCHES) == [0.0, -0.125, 0.0, 0.125]
+    assert TurnReward(name="air", function=RepeatedCalls(charge=1.0), weight=0.25)(SEARCHES) == [
+        0.0,
+        -0.125,
+        None,
+        None,
+    ]
+    assert TurnReward(name="air", function=RepeatedCalls(charge=1.0), weight=0.25, form="potential")(SEARCHES) == [
+        0.0,
+        -0.125,
+        0.0,
+        0.125,
+    ]
     assert TurnReward(name="air", function=RepeatedCalls(charge=1.0), weight=0.0)(SEARCHES) == [0.0, 0.0, None, None]
 
 
@@ -311,7 +351,12 @@ def test_a_weight_weighs_either_form() -> None:
 
 
 def make_evaluator(
-    folder: Path, *, credit: Mapping[str, Any] | None = None, policy: Mapping[str, Any] = {}, learner: Mapping[str, Any] = {}, **air: Any
+    folder: Path,
+    *,
+    credit: Mapping[str, Any] | None = None,
+    policy: Mapping[str, Any] = {},
+    learner: Mapping[str, Any] = {},
+    **air: Any,
 ) -> Evaluator:
     (folder / "turns.py").write_text(
         "import pathlib, time\n"
@@ -347,9 +392,15 @@ def make_evaluator(
 
 async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tmp_path: Path) -> None:
     credit = {"use": "turns", "options": {"gamma": 0.5}}
-    evaluator = make_evaluator(tmp_path, credit=credit, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential")
+    evaluator = make_evaluator(
+        tmp_path, credit=credit, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential"
+    )
     (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), (OK, None, None))])
-    assert [call.rewards for call in rewarded.transitions] == [{"air": 1.0}, {"air": -1.0}, {"air": -2.0}]  # γΦ - 0, γΦ - Φ, 0 - Φ
+    assert [call.rewards for call in rewarded.transitions] == [
+        {"air": 1.0},
+        {"air": -1.0},
+        {"air": -2.0},
+    ]  # γΦ - 0, γΦ - Φ, 0 - Φ
 
 
 POTENTIALS: list[dict[str, Any]] = [
@@ -359,7 +410,9 @@ POTENTIALS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
-async def test_a_tool_that_works_pays_nothing_by_either_name_of_its_potential(air: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_tool_that_works_pays_nothing_by_either_name_of_its_potential(
+    air: dict[str, Any], tmp_path: Path
+) -> None:
     """`tool_status_shaping` had a γ of its own, 1: under 0.5 a tool that works in the first call paid 0.75, in the next 0.25."""
     evaluator = make_evaluator(tmp_path, credit={"use": "turns", "options": {"gamma": 0.5}}, **air)
     for statuses in ((OK, None, None), (None, OK, None), (None, None, None)):
@@ -371,7 +424,11 @@ async def test_credit_of_the_users_own_says_how_it_discounts_and_joins_branches(
     (rewarded,) = await make_evaluator(tmp_path, credit={"use": "turns.py:Mean"}, **POTENTIALS[0]).evaluate(
         [TREES["two branches of one call"]]
     )
-    assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, -1.0, -1.0]  # γ·(1 + 1) / 2 - 0, then 0 - Φ twice
+    assert [call.rewards["air"] for call in rewarded.transitions] == [
+        0.5,
+        -1.0,
+        -1.0,
+    ]  # γ·(1 + 1) / 2 - 0, then 0 - Φ twice
 
 
 TURNS = {"use": "turns", "options": {"gamma": 0.5}}
@@ -386,7 +443,9 @@ TURNS = {"use": "turns", "options": {"gamma": 0.5}}
         ("sum", {"parts": ["grpo", TURNS, {"use": "clip", "options": {"of": TURNS, "at": 1.0}}]}),
     ],
 )
-async def test_a_potential_is_discounted_as_the_parts_of_the_credit_discount(use: str, options: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_potential_is_discounted_as_the_parts_of_the_credit_discount(
+    use: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     evaluator = make_evaluator(tmp_path, credit={"use": use, "options": options}, **POTENTIALS[0])
     (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), (OK, None, None))])
     assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, -0.5, -1.0]
@@ -423,11 +482,11 @@ def test_a_potential_that_would_pay_is_refused_with_a_sentence(
     air: dict[str, Any], credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path
 ) -> None:
     what = (
-        "discounts nothing at calls that are not trained; set its gamma to 1" if policy else "has no `gamma` per call; take credit per turn"
+        "discounts nothing at calls that are not trained; set its gamma to 1"
+        if policy
+        else "has no `gamma` per call; take credit per turn"
     )
-    sentence = (
-        f"intermediate reward 'air' is a potential, which is discounted call by call as returns are, and credit.use '{credit['use']}'"
-    )
+    sentence = f"intermediate reward 'air' is a potential, which is discounted call by call as returns are, and credit.use '{credit['use']}'"
     with pytest.raises(ConfigError, match=re.escape(f"{sentence} {what}")):
         make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC if "gae" in credit["use"] else {}, **air)
 
@@ -440,7 +499,9 @@ def test_a_potential_that_would_pay_is_refused_with_a_sentence(
         ({"use": "turn_gae", "options": {"gamma": 1.0}}, {"trained_agents": ["write"]}),
     ],
 )
-def test_a_potential_that_pays_nothing_is_taken_beside_a_critic(credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path) -> None:
+def test_a_potential_that_pays_nothing_is_taken_beside_a_critic(
+    credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path
+) -> None:
     make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC, **POTENTIALS[0])
 
 
@@ -457,7 +518,11 @@ def test_a_potential_is_computed_anew_where_the_credit_discounts_otherwise(tmp_p
     [
         (["float('nan')", "0"], {}, "air: returned nan; return a finite float, or None where it has nothing to say"),
         (["1e400", "0"], {}, "air: returned inf; return a finite float"),
-        (["0", "1.5"], {"range": [0, 1]}, r"air: returned 1.5, outside of its range \[0, 1\]; mend the reward, or the range"),
+        (
+            ["0", "1.5"],
+            {"range": [0, 1]},
+            r"air: returned 1.5, outside of its range \[0, 1\]; mend the reward, or the range",
+        ),
         (["1 / 0", "0"], {}, "air: ZeroDivisionError: division by zero"),
     ],
 )
@@ -482,7 +547,9 @@ async def test_a_turn_reward_that_fails_leaves_its_rollout_out_and_says_why(
         (["0"], "intermediate reward 'air' returned 1 values for rollout 'r' with 2 calls; return one per call"),
     ],
 )
-async def test_a_turn_reward_of_another_type_is_a_defect_and_stops_the_run(tmp_path: Path, values: list[str], sentence: str) -> None:
+async def test_a_turn_reward_of_another_type_is_a_defect_and_stops_the_run(
+    tmp_path: Path, values: list[str], sentence: str
+) -> None:
     evaluator = make_evaluator(tmp_path, use="turns.py:turns", options={"values": values})
     with pytest.raises(RewardError, match=sentence):
         await evaluator.evaluate([tree((None, 0), (OK, OK))])
@@ -501,7 +568,9 @@ async def test_a_turn_reward_that_takes_its_time_leaves_the_loop_to_others(tmp_p
     assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, 0.5]
 
 
-async def test_turn_rewards_that_never_end_stop_the_run_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_rewards_that_never_end_stop_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluator = make_evaluator(tmp_path, use="turns.py:waits")
     monkeypatch.setattr(evaluator_module, "LONGEST_SCORE_S", 0.1)
     with pytest.raises(RewardError, match=r"intermediate rewards \('air'\) of 1 rollouts took more than 0\.1 s"):
@@ -520,8 +589,12 @@ async def test_turn_rewards_have_all_their_time_however_long_they_waited_for_oth
 
 
 def test_every_reward_of_ours_is_in_the_table_that_says_how_it_finds_its_call() -> None:
-    table = [line for line in (PAGES / "intermediate.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    named = {name for line in table for name in load_plugins().intermediate_rewards if f"`{name}`" in line.split("|")[1]}
+    table = [
+        line for line in (PAGES / "intermediate.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
+    named = {
+        name for line in table for name in load_plugins().intermediate_rewards if f"`{name}`" in line.split("|")[1]
+    }
     assert named == set(load_plugins().intermediate_rewards)
 
 
@@ -534,14 +607,21 @@ def test_json_is_compared_by_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("page", ["intermediate.md", "rewards.md"])
-async def test_the_parts_of_recipes_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_parts_of_recipes_on_the_pages_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # where `python` is
     text = (PAGES / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```toml title=part_of_a_recipe.toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert blocks
     (tmp_path / "mine.py").write_text("def tasks():\n    return [{'id': 't', 'input': 1}]\n", encoding="utf-8")
     for block in blocks:
-        whole = {"agent": "mine.py:tasks", "tasks": {"train": "mine.py:tasks"}, "policy": {"model": "org/model"}, "folder": tmp_path}
+        whole = {
+            "agent": "mine.py:tasks",
+            "tasks": {"train": "mine.py:tasks"},
+            "policy": {"model": "org/model"},
+            "folder": tmp_path,
+        }
         recipe = Recipe.model_validate({"rewards": {"right": {"use": "exact"}}, **whole, **tomllib.loads(block)})
         rewarded = await build_credit(recipe, load_plugins())[0].evaluate(
             [replace(SEARCHES, task=Task(id="t", input=1, answer="4"), output="4")]

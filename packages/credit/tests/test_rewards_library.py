@@ -153,7 +153,9 @@ def test_numeric_has_a_tolerance_and_takes_the_number_that_a_pattern_finds() -> 
 
 
 def test_text_is_taken_from_a_path_into_the_output_and_the_answer() -> None:
-    assert say(Exact(field="steps.1.text", answer_field="gold"), {"steps": [{}, {"text": "yes"}]}, {"gold": "yes"}) == 1.0
+    assert (
+        say(Exact(field="steps.1.text", answer_field="gold"), {"steps": [{}, {"text": "yes"}]}, {"gold": "yes"}) == 1.0
+    )
     outputs: list[Any] = [{"steps": [{}]}, {"steps": {"1": "x"}}, "yes", None, {"steps": [{}, {"text": None}]}]
     for output in outputs:
         assert say(Exact(field="steps.1.text"), output, "yes") == 0.0
@@ -189,7 +191,9 @@ async def test_a_task_without_an_answer_is_broken_data_and_not_a_wrong_answer(re
 
 async def test_an_answer_that_is_no_number_is_broken_data_for_numeric() -> None:
     _, failure = await run(Numeric(), "4", "four")
-    assert failure == "mine: ValueError: the answer of task 'task-g' is ['four'], no number; give it one, or use 'exact'"
+    assert (
+        failure == "mine: ValueError: the answer of task 'task-g' is ['four'], no number; give it one, or use 'exact'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,12 +202,24 @@ async def test_an_answer_that_is_no_number_is_broken_data_for_numeric() -> None:
         (lambda: Pattern(pattern="("), "'\\(' is no regular expression"),
         (lambda: Exact(extract="["), "is no regular expression"),
         (lambda: Numeric(tolerance=-1.0), "must not be negative"),
-        (lambda: JsonSchema(schema={"type": "text"}), "reward 'json_schema': `schema` is no JSON schema: 'text' is not valid"),
+        (
+            lambda: JsonSchema(schema={"type": "text"}),
+            "reward 'json_schema': `schema` is no JSON schema: 'text' is not valid",
+        ),
         (lambda: Execution(command="ls"), 'command \'ls\' is no list of words; write \\["python", "{output}"\\]'),
         (lambda: Execution(command=["ls"], score="stdout"), "score 'stdout' is none of 'status', 'answer', 'number'"),  # type: ignore[arg-type]
-        (lambda: Execution(command=["ls"], range=(0.5, 1.0)), r"gives 0 or 1, and range \[0.5, 1.0\] lacks one; write range = "),
-        (lambda: NamedReward(name="a", function=Exact(), range=(0.0, 1e10)), r"range \[0.0, 10000000000.0\] goes beyond 1e\+09"),
-        (lambda: NamedReward(name="a", function=Exact(), weight=1e300), r"weight 1e\+300 is beyond 1e\+09; set a smaller one"),
+        (
+            lambda: Execution(command=["ls"], range=(0.5, 1.0)),
+            r"gives 0 or 1, and range \[0.5, 1.0\] lacks one; write range = ",
+        ),
+        (
+            lambda: NamedReward(name="a", function=Exact(), range=(0.0, 1e10)),
+            r"range \[0.0, 10000000000.0\] goes beyond 1e\+09",
+        ),
+        (
+            lambda: NamedReward(name="a", function=Exact(), weight=1e300),
+            r"weight 1e\+300 is beyond 1e\+09; set a smaller one",
+        ),
         (lambda: Execution(command=["ls"], seconds=0), "seconds 0 is not positive"),
         (lambda: Execution(command=["ls"], folder="no-such"), "no folder '.*no-such'; make it, or leave it out"),
         (
@@ -232,14 +248,20 @@ def test_without_jsonschema_it_is_said_what_to_install(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("value", [1e308, -1e155, 1.1e9, 10**12])
 async def test_a_value_whose_square_or_sum_is_no_number_is_a_failure_and_not_a_reward(value: float) -> None:
     """A validation of 1e308 was inf, and advantages of 1e155 were 0."""
-    assert await run(lambda *_: value, "4") == (None, f"mine: returned {float(value)!r}, beyond 1e+09, which no reward may; scale it")
+    assert await run(lambda *_: value, "4") == (
+        None,
+        f"mine: returned {float(value)!r}, beyond 1e+09, which no reward may; scale it",
+    )
     assert await run(lambda *_: 1e9, "4") == (1e9, None)
 
 
 @pytest.mark.parametrize("value", [1.5, -0.1, 1e300])
 async def test_a_value_outside_of_its_range_is_a_failure_and_not_a_reward(value: float) -> None:
     total, failure = await run(lambda *_: value, "4", range=(0, 1))
-    assert (total, failure) == (None, f"mine: returned {value!r}, outside of its range [0, 1]; mend the reward, or the range")
+    assert (total, failure) == (
+        None,
+        f"mine: returned {value!r}, outside of its range [0, 1]; mend the reward, or the range",
+    )
 
 
 async def test_both_ends_of_a_range_and_none_are_in_it_and_what_is_no_number_is_still_a_defect() -> None:
@@ -258,10 +280,14 @@ async def test_the_exit_status_of_a_command_is_the_reward() -> None:
     assert await run(reward, "```python\nassert 2 + 2 == 5\n```") == (0.0, None)
 
 
-async def test_a_program_beside_the_recipe_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_beside_the_recipe_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "mine"
     (folder / "checks").mkdir(parents=True)
-    (folder / "checks" / "check.py").write_text("import os, sys\nassert open(sys.argv[1]).read() == '4'\nprint(2 + len(os.listdir('.')))\n")
+    (folder / "checks" / "check.py").write_text(
+        "import os, sys\nassert open(sys.argv[1]).read() == '4'\nprint(2 + len(os.listdir('.')))\n"
+    )
     recipe = 'agent = "agent.py:answer"\n[policy]\nmodel = "m"\n[tasks]\ntrain = "tasks.py:train"\n'
     monkeypatch.chdir(tmp_path)
     for command, place, seen in (
@@ -345,9 +371,14 @@ raise SystemExit(print(answer if SCORE == "answer" else 0.5) if answer not in se
     assert await run(Execution(command=[PYTHON, "-I", "{output}"], score=score), program, "the-answer") == (value, None)
 
 
-async def test_a_program_of_ones_own_is_given_the_task_where_its_command_asks_for_it_and_the_answer_unless_that_is_compared() -> None:
+async def test_a_program_of_ones_own_is_given_the_task_where_its_command_asks_for_it_and_the_answer_unless_that_is_compared() -> (
+    None
+):
     looks = "import json, os, sys; print(sorted(json.load(open(sys.argv[1]))), [n for n in os.listdir('..') if 'task' in n])"
-    for score, known in (("answer", "['id', 'input', 'metadata'] []"), ("answer", "['answer', 'id', 'input', 'metadata'] []")):
+    for score, known in (
+        ("answer", "['id', 'input', 'metadata'] []"),
+        ("answer", "['answer', 'id', 'input', 'metadata'] []"),
+    ):
         reward = Execution(command=[PYTHON, "-c", looks, "{task}"], score=score)  # type: ignore[arg-type]
         assert await run(reward, "x", known) == (float("answer" not in known), None)
     told = "import json, sys; sys.exit(json.load(open(sys.argv[1]))['answer'] != '4')"
@@ -393,12 +424,16 @@ async def test_what_runs_too_long_or_writes_too_much_is_stopped_with_all_that_it
     assert await run(Execution(command=["yes"], score="answer", seconds=30.0), "4") == (0.0, None)
 
 
-async def test_a_command_that_reads_nothing_and_one_cancelled_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_reads_nothing_and_one_cancelled_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert await run(Execution(command=["true"]), "x" * 90_000) == (1.0, None)
     pid_file = tmp_path / "pid"
-    code = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(100_000)\n"
+    code = (
+        f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(100_000)\n"
+    )
     waiting = asyncio.create_task(run(Execution(command=[PYTHON, "-I", "{output}"], seconds=PATIENCE_S), code))
     async with all_ended(pid_file):
         await written(pid_file, words=1)
@@ -412,4 +447,7 @@ async def test_a_command_that_reads_nothing_and_one_cancelled_leave_nothing_behi
 async def test_no_key_of_a_provider_reaches_what_a_model_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     reward = Execution(command=[PYTHON, "-I", "{output}"])
-    assert await run(reward, "import os\nassert 'OPENAI_API_KEY' not in os.environ and os.listdir('.') == []") == (1.0, None)
+    assert await run(reward, "import os\nassert 'OPENAI_API_KEY' not in os.environ and os.listdir('.') == []") == (
+        1.0,
+        None,
+    )

@@ -152,7 +152,10 @@ async def test_an_intermediate_reward_does_in_a_run_what_it_does_by_hand(tmp_pat
 
 async def test_a_quick_reward_keeps_what_it_has_seen(tmp_path: Path) -> None:
     evaluator, _ = build_credit(make_recipe(tmp_path, "counted"), load_plugins())
-    episodes = [make_trajectory(f"r{number}", [make_transition(f"r{number}/0")], output="x", reward=None) for number in range(64)]
+    episodes = [
+        make_trajectory(f"r{number}", [make_transition(f"r{number}/0")], output="x", reward=None)
+        for number in range(64)
+    ]
     rewarded = await evaluator.reward(episodes)
     assert sorted(one.reward or 0.0 for one in rewarded) == [float(number) for number in range(1, 65)]
     (again,) = await evaluator.reward(episodes[:1])
@@ -181,7 +184,9 @@ async def test_one_that_hangs_is_ended_with_all_that_it_started_and_is_asked_aga
 
 async def test_one_that_uses_the_trainers_gpu_is_told_what_to_do() -> None:
     def scores_on_a_gpu(task: Any, output: Any, trajectory: Any) -> float:
-        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use 'spawn'")
+        raise RuntimeError(
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use 'spawn'"
+        )
 
     _, failure = await score(one(scores_on_a_gpu))
     assert (failure or "").endswith("; make the reward async, or start anew and load its model in its first call")
@@ -249,7 +254,9 @@ elif sys.argv[1] == "killed":
     sys.stdin.readline()
 """
     for how in ("dropped", "killed", "returned"):
-        trainer = subprocess.Popen([sys.executable, "-c", program, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        trainer = subprocess.Popen(
+            [sys.executable, "-c", program, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert trainer.stdout is not None
         pid = int(trainer.stdout.readline())
         if how == "dropped":
@@ -302,6 +309,8 @@ for _ in range(2):
     asyncio.run(rewards.score(make_trajectory("r", [])))
 print("after")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert done.stdout.split() == ["before", "looking", "looking", "after"]
     assert done.stderr == ""

@@ -127,7 +127,14 @@ async def test_no_finite_number_is_a_failure(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("no table"), TimeoutError("database"), SystemExit(3), KeyError("answer"), asyncio.CancelledError("given up")]
+    "error",
+    [
+        ValueError("no table"),
+        TimeoutError("database"),
+        SystemExit(3),
+        KeyError("answer"),
+        asyncio.CancelledError("given up"),
+    ],
 )
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_reward_that_raises_is_named(error: BaseException, is_async: bool) -> None:
@@ -140,7 +147,10 @@ async def test_reward_that_raises_is_named(error: BaseException, is_async: bool)
 
     function = fails_later if is_async else fails
     last = function.__code__.co_firstlineno + (2 if is_async else 1)
-    assert await failure_of(one(function)) == f"exact: {type(error).__name__}: {error} (test_rewards_reward_set.py, line {last})"
+    assert (
+        await failure_of(one(function))
+        == f"exact: {type(error).__name__}: {error} (test_rewards_reward_set.py, line {last})"
+    )
 
 
 class Unspeakable(Exception):
@@ -157,7 +167,9 @@ async def test_an_error_that_cannot_be_shown_is_named_by_its_type(is_async: bool
         raise Unspeakable
 
     result = await RewardSet([NamedReward(name="judge", function=judge_async if is_async else judge)]).score(EPISODE)
-    assert result.failure is not None and result.failure.startswith("judge: Unspeakable: which cannot be shown: ValueError (test_")
+    assert result.failure is not None and result.failure.startswith(
+        "judge: Unspeakable: which cannot be shown: ValueError (test_"
+    )
 
 
 async def test_reward_that_runs_out_of_an_iterator_is_named() -> None:
@@ -258,7 +270,9 @@ async def test_reported_reward_is_what_the_agent_said() -> None:
 
     episode = replace(EPISODE, reported={"success": 0.75}, rewards={"speed": 0.5})
     assert await score(one(Reported(name="success")), episode) == ({"exact": 0.75}, 0.75)
-    assert await score(one(Reported(name="speed")), episode) == ({"exact": None}, None), "what the run computed is not reported"
+    assert await score(one(Reported(name="speed")), episode) == ({"exact": None}, None), (
+        "what the run computed is not reported"
+    )
 
 
 def test_reward_that_never_returns_does_not_keep_the_process_alive() -> None:
@@ -269,7 +283,9 @@ from lightningrl_testing.groups import make_trajectory
 hanging = RewardSet([NamedReward(name="hang", function=lambda *_: time.sleep(100_000), timeout_s=0.1)])
 print(asyncio.run(hanging.score(make_trajectory("r", []))).failure)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert "no answer within 0.1 s" in result.stdout
     assert result.stderr == ""
 

@@ -59,7 +59,9 @@ def test_call_gets_the_mean_of_its_tools_and_none_without_any_known() -> None:
     assert ToolStatusReward(ok=1.0, error=-2.0)(EPISODES[0]) == [1.0, None, -0.5, None]
 
 
-@pytest.mark.parametrize("status", [ToolStatus.ERROR, ToolStatus.UNKNOWN_TOOL, ToolStatus.INVALID_ARGUMENTS, ToolStatus.TIMEOUT])
+@pytest.mark.parametrize(
+    "status", [ToolStatus.ERROR, ToolStatus.UNKNOWN_TOOL, ToolStatus.INVALID_ARGUMENTS, ToolStatus.TIMEOUT]
+)
 def test_every_kind_of_failure_counts_as_one(status: ToolStatus) -> None:
     assert ToolStatusReward(error=-0.3)(episode((status,))) == [-0.3]
 
@@ -76,8 +78,13 @@ def test_shaping_pays_the_change_of_the_last_share_of_successes() -> None:
 
 def test_plugin_records_make_rewards() -> None:
     options: dict[str, dict[str, Any]] = {"latency_budget": {"seconds": 1.0}, "token_budget": {"tokens": 1}}
-    assert all(len(plugin.factory(**options.get(plugin.name, {}))(EPISODES[0])) == 4 for plugin in lightningrl_intermediate_rewards())
-    assert {plugin.name: plugin for plugin in lightningrl_reward_functions()}["reported"].factory(name="success").name == "success"
+    assert all(
+        len(plugin.factory(**options.get(plugin.name, {}))(EPISODES[0])) == 4
+        for plugin in lightningrl_intermediate_rewards()
+    )
+    assert {plugin.name: plugin for plugin in lightningrl_reward_functions()}["reported"].factory(
+        name="success"
+    ).name == "success"
 
 
 # ---------------------------------------------------------------------- what an agent tells of itself
@@ -87,20 +94,32 @@ def told(call: str, count: int, status: ToolStatus, *, ids: str = "extra") -> li
     return [ToolCall(id=f"{ids}-{number}", name="f", status=status, transition_id=call) for number in range(count)]
 
 
-@pytest.mark.parametrize("reward", [ToolStatusReward(), ToolStatusShaping(), ExecutionErrors(), RepeatedCalls(), ValidArguments()])
+@pytest.mark.parametrize(
+    "reward", [ToolStatusReward(), ToolStatusShaping(), ExecutionErrors(), RepeatedCalls(), ValidArguments()]
+)
 @pytest.mark.parametrize("is_asked", [True, False], ids=["asked for by id", "in the answer's text"])
-def test_many_reports_of_tools_that_worked_do_not_outweigh_one_that_failed(reward: IntermediateReward, *, is_asked: bool) -> None:
+def test_many_reports_of_tools_that_worked_do_not_outweigh_one_that_failed(
+    reward: IntermediateReward, *, is_asked: bool
+) -> None:
     failed = ToolCall(id="honest", name="f", arguments="{", status=ERROR, transition_id="r/0")
     call = make_transition("r/0", tool_call_ids=("honest",) if is_asked else ())
     honest = list(reward(make_trajectory("r", [call], tool_calls=[failed, failed])))
-    padded = list(reward(make_trajectory("r", [call], tool_calls=[*told("r/0", 49, OK), failed, failed, *told("r/0", 50, OK, ids="more")])))
+    padded = list(
+        reward(
+            make_trajectory(
+                "r", [call], tool_calls=[*told("r/0", 49, OK), failed, failed, *told("r/0", 50, OK, ids="more")]
+            )
+        )
+    )
     assert padded == honest
 
 
 def test_a_tool_that_nobody_asked_for_by_id_may_lower_what_a_call_is_paid_once() -> None:
     call = make_transition("r/0", tool_call_ids=("a", "b"))
     asked = [ToolCall(id=name, name="f", status=OK) for name in "ab"]
-    assert ToolStatusReward(ok=1.0, error=-1.0)(make_trajectory("r", [call], tool_calls=[*asked, *told("r/0", 9, ERROR)])) == [1 / 3]
+    assert ToolStatusReward(ok=1.0, error=-1.0)(
+        make_trajectory("r", [call], tool_calls=[*asked, *told("r/0", 9, ERROR)])
+    ) == [1 / 3]
 
 
 def test_a_failure_cannot_be_told_to_be_of_another_call_than_its_id_says() -> None:

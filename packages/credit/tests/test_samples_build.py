@@ -19,7 +19,8 @@ from lightningrl_testing.groups import make_group, make_trajectory, make_transit
 
 def credit_of(group: TrajectoryGroup, value: float = 1.0) -> Advantages:
     return tuple(
-        tuple(np.full(len(t.completion_ids), value, dtype=np.float32) for t in trajectory.transitions) for trajectory in group.trajectories
+        tuple(np.full(len(t.completion_ids), value, dtype=np.float32) for t in trajectory.transitions)
+        for trajectory in group.trajectories
     )
 
 
@@ -94,7 +95,9 @@ def test_unscored_and_failed_calls_make_no_rows_and_count_nowhere() -> None:
 
 def test_weights_follow_the_aggregation() -> None:
     group = one(make_transition("a", completion=[1, 2, 3]), make_transition("b", index=1, completion=[4]))
-    other = TrajectoryGroup(id="h", trajectories=(make_trajectory("s", [make_transition("c", completion=[5])], group_id="h"),))
+    other = TrajectoryGroup(
+        id="h", trajectories=(make_trajectory("s", [make_transition("c", completion=[5])], group_id="h"),)
+    )
 
     def weights(aggregation: str, constant: int | None = None) -> list[float]:
         credit = [credit_of(group), credit_of(other)]
@@ -177,7 +180,10 @@ def groups_with_credit(draw: st.DrawFn) -> tuple[list[TrajectoryGroup], list[Adv
                 if parent is not None:
                     is_broken = draw(st.integers(0, 4)) == 0
                     history = [*parent.prompt_ids.tolist(), *parent.completion_ids.tolist()]
-                    prompt = [*(history[:-1] if is_broken else history), *(next(token) for _ in range(draw(st.integers(0, 2))))]
+                    prompt = [
+                        *(history[:-1] if is_broken else history),
+                        *(next(token) for _ in range(draw(st.integers(0, 2)))),
+                    ]
                 completion = [next(token) for _ in range(draw(st.integers(1, 3)))]
                 call = make_transition(
                     f"{g}/{i}/{t}", index=t, prompt=prompt, completion=completion, parent=parent.id if parent else None,
@@ -200,7 +206,14 @@ def gradient(samples: list[Sample]) -> dict[tuple[str, bytes], tuple[float, ...]
         for position in np.flatnonzero(sample.mask):
             key = (sample.rollout_id, sample.token_ids[: position + 1].tobytes())
             assert key not in found, "a token is trained twice"
-            fields = (sample.advantages, sample.weights, sample.logprobs, sample.versions, sample.calls, sample.temperatures)
+            fields = (
+                sample.advantages,
+                sample.weights,
+                sample.logprobs,
+                sample.versions,
+                sample.calls,
+                sample.temperatures,
+            )
             found[key] = tuple(float(array[position]) for array in fields)
         for array in (sample.advantages, sample.weights, sample.logprobs):
             assert not array[~sample.mask].any()
@@ -211,7 +224,9 @@ def gradient(samples: list[Sample]) -> dict[tuple[str, bytes], tuple[float, ...]
 
 @settings(max_examples=150, deadline=None)
 @given(groups_with_credit(), st.sampled_from(["rollout_mean", "token_mean", "constant"]))
-def test_call_rows_and_merged_rows_give_the_same_gradient(drawn: tuple[list[TrajectoryGroup], list[Advantages]], aggregation: str) -> None:
+def test_call_rows_and_merged_rows_give_the_same_gradient(
+    drawn: tuple[list[TrajectoryGroup], list[Advantages]], aggregation: str
+) -> None:
     groups, credit = drawn
     options = {"aggregation": aggregation, "constant_length": 4 if aggregation == "constant" else None}
     per_call, merged = (gradient(build_samples(groups, credit, rows=rows, **options)) for rows in ("call", "merged"))  # type: ignore[arg-type]
@@ -235,7 +250,9 @@ def test_call_rows_and_merged_rows_give_the_same_gradient(drawn: tuple[list[Traj
 
 @settings(max_examples=50, deadline=None)
 @given(groups_with_credit(), st.sampled_from(["call", "merged"]))
-def test_only_rows_without_gradient_are_no_teaching_rows(drawn: tuple[list[TrajectoryGroup], list[Advantages]], rows: str) -> None:
+def test_only_rows_without_gradient_are_no_teaching_rows(
+    drawn: tuple[list[TrajectoryGroup], list[Advantages]], rows: str
+) -> None:
     samples = build_samples(*drawn, rows=rows)  # type: ignore[arg-type]
     everything, some = gradient(samples), gradient(teaching_rows(samples))
     assert all(everything[key] == value for key, value in some.items())
@@ -254,7 +271,11 @@ def count_calls(rows: str, turns: int) -> int:
     calls = []
     for t in range(turns):
         completion = list(range(40))
-        calls.append(make_transition(f"r/{t}", index=t, prompt=history, completion=completion, parent=f"r/{t - 1}" if t else None))
+        calls.append(
+            make_transition(
+                f"r/{t}", index=t, prompt=history, completion=completion, parent=f"r/{t - 1}" if t else None
+            )
+        )
         history = [*history, *completion, *range(20)]
     group = one(*calls)
     advantages = [IdenticalAssignment().assign(group)]

@@ -64,7 +64,7 @@ async def test_ratios_are_those_of_the_policy_that_is_told_the_end(make_backend:
     told = [ord(letter) - 33 for letter in "end:42"]
     means = [mean_logprob(backend, [*told, *call.prompt_ids.tolist()], call.completion_ids.tolist()) for call in search.transitions]
     likely = np.exp(np.array(means) / 5.0)
-    ratios = await score(Hindsight(told="end:{output}", bounds=(0.0, 10.0)), search, backend, policy)
+    ratios = await score(Hindsight(hint="end:{output}", bounds=(0.0, 10.0)), search, backend, policy)
     np.testing.assert_allclose(ratios, likely / likely.mean(), atol=1e-5)
     assert len(set(ratios)) == 3
     assert np.mean(ratios) == pytest.approx(1.0, abs=1e-6)

@@ -6,13 +6,12 @@ They are imported when first used. What else may be imported, and from where, is
 
 from __future__ import annotations
 
-import ast
 import importlib
-from pathlib import Path
 from typing import Any, Final
 
-_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text())
-_HOMES = {alias.name: str(node.module) for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+from lightningrl.lazy import read_homes
+
+_HOMES = read_homes(__file__)
 _EXTRAS: Final = {"client": "worker", "server": "server", "training": "torch"}
 
 __all__ = sorted(_HOMES)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def canonical(arguments: str) -> str:
-    """The same text for the same arguments: JSON with sorted keys and no spaces; other text as it is."""
+    """Write equal arguments as equal texts: JSON with sorted keys and no spaces; other text as it is."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -28,22 +28,25 @@ def canonical(arguments: str) -> str:
 
 
 def load_jsonschema(what: str) -> Any:
-    """The library. Raises ConfigError where it is missing."""
+    """Import the library. Raises ConfigError where it is missing."""
     try:
         return importlib.import_module("jsonschema")
     except ImportError:
-        raise ConfigError(f"{what} cannot be checked: jsonschema is not installed; pip install 'lightningrl[server]'") from None
+        raise ConfigError(
+            f"{what} cannot be checked: jsonschema is not installed; pip install 'lightningrl[server]'"
+        ) from None
 
 
 def build_check(schema: Mapping[str, Any], *, what: str) -> Callable[[Any], bool]:
-    """Whether a value fits. Raises ConfigError where the library is missing, or the schema is none."""
+    """Build a check of values. Raises ConfigError where the library is missing, or the schema is none."""
     jsonschema = load_jsonschema(what)
     kind = jsonschema.validators.validator_for(schema)
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ConfigError(f"{what} is no JSON schema: {error.message}; mend it") from None
-    validator = kind(schema, registry=importlib.import_module("jsonschema_specifications").REGISTRY)  # a reference fetches nothing
+    registry = importlib.import_module("jsonschema_specifications").REGISTRY  # a reference fetches nothing
+    validator = kind(schema, registry=registry)
 
     def check(value: Any) -> bool:
         try:
@@ -55,16 +58,17 @@ def build_check(schema: Mapping[str, Any], *, what: str) -> Callable[[Any], bool
 
 
 def is_offered(name: str, offered: str) -> bool:
-    """Whether a tool is one of `Transition.offered`; where nobody kept what was offered, any may be."""
+    """True for a tool of `Transition.offered`, and for any where that was not recorded."""
     return not offered or name in _offered_schemas(offered)
 
 
 def fit_offered(name: str, arguments: str, offered: str) -> bool:
-    """Whether a tool's arguments are an object that fits the schema in `Transition.offered`; any object does where there is none."""
+    """True for arguments that are an object and fit the tool's schema in `Transition.offered`, if it has one."""
     return fits(arguments, offered_check(name, offered))
 
 
 def fits(text: str, check: Callable[[Any], bool] | None) -> bool:
+    """True for the JSON of an object that passes the check."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
@@ -74,20 +78,20 @@ def fits(text: str, check: Callable[[Any], bool] | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _offered_schemas(offered: str) -> Mapping[str, Mapping[str, Any] | None]:
-    """By the name of each tool of `Transition.offered`."""
+    """Schemas of `Transition.offered`, by the tool's name."""
     schemas: dict[str, Mapping[str, Any] | None] = json.loads(offered or "{}")
     return schemas
 
 
 @lru_cache(maxsize=1024)
 def offered_check(name: str, offered: str) -> Callable[[Any], bool] | None:
-    """Of a tool of `Transition.offered` that came with a schema."""
+    """Check of a tool of `Transition.offered`; None where it came without a schema."""
     schema = _offered_schemas(offered).get(name)
     return None if schema is None else _check_offered(name, schema)
 
 
 def _check_offered(name: str, schema: Mapping[str, Any]) -> Callable[[Any], bool]:
-    """An agent's schema may be none, name what it does not hold, or have patterns of another language: then any object fits."""
+    """Check by an agent's schema; any object fits one that is broken or has patterns of another language."""
     try:
         check = build_check(schema, what=f"the schema that was offered for tool {name!r}")
     except ConfigError as error:
@@ -102,7 +106,11 @@ def _check_offered(name: str, schema: Mapping[str, Any]) -> Callable[[Any], bool
             return check(arguments)
         except Exception as error:  # noqa: BLE001 — whatever the library makes of it
             if not is_warned:
-                logger.warning("valid_arguments: the schema offered for tool %r cannot be used (%s); any object is taken", name, error)
+                logger.warning(
+                    "valid_arguments: the schema offered for tool %r cannot be used (%s); any object is taken",
+                    name,
+                    error,
+                )
             is_warned = True
             return True
 

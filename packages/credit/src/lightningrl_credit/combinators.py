@@ -1,9 +1,9 @@
 """Assigners made of assigners: Sum, Clip, and for the parts of a sum ByRole and Whiten.
 
-    Sum((TurnReturns(), 1.0), (Clip(StateGroups(), at=5.0), 0.5))       options.parts = [{ use = "turns" }, { use = "clip", … }]
-    Sum((Whiten(ByRole(TurnReturns())), 1.0))             options.parts = [{ use = "turns", compare = "role", whiten = true }]
+    Sum((Clip(StateGroups(), at=5.0), 0.5), …)      parts = [{ use = "clip", …, weight = 0.5 }, …]
+    Sum((Whiten(ByRole(TurnReturns())), 1.0))       parts = [{ use = "turns", compare = "role", whiten = true }]
 
-What a part needs, asks for, reports and remembers is the whole's: evidence and state are kept for each part.
+The whole needs, asks, reports and remembers what its parts do: evidence and state are kept for each part.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ _Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
 
 
 class Combination:
-    """The base of all of them. A whole has `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load`
-    where a part has them."""
+    """The base of all of them.
+
+    A whole has `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load` where a
+    part has them.
+    """
 
     score: Callable[..., Awaitable[Evidence]]
     score_group: Callable[..., Awaitable[Sequence[Evidence]]]
@@ -72,7 +75,7 @@ class Combination:
         if any(isinstance(part, CreditMemory) for part in parts):
             self.state, self.load = self._state, self._load
         self.discounts = {discount for part in parts for discount in _discounts(part)}
-        """Of all parts that add up what calls are paid; None among them is one without a `gamma` per call."""
+        """Discounts of all parts that add up the pay of calls; None stands for a part without a `gamma` per call."""
         self.gamma, self.joins = (next(iter(self.discounts)) if len(self.discounts) == 1 else None) or (None, "sum")
         if all(isinstance(part, ComparesRoles | ReturnBased) for part in parts):
             self.assign_by_role = lambda group: self._combine(group, self._by_role)
@@ -87,7 +90,7 @@ class Combination:
         return of_members(group, assign_by_role(part, group))
 
     def _branch_points(self, trajectories: Sequence[Trajectory], /) -> dict[BranchPoint, int]:
-        """All that a part wants, as often as the one that wants most."""
+        """Points that any part wants, each with the most samples that a part wants there."""
         points: dict[BranchPoint, int] = {}
         for part in self.parts:
             wanted = part.branch_points(trajectories) if isinstance(part, Brancher) else {}
@@ -100,32 +103,39 @@ class Combination:
         return teacher.value_targets(self._seen_by(number, group))
 
     async def _score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        found = {number: await part.score(trajectory, ask) for number, part in enumerate(self.parts) if isinstance(part, Witness)}
-        return _join(found)
+        witnesses = [(number, part) for number, part in enumerate(self.parts) if isinstance(part, Witness)]
+        return _join({number: await part.score(trajectory, ask) for number, part in witnesses})
 
     async def _score_group(self, group: TrajectoryGroup, ask: Services) -> list[Evidence]:
-        found: dict[int, Sequence[Evidence]] = {}
+        evidence: dict[int, Sequence[Evidence]] = {}
         for number, part in enumerate(self.parts):
             if isinstance(part, GroupWitness):
-                found[number] = await part.score_group(group, ask)
+                evidence[number] = await part.score_group(group, ask)
             elif isinstance(part, Witness):
-                found[number] = [await part.score(trajectory, ask) for trajectory in group.trajectories]
-        return [_join({number: of_part[i] for number, of_part in found.items()}) for i in range(len(group.trajectories))]
+                evidence[number] = [await part.score(trajectory, ask) for trajectory in group.trajectories]
+        return [
+            _join({number: of_part[i] for number, of_part in evidence.items()}) for i in range(len(group.trajectories))
+        ]
 
     def _seen_by(self, number: int, group: TrajectoryGroup) -> TrajectoryGroup:
-        """The group with the evidence that a part asked for, by the names that it gave."""
+        """Return the group with the evidence that a part asked for, by the names that it gave."""
         if not isinstance(self.parts[number], Witness | GroupWitness):
             return group
-        return replace(group, trajectories=tuple(_with_own(trajectory, f"{number}.") for trajectory in group.trajectories))
+        return replace(
+            group, trajectories=tuple(_with_own(trajectory, f"{number}.") for trajectory in group.trajectories)
+        )
 
     def _finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
-        """The metrics of all parts; of two with one name the later has its part's number."""
+        """Metrics of all parts; of two with one name the later has its part's number."""
         metrics: dict[str, float] = {}
         for number, part in enumerate(self.parts):
             if isinstance(part, CreditMonitor):
                 seen = [self._seen_by(number, group) for group in groups]
                 own = advantages if len(self.parts) == 1 else [part.assign(group) for group in seen]
-                metrics |= {f"{name}_{number}" if name in metrics else name: value for name, value in part.finish_step(seen, own).items()}
+                metrics |= {
+                    f"{name}_{number}" if name in metrics else name: value
+                    for name, value in part.finish_step(seen, own).items()
+                }
         return metrics
 
     def _state(self) -> list[Any]:
@@ -142,17 +152,22 @@ class Sum(Combination):
 
     def __init__(self, *parts: tuple[CreditAssigner, float]) -> None:
         if not parts:
-            raise ConfigError("a sum of credit assigners has no parts; set options.parts = [{ use = 'grpo' }, { use = 'turns' }]")
+            raise ConfigError(
+                "a sum of credit assigners has no parts; set options.parts = [{ use = 'grpo' }, { use = 'turns' }]"
+            )
         if odd := [weight for _, weight in parts if not isinstance(weight, int | float) or not np.isfinite(weight)]:
             raise ConfigError(f"the weight of a credit assigner's part is {odd[0]!r}; give a number")
         super().__init__(*(part for part, _ in parts))
         self.weights = tuple(weight for _, weight in parts)
 
     def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
-        found = [assign(part, self._seen_by(number, group)) for number, part in enumerate(self.parts)]
+        advantages = [assign(part, self._seen_by(number, group)) for number, part in enumerate(self.parts)]
         return tuple(
-            tuple(_add([by_trajectory[t] for by_trajectory in by_part], self.weights) for t in range(len(trajectory.transitions)))
-            for trajectory, *by_part in zip(group.members, *found, strict=True)
+            tuple(
+                _add([by_trajectory[t] for by_trajectory in by_part], self.weights)
+                for t in range(len(trajectory.transitions))
+            )
+            for trajectory, *by_part in zip(group.members, *advantages, strict=True)
         )
 
 
@@ -168,10 +183,10 @@ class _Wrapper(Combination):
 
 
 class ByRole(_Wrapper):
-    """Each role's calls are compared with that role's alone (Dr. MAS, arXiv 2602.08847), as `credit.compare = "role"` does it."""
+    """A part whose calls are compared within each role (Dr. MAS, arXiv 2602.08847), as by `credit.compare = "role"`."""
 
     def __init__(self, of: CreditAssigner, *, counted: Counted = "rollouts") -> None:
-        """`counted`: whether each rollout weighs the same in a role's mean, or each of its `calls`, as in the paper."""
+        """`counted`: each of the `rollouts` weighs the same in a role's mean, or each `calls`, as in the paper."""
         check_comparison(of, "role")
         super().__init__(of)
         self.counted: Counted = counted
@@ -179,7 +194,9 @@ class ByRole(_Wrapper):
             raise ConfigError(f"compare = 'role' counts 'rollouts' or 'calls'; counted is {counted!r}")
         if counted == "calls" and isinstance(of, ComparesRoles):
             name = type(of).__name__
-            raise ConfigError(f"compare = 'role' cannot count calls for {name!r}, which compares roles itself; count 'rollouts'")
+            raise ConfigError(
+                f"compare = 'role' cannot count calls for {name!r}, which compares roles itself; count 'rollouts'"
+            )
         self.requires |= {"agents"}
 
     def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
@@ -190,7 +207,10 @@ class ByRole(_Wrapper):
 
 
 class Whiten(_Wrapper):
-    """Mean 0 and deviation 1 over the group's trained tokens, so that the parts of a sum are of one size. The step's is `credit.whiten`."""
+    """Mean 0 and deviation 1 over the group's trained tokens, so that the parts of a sum are of one size.
+
+    Over the tokens of a step it is `credit.whiten`.
+    """
 
     def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
         return whiten([group], [advantages])[0]
@@ -207,11 +227,17 @@ class Clip(_Wrapper):
         self.at = at
 
     def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
-        return tuple(tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call) for by_call in advantages)
+        return tuple(
+            tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call)
+            for by_call in advantages
+        )
 
 
 def sum_of(*, parts: Sequence[Any], build: Build) -> Sum:
-    """Build the assigner that a recipe calls `sum`. A part may have a `weight`, and `compare`, `counted` and `whiten` of its own."""
+    """Build the assigner that a recipe calls `sum`.
+
+    A part may have a `weight`, and `compare`, `counted` and `whiten` of its own.
+    """
     return Sum(*(_weighed_part(part, build) for part in parts))
 
 
@@ -244,15 +270,17 @@ def _discounts(part: CreditAssigner) -> set[tuple[float, Joins] | None]:
 
 
 def _add(parts: Sequence[Array | None], weights: Sequence[float]) -> Array | None:
-    scored = [weight * credit.astype(np.float64) for credit, weight in zip(parts, weights, strict=True) if credit is not None]
+    scored = [
+        weight * credit.astype(np.float64) for credit, weight in zip(parts, weights, strict=True) if credit is not None
+    ]
     return sum(scored[1:], scored[0]).astype(np.float32) if scored else None
 
 
-def _join(found: Mapping[int, Evidence]) -> Evidence:
-    """The evidence of parts; a part's number stands before each name."""
+def _join(by_part: Mapping[int, Evidence]) -> Evidence:
+    """Join the evidence of parts; a part's number stands before each name."""
     return Evidence(
-        calls={f"{number}.{name}": values for number, one in found.items() for name, values in one.calls.items()},
-        tokens={f"{number}.{name}": values for number, one in found.items() for name, values in one.tokens.items()},
+        calls={f"{number}.{name}": values for number, part in by_part.items() for name, values in part.calls.items()},
+        tokens={f"{number}.{name}": values for number, part in by_part.items() for name, values in part.tokens.items()},
     )
 
 

@@ -1,15 +1,19 @@
 """The baseline stage as a recipe sets it: with whom a call is compared, and which rewards it is paid.
 
-compare = "role"   A_{i,t} = (G_{i,t} - μ_k) / (σ_k + ε)     over the calls t in which role k acted  (Dr. MAS, arXiv 2602.08847)
-paid               R_{i,k} = Σ_{rewards j that pay role k} w_j r_{i,j}     then as ever, on R_{·,k} for the calls of role k
-weights            A_{i,t} = Σ_j w_j · A_{i,t}(r_j)     each reward compared by itself, then added  (GDPO, arXiv 2601.05242, eq. 4, 5)
-whiten             A_t ← (A_t - mean) / (std + ε)       over the trained tokens of a whole step  (REINFORCE++, arXiv 2501.03262, eq. 8)
+compare = "role"   A_{i,t} = (G_{i,t} - μ_k) / (σ_k + ε)    over the calls t in which role k acted
+                                                            (Dr. MAS, arXiv 2602.08847)
+paid               R_{i,k} = Σ_{j pays k} w_j r_{i,j}       then as ever, on R_{·,k} for the calls of role k
+weights            A_{i,t} = Σ_j w_j · A_{i,t}(r_j)         each reward compared by itself, then added
+                                                            (GDPO, arXiv 2601.05242, eq. 4, 5)
+whiten             A_t ← (A_t - mean) / (std + ε)           over the trained tokens of a whole step
+                                                            (REINFORCE++, arXiv 2501.03262, eq. 8)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,14 +47,16 @@ def check_comparison(assigner: CreditAssigner, compare: Compare) -> None:
 
 
 def of_members(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
-    """With None for the branches, where an assigner said nothing of them."""
+    """Add None for the branches, where an assigner gave them nothing."""
     unsaid = () if len(advantages) > len(group.trajectories) else group.branches
     return (*advantages, *((None,) * len(branch.transitions) for branch in unsaid))
 
 
 def assign_by_role(assigner: CreditAssigner, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
-    """Advantages of the group, compared within each role's calls. `counted`: whether each rollout weighs the same in a role's mean, or
-    each of its calls, as in the paper."""
+    """Advantages of the group, compared within each role's calls.
+
+    `counted`: each of the `rollouts` weighs the same in a role's mean, or each of its `calls`, as in the paper.
+    """
     if isinstance(assigner, ComparesRoles):
         return assigner.assign_by_role(group)
     check_comparison(assigner, "role")
@@ -66,9 +72,12 @@ def assign_credit(
     paid: RewardWeights | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> Advantages:
-    """Advantages of the group. `compare="role"`: returns are compared within each role's calls; those that name none are a role of their
-    own. With `paid`, each call is credited with the rewards that its role is paid and with no other. With `weights`, of the terminal
-    rewards by name, each of them is compared by itself; what an assigner finds beside them, of turn rewards or evidence, counts once."""
+    """Advantages of the group.
+
+    `compare="role"`: returns are compared within each role's calls; calls without a role are a role of their own.
+    With `paid`, each call is credited with the rewards that its role is paid and with no other. With `weights` of the
+    terminal rewards, by name, each of them is compared by itself; turn rewards and evidence count once beside them.
+    """
 
     def assign_sum(seen: TrajectoryGroup) -> Advantages:
         return of_members(seen, assign_by_role(assigner, seen) if compare == "role" else assigner.assign(seen))
@@ -80,14 +89,14 @@ def assign_credit(
         total = rest
         for name, weight in weights.items():
             if names is None or name in names:
-                one = assign_sum(_with_rewards(seen, lambda trajectory, name=name: trajectory.rewards.get(name)))  # type: ignore[misc]
-                total = _add(total, one, rest, weight)
+                alone = _with_rewards(seen, partial(_reward_named, name))
+                total = _add(total, assign_sum(alone), rest, weight)
         return total
 
     if paid is None:
         return assign(group)
     names_of = [[paid.paid_to(call.agent) for call in trajectory.transitions] for trajectory in group.members]
-    found = {
+    credit_of = {
         names: assign(
             replace(
                 group,
@@ -98,38 +107,47 @@ def assign_credit(
         )
         for names in {names for calls in names_of for names in calls}
     }
-    return tuple(tuple(found[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of))
+    return tuple(tuple(credit_of[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of))
 
 
 def _paid_only(trajectory: Trajectory, paid: RewardWeights, names: frozenset[str]) -> Trajectory:
-    """The trajectory as those see it who are paid `names`: its return is theirs."""
+    """Return the trajectory with the return of a role that is paid `names`."""
     if trajectory.reward is None:  # left out of training, whatever it earned
         return trajectory
     return replace(trajectory, reward=paid.total(trajectory.rewards, names))
 
 
+def _reward_named(name: str, trajectory: Trajectory) -> float | None:
+    return trajectory.rewards.get(name)
+
+
 def _with_rewards(group: TrajectoryGroup, reward_of: Callable[[Trajectory], float | None]) -> TrajectoryGroup:
-    """The group with other returns; a trajectory that had none has none."""
+    """Return the group with other returns; a trajectory that had none has none."""
 
     def changed(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        return tuple(one if one.reward is None else replace(one, reward=reward_of(one)) for one in trajectories)
+        return tuple(
+            trajectory if trajectory.reward is None else replace(trajectory, reward=reward_of(trajectory))
+            for trajectory in trajectories
+        )
 
     return replace(group, trajectories=changed(group.trajectories), branches=changed(group.branches))
 
 
-def _add(total: Advantages, one: Advantages, rest: Advantages, weight: float) -> Advantages:
-    """total + weight · (one - rest), for calls that are scored in all of them."""
+def _add(total: Advantages, alone: Advantages, rest: Advantages, weight: float) -> Advantages:
+    """Total + weight · (alone - rest), for calls that are scored in all of them."""
     return tuple(
         tuple(
             mine if mine is None or its is None or both is None else (mine + weight * (its - both)).astype(np.float32)
             for mine, its, both in zip(*calls, strict=True)
         )
-        for calls in zip(total, one, rest, strict=True)
+        for calls in zip(total, alone, rest, strict=True)
     )
 
 
-def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], *, epsilon: float = 1e-8) -> tuple[Advantages, ...]:
-    """Advantages with mean 0 and deviation 1 over each policy's trained tokens of all groups; calls that nobody scored stay None.
+def whiten(
+    groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], *, epsilon: float = 1e-8
+) -> tuple[Advantages, ...]:
+    """Scale advantages to mean 0 and deviation 1 over each policy's trained tokens of all groups; None stays None.
 
     A_t ← (A_t - mean) / (std + ε), over the global batch  (REINFORCE++, arXiv 2501.03262, eq. 8)
     """
@@ -141,7 +159,7 @@ def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], 
                     trained.setdefault(transition.policy, []).append(credit)
     if not trained:
         return tuple(advantages)
-    tokens = {policy: np.concatenate(found).astype(np.float64) for policy, found in trained.items()}
+    tokens = {policy: np.concatenate(arrays).astype(np.float64) for policy, arrays in trained.items()}
     scales = {policy: (mean(values), float(values.std()) + epsilon) for policy, values in tokens.items()}
 
     def scaled(transition: Transition, credit: Array | None) -> Array | None:
@@ -152,7 +170,9 @@ def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], 
 
     return tuple(
         tuple(
-            tuple(scaled(transition, credit) for transition, credit in zip(trajectory.transitions, by_call, strict=True))
+            tuple(
+                scaled(transition, credit) for transition, credit in zip(trajectory.transitions, by_call, strict=True)
+            )
             for trajectory, by_call in zip(group.members, by_trajectory, strict=True)
         )
         for group, by_trajectory in zip(groups, advantages, strict=True)

@@ -2,20 +2,22 @@
 
 `InformationGain` (IGPO, arXiv 2510.14967): how much likelier a call made the gold answer a*.
 
-    p_t = exp(1/L Σ_j log π(a*_j | h_t, a*_{<j}))      h_t: the prompt of call t, so that p_1 is that of the empty history    (eq. 2)
-    r_t = p_{t+1} - p_t                                for all but the last call of a history                               (eq. 3)
-    A_t = Σ_{k ≥ t} γ^{k-t} Â_k                        Â_k = baseline(r_k) of a call with a next one, of the last baseline(R)
+    p_t = exp(1/L Σ_j log π(a*_j | h_t, a*_{<j}))   h_t: the prompt of call t; p_1 is that of the empty history  (eq. 2)
+    r_t = p_{t+1} - p_t                             for all but the last call of a history                       (eq. 3)
+    A_t = Σ_{k ≥ t} γ^{k-t} Â_k                     Â_k = baseline(r_k) of a call with a next one,
+                                                    of the last baseline(R)
 
-`Hindsight` (HCAPO, arXiv 2603.08754): whether a call is likelier once it is known that the rollout succeeded.
+`Hindsight` (HCAPO, arXiv 2603.08754): how much likelier a call is once one knows that the rollout succeeded.
 
-    π_t = exp(1/(τ |a_t|) Σ_j log π(a_{t,j} | success, s_t, a_{t,<j}))                                                    (eq. 6)
-    ρ_t = clip(π_t / mean_k π_k, 0.8, 1.2)             normalised within the rollout                                       (eq. 7)
-    A_t = baseline(R) + ω · γ^{T-t} · baseline(ρ_t · R)                                                                    (eq. 8)
+    π_t = exp(1/(τ |a_t|) Σ_j log π(a_{t,j} | success, s_t, a_{t,<j}))                                           (eq. 6)
+    ρ_t = clip(π_t / mean_k π_k, 0.8, 1.2)          normalised within the rollout                                (eq. 7)
+    A_t = baseline(R) + ω · γ^{T-t} · baseline(ρ_t · R)                                                          (eq. 8)
           of the second term nothing negative is taken in a rollout that succeeded ("do no harm", §4.3)
 
-Both compare a call with the same turn of the others (`compared = "turn"`); over all turns (`"all"`: both papers' code) a turn is good or
-bad by its position, too. Where a paper discounts before it normalises, we normalise first: of equal rollouts nothing is left. The numbers
-are evidence, not a term of the loss: no gradient goes through them, and no token of the other context is ever trained.
+Both compare a call with the same turn of the others (`compared = "turn"`); over all turns (`"all"`: both papers' code)
+a turn is good or bad by its position, too. Where a paper discounts before it normalises, we normalise first: of equal
+rollouts nothing is left. The numbers are evidence, not a term of the loss: no gradient goes through them, and no token
+of the other context is ever trained.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ _Indices = NDArray[np.intp]
 _LONGEST_OUTPUT = 2000
 """Characters of a rollout's output that are told in hindsight."""
 _LEAST = float(np.finfo(np.float32).tiny)
-"""Of an impossible answer, so that it differs from one that nobody asked for."""
+"""Probability of an impossible answer, so that it differs from one that nobody asked for."""
 _NEVER = 1e-3
-"""A probability per token that no answer has which the policy ever says."""
+"""Probability per token below which the policy never says the answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,20 +73,22 @@ class _Likelihood:
         self.baseline: Baseline = baseline
         self.epsilon = epsilon
         self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
-        """Tells which turn a call is, and how discounts go along histories."""
+        """Numbers the turns, and discounts along histories."""
 
     def _outcomes(self, rewarded: Sequence[Trajectory]) -> FloatArray:
         returns = np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)
         return self._normalize(returns, np.arange(len(rewarded)))
 
     def _places(self, rewarded: Sequence[Trajectory]) -> tuple[list[_Indices], list[FloatArray]]:
-        """Of each call which turn it is, and γ^{T-t}."""
+        """Turn number of each call, and its γ^{T-t}."""
         channels = [self._turns.channels(trajectory) for trajectory in rewarded]
         turns = [np.zeros(0, dtype=np.intp) if turns.turns is None else turns.turns for _, turns in channels]
         return turns, [outcome.factors for outcome, _ in channels]
 
-    def _compare(self, values: Sequence[FloatArray], turns: Sequence[_Indices], counts: Sequence[_Bools]) -> list[FloatArray]:
-        """`values[trajectory][call]` less what they are compared with; 0.0 where a call does not count."""
+    def _compare(
+        self, values: Sequence[FloatArray], turns: Sequence[_Indices], counts: Sequence[_Bools]
+    ) -> list[FloatArray]:
+        """Compare `values[trajectory][call]` with each other; 0.0 where a call does not count."""
         if not values:
             return []
         counted, of_turn = np.concatenate(counts), np.concatenate(turns)
@@ -100,24 +104,33 @@ class _Likelihood:
 
     def _normalize(self, values: FloatArray, owners: _Indices) -> FloatArray:
         numbers = np.unique(owners, return_inverse=True)[1]
-        return baseline_advantages(values, numbers, baseline=self.baseline, epsilon=self.epsilon) if len(values) else values
+        return (
+            baseline_advantages(values, numbers, baseline=self.baseline, epsilon=self.epsilon)
+            if len(values)
+            else values
+        )
 
     def _to_go(self, trajectory: Trajectory, turns: _Indices, values: FloatArray) -> FloatArray:
         """Σ_{k ≥ t} γ^{k-t} values_k over what came of call t."""
         if not values.any():
             return values
         if np.array_equal(turns, np.arange(len(values))):  # nothing branches
-            found = values.copy()
+            sums = values.copy()
             for t in range(len(values) - 2, -1, -1):
-                found[t] += self._turns.gamma * found[t + 1]
-            return found
-        calls = [replace(call, rewards={"": float(value)}) for call, value in zip(trajectory.transitions, values, strict=True)]
+                sums[t] += self._turns.gamma * sums[t + 1]
+            return sums
+        calls = [
+            replace(call, rewards={"": float(value)})
+            for call, value in zip(trajectory.transitions, values, strict=True)
+        ]
         return self._turns.channels(replace(trajectory, transitions=tuple(calls)))[1].returns
 
 
 class InformationGain(_Likelihood):
-    """IGPO: a call's reward is how much likelier it made the gold answer; the last call of a history has the outcome. It helped on neither
-    of our tasks (docs/credit/likelihood.md)."""
+    """IGPO: a call is paid by how much likelier it made the gold answer; the last of a history has the outcome.
+
+    It helped on neither of our tasks (docs/credit/likelihood.md).
+    """
 
     def __init__(
         self,
@@ -130,12 +143,17 @@ class InformationGain(_Likelihood):
         baseline: Baseline = "grpo",
         epsilon: float = 1e-6,
     ) -> None:
-        """`answer`: how the policy would say the task's answer, as a text with `{answer}` in it or a function of the task; it stands where
-        a completion begins. Of a list of answers the likeliest counts. `follows`: a call's next one goes on with its history, or is the
-        role's next one, whatever its prompt. `turn_weight` multiplies the gains' advantages."""
+        """`answer`: the task's answer in the policy's words, as a text with `{answer}` in it or a function of the task;
+        it stands where a completion begins. Of a list of answers the likeliest counts. `follows`: a call's next one
+        goes on with its `history`, or is the `role`'s next one, whatever its prompt. `turn_weight` multiplies the
+        gains' advantages.
+        """
         super().__init__(gamma=gamma, compared=compared, baseline=baseline, epsilon=epsilon)
         if isinstance(answer, str) and "{answer}" not in answer:
-            raise ConfigError(f"credit assigner 'likelihood': answer {answer!r} has no {{answer}} in it; write it where the answer stands")
+            raise ConfigError(
+                f"credit assigner 'likelihood': answer {answer!r} has no {{answer}} in it; "
+                "write it where the answer stands"
+            )
         if follows not in get_args(Follows):
             raise ConfigError(f"credit assigner 'likelihood': follows {follows!r} is none of 'history', 'role'")
         self.answer = answer
@@ -143,24 +161,34 @@ class InformationGain(_Likelihood):
         self.turn_weight = turn_weight
         self._has_warned = False
         is_of_task = isinstance(answer, str)
-        self.requires = frozenset({"logprobs", *(["answers"] if is_of_task else []), *(["group"] if baseline != "none" else [])})
+        self.requires = frozenset(
+            {"logprobs", *(["answers"] if is_of_task else []), *(["group"] if baseline != "none" else [])}
+        )
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        """`gain` of each call, 0.0 for the last of a history; `answer`: how likely the right answer was in its place, 0.0 where nobody
-        asked."""
+        """Find `gain` of each call, 0.0 for the last of a history, and `answer`, the right answer's probability in the
+        call's place, 0.0 where nobody asked.
+        """
         calls = trajectory.transitions
         following = _following_calls(calls, self.follows)
-        needed = sorted({t for t, later in enumerate(following) if later} | {later for some in following for later in some})
+        needed = sorted(
+            {t for t, later in enumerate(following) if later} | {later for some in following for later in some}
+        )
         if not needed:  # nothing is asked of a rollout of one call
             return Evidence(calls={name: np.zeros(len(calls), np.float32) for name in ("gain", "answer")})
         answers = [await _encode(text, calls, ask) for text in self._texts(trajectory.task)]
 
         async def probability_before(call: Transition) -> float:
-            return max([await _probability(tokens[call.policy], call.prompt_ids, call.policy, ask) for tokens in answers])
+            return max(
+                [await _probability(tokens[call.policy], call.prompt_ids, call.policy, ask) for tokens in answers]
+            )
 
-        found = await asyncio.gather(*(probability_before(calls[t]) for t in needed))
-        probability = dict(zip(needed, found, strict=True))
-        gains = [float(np.mean([probability[k] for k in later]) - probability[t]) if later else 0.0 for t, later in enumerate(following)]
+        probabilities = await asyncio.gather(*(probability_before(calls[t]) for t in needed))
+        probability = dict(zip(needed, probabilities, strict=True))
+        gains = [
+            float(np.mean([probability[k] for k in later]) - probability[t]) if later else 0.0
+            for t, later in enumerate(following)
+        ]
         before = [max(probability[t], _LEAST) if t in probability else 0.0 for t in range(len(calls))]
         return Evidence(calls={"gain": np.array(gains, np.float32), "answer": np.array(before, np.float32)})
 
@@ -168,13 +196,12 @@ class InformationGain(_Likelihood):
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
         outcomes = self._outcomes(rewarded)
         turns, discounts = self._places(rewarded)
-        has_next = [
-            np.array([bool(later) for later in _following_calls(one.transitions, self.follows)], dtype=np.bool_) for one in rewarded
-        ]
+        next_calls = [_following_calls(trajectory.transitions, self.follows) for trajectory in rewarded]
+        has_next = [np.array([bool(later) for later in by_call], dtype=np.bool_) for by_call in next_calls]
         gains = self._compare([evidence_of(one, "gain") for one in rewarded], turns, has_next)
         scores = (
-            self.turn_weight * self._to_go(one, turn, gain) + discount * outcome
-            for one, turn, gain, discount, outcome in zip(rewarded, turns, gains, discounts, outcomes, strict=True)
+            self.turn_weight * self._to_go(rollout, turn, gain) + discount * outcome
+            for rollout, turn, gain, discount, outcome in zip(rewarded, turns, gains, discounts, outcomes, strict=True)
         )
         return to_tokens(group, np.concatenate([np.zeros(0), *scores]))
 
@@ -183,9 +210,9 @@ class InformationGain(_Likelihood):
         if likeliest is not None and likeliest < _NEVER and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "credit 'likelihood': the right answer, as credit.options.answer = %r writes it, was nowhere likelier than %.1g per token, "
-                "so that the gains are noise: the policy does not say answers in this form, or not yet; write it as the agent's last "
-                "call does, for example '<answer>{answer}</answer>'",
+                "credit 'likelihood': the right answer, as credit.options.answer = %r writes it, was nowhere likelier "
+                "than %.1g per token, so that the gains are noise: the policy does not say answers in this form, or "
+                "not yet; write it as the agent's last call does, for example '<answer>{answer}</answer>'",
                 self.answer,
                 likeliest,
             )
@@ -194,16 +221,25 @@ class InformationGain(_Likelihood):
 
     def _likeliest(self, groups: Sequence[TrajectoryGroup]) -> float | None:
         """The greatest probability of a gold answer in a step; None where nobody was asked."""
-        asked = [trajectory.evidence.calls for group in groups for trajectory in group.trajectories if trajectory.evidence is not None]
-        return max((float(calls["answer"].max(initial=0.0)) for calls in asked if "answer" in calls), default=0.0) or None
+        asked = [
+            trajectory.evidence.calls
+            for group in groups
+            for trajectory in group.trajectories
+            if trajectory.evidence is not None
+        ]
+        return (
+            max((float(calls["answer"].max(initial=0.0)) for calls in asked if "answer" in calls), default=0.0) or None
+        )
 
     def _texts(self, task: Task) -> list[str]:
         if callable(self.answer):
             return [self.answer(task)]
         if task.answer is None or task.answer == []:
-            raise ConfigError(f"task {task.id!r} has no answer to be likely; give each task one, or take another assigner")
+            raise ConfigError(
+                f"task {task.id!r} has no answer to be likely; give each task one, or take another assigner"
+            )
         answers: list[Any] = task.answer if isinstance(task.answer, list) else [task.answer]
-        return [self.answer.replace("{answer}", as_text(one)) for one in answers]
+        return [self.answer.replace("{answer}", as_text(answer)) for answer in answers]
 
 
 class Hindsight(_Likelihood):
@@ -212,7 +248,7 @@ class Hindsight(_Likelihood):
     def __init__(
         self,
         *,
-        told: str = "This is how the task below was solved in the end: {output}\n\n",
+        hint: str = "This is how the task below was solved in the end: {output}\n\n",
         omega: float = 1.0,
         temperature: float = 5.0,
         bounds: Sequence[float] = (0.8, 1.2),
@@ -223,19 +259,22 @@ class Hindsight(_Likelihood):
         baseline: Baseline = "grpo",
         epsilon: float = 1e-6,
     ) -> None:
-        """`told` goes before the call's prompt, with the rollout's output for `{output}`. `omega`, `temperature` (τ), `bounds` of ρ are
-        the paper's; so is a `smoothing` α of 0.5: Q_t ← α Q_t + (1 - α) Q_{t+1} (appendix A; 1.0 = none). A reward above `success` is
-        one."""
+        """`hint` goes before the call's prompt, with the rollout's output for `{output}`. `omega`, `temperature` (τ)
+        and `bounds` of ρ are the paper's; so is a `smoothing` α of 0.5: Q_t ← α Q_t + (1 - α) Q_{t+1} (appendix A;
+        1.0 = none). A rollout with a reward above `success` succeeded.
+        """
         super().__init__(gamma=gamma, compared=compared, baseline=baseline, epsilon=epsilon)
         low, high = bounds if len(bounds) == 2 else (1.0, 0.0)
         if not 0.0 <= low <= 1.0 <= high:
-            raise ConfigError(f"credit assigner 'likelihood': bounds {bounds!r} do not hold 1 between them; try [0.8, 1.2]")
+            raise ConfigError(
+                f"credit assigner 'likelihood': bounds {bounds!r} do not hold 1 between them; try [0.8, 1.2]"
+            )
         if temperature <= 0.0 or not 0.0 < smoothing <= 1.0:
             raise ConfigError(
-                f"credit assigner 'likelihood': temperature {temperature!r} is to be above 0, smoothing {smoothing!r} above 0 and at "
-                "most 1; try 5.0 and 0.5"
+                f"credit assigner 'likelihood': temperature {temperature!r} is to be above 0, smoothing {smoothing!r} "
+                "above 0 and at most 1; try 5.0 and 0.5"
             )
-        self.told = told
+        self.hint = hint
         self.omega = omega
         self.temperature = temperature
         self.bounds = (low, high)
@@ -244,17 +283,21 @@ class Hindsight(_Likelihood):
         self.requires = frozenset({"logprobs", *(["group"] if baseline != "none" else [])})
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        """`ratio` ρ of each call; 1.0 throughout where the rollout did not succeed, of which there is no success to tell."""
+        """Find `ratio`, ρ of each call; 1.0 throughout where the rollout did not succeed."""
         calls = trajectory.transitions
         if not self._succeeded(trajectory):
             return Evidence(calls={"ratio": np.ones(len(calls), np.float32)})
         output = as_text(trajectory.output)
-        told = await _encode(self.told.replace("{output}", output[:_LONGEST_OUTPUT]), calls, ask)
-        contexts = [np.concatenate((told[call.policy], call.prompt_ids)) for call in calls]
-        asked = (_probability(call.completion_ids, context, call.policy, ask) for call, context in zip(calls, contexts, strict=True))
-        found = np.array(await asyncio.gather(*asked)) ** (1.0 / self.temperature)
+        success = await _encode(self.hint.replace("{output}", output[:_LONGEST_OUTPUT]), calls, ask)
+        contexts = [np.concatenate((success[call.policy], call.prompt_ids)) for call in calls]
+        asked = (
+            _probability(call.completion_ids, context, call.policy, ask)
+            for call, context in zip(calls, contexts, strict=True)
+        )
+        probabilities = np.array(await asyncio.gather(*asked)) ** (1.0 / self.temperature)
         low, high = self.bounds
-        return Evidence(calls={"ratio": np.clip(found / found.mean(), low, high).astype(np.float32)})
+        ratios = np.clip(probabilities / probabilities.mean(), low, high)
+        return Evidence(calls={"ratio": ratios.astype(np.float32)})
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
@@ -262,8 +305,14 @@ class Hindsight(_Likelihood):
         turns, discounts = self._places(rewarded)
         everywhere = [np.ones(len(one.transitions), dtype=np.bool_) for one in rewarded]
         micro = self._compare([self._values(one) for one in rewarded], turns, everywhere)
-        kept = [np.maximum(term, 0.0) if self._succeeded(one) else term for one, term in zip(rewarded, micro, strict=True)]
-        scores = (outcome + self.omega * discount * term for discount, term, outcome in zip(discounts, kept, outcomes, strict=True))
+        harmless = [
+            np.maximum(term, 0.0) if self._succeeded(trajectory) else term
+            for trajectory, term in zip(rewarded, micro, strict=True)
+        ]
+        scores = (
+            outcome + self.omega * discount * term
+            for discount, term, outcome in zip(discounts, harmless, outcomes, strict=True)
+        )
         return to_tokens(group, np.concatenate([np.zeros(0), *scores]))
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
@@ -273,7 +322,9 @@ class Hindsight(_Likelihood):
         """Q = ρ · R of each call, smoothed with the next one's."""
         values = evidence_of(trajectory, "ratio") * float(trajectory.reward or 0.0)
         following = _following_calls(trajectory.transitions)
-        after = np.array([np.mean(values[later]) if later else value for value, later in zip(values, following, strict=True)])
+        after = np.array(
+            [np.mean(values[later]) if later else value for value, later in zip(values, following, strict=True)]
+        )
         return self.smoothing * values + (1.0 - self.smoothing) * after if len(values) else values
 
     def _succeeded(self, trajectory: Trajectory) -> bool:
@@ -281,30 +332,38 @@ class Hindsight(_Likelihood):
 
 
 async def _encode(text: str, calls: Sequence[Transition], ask: Services) -> dict[str, IntArray]:
-    """By policy. Raises ConfigError for a text without tokens."""
-    found = {policy: np.array(await ask.encode(text, policy=policy), np.int32) for policy in sorted({call.policy for call in calls})}
-    if not all(map(len, found.values())):
-        raise ConfigError(f"{text!r} has no tokens; give the answer, or `told`, some text")
-    return found
+    """Tokens of the text, by policy. Raises ConfigError for a text without tokens."""
+    tokens = {
+        policy: np.array(await ask.encode(text, policy=policy), np.int32)
+        for policy in sorted({call.policy for call in calls})
+    }
+    if not all(map(len, tokens.values())):
+        raise ConfigError(f"{text!r} has no tokens; give the answer, or `hint`, some text")
+    return tokens
 
 
 async def _probability(tokens: IntArray, context: IntArray, policy: str, ask: Services) -> float:
-    """exp(mean log-prob of the tokens after the context)."""
+    """Probability per token of the tokens after the context: exp of their mean log-prob."""
     return float(np.exp(np.mean(await ask.logprobs(tokens, context, policy=policy), dtype=np.float64)))
 
 
 def _following_calls(transitions: Sequence[Transition], follows: Follows = "history") -> list[list[int]]:
-    """For each call those that go on from it: their prompts begin with its tokens, or their messages with its messages (a break), then of
-    the last call of its role and policy; with `role` that also where they have nothing in common. Empty for the last of a history."""
+    """Numbers of the calls that go on from each call; none for the last of a history.
+
+    A call goes on from its parent, whose tokens its prompt begins with; after a break (its messages alone begin alike),
+    and with `role` always, from the last call of its role and policy.
+    """
     position = {call.id: t for t, call in enumerate(transitions)}
     latest: dict[tuple[str | None, str], int] = {}
-    found: list[list[int]] = [[] for _ in transitions]
+    following: list[list[int]] = [[] for _ in transitions]
     for t, call in enumerate(transitions):
-        before = position.get(call.parent_id or "", latest.get((call.agent, call.policy)) if call.is_break or follows == "role" else None)
+        before = position.get(
+            call.parent_id or "", latest.get((call.agent, call.policy)) if call.is_break or follows == "role" else None
+        )
         if before is not None and before < t:
-            found[before].append(t)
+            following[before].append(t)
         latest[call.agent, call.policy] = t
-    return found
+    return following
 
 
 def likelihood(
@@ -313,7 +372,7 @@ def likelihood(
     answer: Answer | str | None = None,
     follows: Follows | None = None,
     turn_weight: float | None = None,
-    told: str | None = None,
+    hint: str | None = None,
     omega: float | None = None,
     temperature: float | None = None,
     bounds: Sequence[float] | None = None,
@@ -329,14 +388,8 @@ def likelihood(
     if isinstance(answer, str) and answer.partition(":")[0].endswith(".py"):
         answer = load_callable(answer, folder)
     of_gain = {"answer": answer, "follows": follows, "turn_weight": turn_weight}
-    of_hindsight = {
-        "told": told,
-        "omega": omega,
-        "temperature": temperature,
-        "bounds": bounds,
-        "smoothing": smoothing,
-        "success": success,
-    }
+    of_hindsight = {"hint": hint, "omega": omega, "temperature": temperature}
+    of_hindsight |= {"bounds": bounds, "smoothing": smoothing, "success": success}
     shared: dict[str, Any] = {"gamma": gamma, "compared": compared, "baseline": baseline, "epsilon": epsilon}
     options = options_of_kind("likelihood", "method", method, {"gain": of_gain, "hindsight": of_hindsight})
     return InformationGain(**options, **shared) if method == "gain" else Hindsight(**options, **shared)

@@ -1,4 +1,4 @@
-"""A step's own metrics: rewards, calls and tokens of its rollouts, its branches, its rows."""
+"""Metrics of a step: rewards, calls and tokens of its rollouts, its branches, its rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ __all__ = ["describe_branches", "describe_rollouts", "describe_rows", "judge_fai
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls, threads left behind. NaN-free: keys
-    without a value are left out."""
+    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls, threads left.
+
+    Keys without a value are left out, so that none is NaN.
+    """
     metrics: dict[str, float] = {}
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if rewards:
@@ -48,29 +50,35 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def judge_failures(trajectories: Sequence[Trajectory], lowest: float) -> list[Trajectory]:
-    """A validation's trajectories; the agent's own failures have earned the lowest reward, `lowest` or the least that was seen. Where
-    nobody earned anything there is no score, and none is made."""
+    """Give the agent's own failures in a validation the lowest reward: `lowest`, or the least that was earned.
+
+    Where nobody earned anything there is no score, and none is made.
+    """
     earned = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if not earned:
         return list(trajectories)
     least = min(lowest, *earned)
     return [
-        replace(trajectory, reward=least) if trajectory.reward is None and trajectory.outcome.is_agents_own else trajectory
+        replace(trajectory, reward=least)
+        if trajectory.reward is None and trajectory.outcome.is_agents_own
+        else trajectory
         for trajectory in trajectories
     ]
 
 
 def describe_branches(branches: Sequence[Trajectory]) -> dict[str, float]:
-    """How many, how many diverged, and the tokens that they sampled; nothing where none was made."""
+    """Counts of branches, of diverged ones and of the tokens that they sampled; empty where there is no branch."""
     if not branches:
         return {}
-    tokens = sum(len(call.completion_ids) for branch in branches for call in branch.transitions if call.replayed_from is None)
+    tokens = sum(
+        len(call.completion_ids) for branch in branches for call in branch.transitions if call.replayed_from is None
+    )
     diverged = sum(branch.outcome is Outcome.DIVERGED for branch in branches)
     return {"branches": float(len(branches)), "branches_diverged": float(diverged), "branch_tokens": float(tokens)}
 
 
 def describe_rows(signals: Sequence[bool], samples: Sequence[Sample]) -> dict[str, float]:
-    """`rows` with an advantage and `trained_tokens` in them; a learner whose loss has other terms learns from more."""
+    """Counts of groups, and of rows with an advantage; a learner whose loss has other terms learns from more."""
     teaching = teaching_rows(samples)
     return {
         "groups": float(len(signals)),

@@ -1,5 +1,7 @@
-"""What a credit assigner may need of a run: each need, who provides it, and the remedy, in this one place. Distributions add theirs by the
-hook `lightningrl_credit_needs`."""
+"""Needs of credit assigners: each, who provides it, and the remedy, in one place.
+
+Distributions add their own by the hook `lightningrl_credit_needs`.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ NEEDS: Mapping[str, Need] = {
         lambda recipe: recipe.loop.max_staleness == 0,
         "a branch is sampled by the weights of the rollout that it leaves: set loop.max_staleness = 0",
         lambda groups: any(group.branches for group in groups),
-        "train with credit.use = 'branches'; `lightningrl branch` measures one rollout, and X-rays show that beside all methods",
+        "train with credit.use = 'branches'; `lightningrl branch` measures one rollout, and X-rays show that beside "
+        "all methods",
     ),
     "state_key": Need(lambda recipe: True, "every run has it: see lightningrl_credit.state_keys"),
     "judge": Need(
@@ -74,21 +77,24 @@ NEEDS: Mapping[str, Need] = {
     ),
     "values": Need(
         lambda recipe: all(
-            recipe.options_of(one).get("critic") is not None for one in recipe.all_policies.values() if one.trainable
+            recipe.options_of(policy).get("critic") is not None
+            for policy in recipe.all_policies.values()
+            if policy.trainable
         ),
-        "use a trainer backend with a critic that tells values, and give it one: backend = 'torch' and a table [learner.critic]",
+        "use a trainer backend with a critic that tells values, and give it one: backend = 'torch' and a table "
+        "[learner.critic]",
         _has_evidence,
         is_service=True,
     ),
 }
-"""Those of core, by the name that stands in an assigner's `requires`."""
+"""Needs of our own assigners, by the name that stands in `requires`."""
 PLUGINS = tuple(
     Plugin(name=name, summary=need.remedy, factory=partial(NEEDS.get, name)) for name, need in NEEDS.items()
 )
 
 
 def installed_needs(plugins: PluginManager) -> dict[str, Need]:
-    """Those of core and of installed distributions."""
+    """Needs of all installed distributions, by name."""
     return {name: plugin.build() for name, plugin in plugins.records("lightningrl_credit_needs").items()}
 
 
@@ -99,24 +105,27 @@ def check_needs(
     capabilities: Capabilities | None = None,
     needs: Mapping[str, Need] = NEEDS,
 ) -> None:
-    """Raise ConfigError with those that the run does not meet. `capabilities`: of its trainer backend; None = it declares none."""
+    """Raise ConfigError with the needs that the run does not meet.
+
+    `capabilities`: its trainer backend's; None = it declares none.
+    """
 
     def remedy(name: str) -> str | None:
-        """None = it is met."""
+        """Advice on an unmet need; None = it is met."""
         if name not in needs:
             return _unknown(needs)
         is_provided = not needs[name].is_service or capabilities is None or name in capabilities.services
         return None if is_provided and needs[name].is_met(recipe) else needs[name].remedy
 
-    unmet = {name: said for name in sorted(requires) if (said := remedy(name)) is not None}
+    unmet = {name: advice for name in sorted(requires) if (advice := remedy(name)) is not None}
     if unmet:
-        raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {said}" for name, said in unmet.items()))
+        raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {advice}" for name, advice in unmet.items()))
 
 
 def find_unrecorded(
     requires: Collection[str], groups: Sequence[TrajectoryGroup], needs: Mapping[str, Need] = NEEDS
 ) -> str | None:
-    """What an assigner needs that recorded groups do not have, with the remedy; None = they have all of it."""
+    """The first need that recorded groups do not meet, with the remedy; None = they meet all."""
     for name in sorted(requires):
         if name not in needs:
             return f"needs {name!r}; {_unknown(needs)}"

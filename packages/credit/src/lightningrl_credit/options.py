@@ -17,10 +17,12 @@ def check_gamma(name: str, gamma: float) -> None:
 
 
 def options_of_kind(use: str, key: str, kind: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The options of one kind of an assigner that were given (not None). Raises ConfigError for options of another."""
+    """Select the given (not None) options of one kind of an assigner. Raises ConfigError for options of another."""
     if kind not in options:
         raise ConfigError(f"credit assigner {use!r}: {key} {kind!r} is none of {', '.join(map(repr, options))}")
     given = {name: {key: value for key, value in some.items() if value is not None} for name, some in options.items()}
     if unread := [name for other, some in given.items() if other != kind for name in some]:
-        raise ConfigError(f"credit assigner {use!r} with {key} = {kind!r} does not read {', '.join(unread)}; leave it out")
+        raise ConfigError(
+            f"credit assigner {use!r} with {key} = {kind!r} does not read {', '.join(unread)}; leave it out"
+        )
     return given[kind]

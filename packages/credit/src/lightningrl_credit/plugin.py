@@ -1,4 +1,4 @@
-"""The credit assigners and rewards that come with LightningRL, a plugin as anybody's: a method is imported when a run uses it."""
+"""LightningRL's credit assigners and rewards, a plugin as anybody's: a method is imported when a run uses it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def _plugin(name: str, summary: str, place: str, *arguments: Any) -> Plugin:
 
 @hookimpl
 def lightningrl_credit_assigners() -> Iterable[Plugin]:
-    with_epsilon, without_epsilon = (f"lightningrl_credit.identical:{name}" for name in ("with_epsilon", "without_epsilon"))
+    with_epsilon, without_epsilon = (
+        f"lightningrl_credit.identical:{name}" for name in ("with_epsilon", "without_epsilon")
+    )
     yield _plugin("grpo", "each call gets (R - mean) / std of its group", with_epsilon, "grpo")
     yield _plugin("dr_grpo", "each call gets R - mean of its group", without_epsilon, "dr_grpo")
     yield _plugin("rloo", "each call gets R - mean of the others", without_epsilon, "rloo")
@@ -72,7 +74,9 @@ def lightningrl_credit_needs() -> Iterable[Plugin]:
 def lightningrl_reward_functions() -> Iterable[Plugin]:
     exact = "1 for the task's answer, regardless of case, punctuation and articles"
     yield _plugin("exact", exact, "lightningrl_credit.rewards.matching:Exact")
-    yield _plugin("numeric", "1 for the task's number, within a tolerance", "lightningrl_credit.rewards.matching:Numeric")
+    yield _plugin(
+        "numeric", "1 for the task's number, within a tolerance", "lightningrl_credit.rewards.matching:Numeric"
+    )
     yield _plugin("f1", "words shared with the task's answer (token F1)", "lightningrl_credit.rewards.matching:F1")
     yield _plugin("pattern", "1 where a regular expression matches", "lightningrl_credit.rewards.matching:Pattern")
     yield _plugin("json_schema", "1 for JSON that fits a schema", "lightningrl_credit.rewards.matching:JsonSchema")

@@ -1,4 +1,4 @@
-"""From rewarded trajectories to rows, with everything that was left out counted: pure numpy, which asks nobody.
+"""From rewarded trajectories to rows, with everything that was left out counted: pure numpy that asks nobody.
 
 Evaluator ─► trajectories with rewards and evidence ─► groups ─► credit ─► advantages ─► samples ─► learner
 """
@@ -38,12 +38,12 @@ from lightningrl.types import (
     Transition,
 )
 from lightningrl_credit.comparison import Compare, assign_credit, check_comparison, whiten
-from lightningrl_credit.farming import FarmingWatch
 from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
+from lightningrl_credit.reward_hacking import FarmingWatch
 from lightningrl_credit.rewards.weights import RewardWeights
-from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
+from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, only_trained, side_calls
 
-__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "only_trained", "score_of"]
+__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "score_of"]
 
 _ROUNDING = 1e-9
 """Advantages below this share of the group's largest reward are what rounding left of equal ones."""
@@ -51,19 +51,19 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CreditedGroup:
-    """A group and what its calls are credited with, before any whitening."""
+    """A group and the advantages of its calls, before any whitening."""
 
     group: TrajectoryGroup
     advantages: Advantages
     has_signal: bool
-    """Whether some trained call has an advantage other than 0."""
+    """True if some trained call has an advantage other than 0."""
     value_targets: Advantages | None = None
-    """What a critic learns from it."""
+    """Values that a critic learns from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredStep:
-    """A step's trajectories with all that was made of them."""
+    """A step's groups with their advantages, rows and metrics."""
 
     groups: tuple[TrajectoryGroup, ...]
     advantages: tuple[Advantages, ...]
@@ -73,12 +73,12 @@ class ScoredStep:
 
     @property
     def has_signal(self) -> bool:
-        """Whether some group teaches anything."""
+        """True if some group teaches anything."""
         return self.metrics["groups_without_signal"] < self.metrics["groups"]
 
     @property
     def scores(self) -> list[Score]:
-        """What the store keeps for showing."""
+        """Rewards and advantages as the store keeps them for showing."""
         return [
             replace(
                 score_of(trajectory),
@@ -90,7 +90,7 @@ class ScoredStep:
 
     @property
     def rollout_ids(self) -> list[str]:
-        """Of what the step takes: its rollouts, and those of their branches that are trained."""
+        """Ids of the step's rollouts, and of those of their branches that are trained."""
         return [
             trajectory.rollout_id
             for group, credit in zip(self.groups, self.advantages, strict=True)
@@ -100,7 +100,7 @@ class ScoredStep:
 
 
 def score_of(trajectory: Trajectory) -> Score:
-    """A trajectory's rewards as the store keeps them."""
+    """Rewards of a trajectory as the store keeps them."""
     return Score(
         rollout_id=trajectory.rollout_id,
         attempt=trajectory.attempt,
@@ -128,8 +128,10 @@ class Scorer:
         trained: Mapping[str, TrainedCalls],
         farmed: Sequence[str] = (),
     ) -> None:
-        """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
-        out of the step and its means (DAPO); others stand in for them. `farmed`: turn rewards that a policy could farm."""
+        """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal
+        are left out of the step and its means (DAPO); others stand in for them. `farmed`: turn rewards that a policy
+        could farm.
+        """
         self._credit = credit
         self._rewards = rewards
         self._compare: Compare = compare
@@ -142,28 +144,28 @@ class Scorer:
 
     @property
     def requires(self) -> frozenset[str]:
-        """What the credit assigner needs of the run."""
+        """Needs of the credit assigner."""
         return self._credit.requires
 
     @property
     def needs_whole_steps(self) -> bool:
-        """Whether a group's credit depends on the step's others."""
+        """True if a group's credit depends on the step's others."""
         return self._whitened
 
     @property
     def remembers(self) -> bool:
-        """Whether a step's credit depends on those before it."""
+        """True if a step's credit depends on those before it."""
         return isinstance(self._credit, CreditMemory)
 
     def with_credit(self, credit: CreditAssigner) -> Scorer:
-        """Its equal, but for the credit assigner. Raises ConfigError where that cannot compare by role as this one does."""
+        """Copy it with another credit assigner. Raises ConfigError where that cannot compare by role as this does."""
         check_comparison(credit, self._compare)
         other = copy(self)
         other._credit = credit
         return other
 
     def branch_points(self, rewarded: Sequence[Trajectory]) -> Mapping[BranchPoint, int]:
-        """Where credit wants a group's rollouts to branch, and how often."""
+        """Points where credit wants a group's rollouts to branch, and how often."""
         if not isinstance(self._credit, Brancher):
             return {}
         with _named(self._credit, "in branch_points()"):
@@ -174,12 +176,13 @@ class Scorer:
         return [self.credit_group(group) for group in self.group(trajectories, branches)]
 
     def credit_group(self, group: TrajectoryGroup) -> CreditedGroup:
-        """Of `group`. Calls that are not trained have None, whatever the assigner says of them. Raises PluginError for one that raises,
-        or whose advantages do not fit."""
+        """Assign credit to a group. Calls that are not trained have None, whatever the assigner gives them.
+
+        Raises PluginError for an assigner that raises, or whose advantages do not fit.
+        """
         paid = self._rewards if self._rewards.roles else None
-        judged = (
-            group if group.branches else self._without_side_calls(group)
-        )  # branches count all calls of whom they left
+        # branches count all calls of the rollout that they left
+        judged = group if group.branches else self._without_side_calls(group)
         with _named(self._credit, f"for group {group.id!r}"):
             advantages = assign_credit(self._credit, judged, compare=self._compare, paid=paid, weights=self._weights)
             targets = self._credit.value_targets(judged) if isinstance(self._credit, CriticTeacher) else None
@@ -193,7 +196,7 @@ class Scorer:
         )
 
     def _without_side_calls(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """The group without the side calls that are not trained: no credit is spread over them. The group itself where there is none."""
+        """Leave out side calls that are not trained: no credit is spread over them. The group itself if it has none."""
         trajectories = tuple(self._main_calls(trajectory) for trajectory in group.trajectories)
         is_same = all(map(operator.is_, trajectories, group.trajectories))
         return group if is_same else replace(group, trajectories=trajectories)
@@ -217,8 +220,10 @@ class Scorer:
         )
 
     def finish(self, credited: Sequence[CreditedGroup]) -> tuple[tuple[Advantages, ...], Mapping[str, float]]:
-        """What a step is trained on, and credit's own metrics: groups without signal are silent, all is whitened where the recipe says so.
-        Once for each step."""
+        """Finish a step's advantages, once for each step; also credit's own metrics.
+
+        Groups without signal are silent, and all is whitened where the recipe says so.
+        """
         groups, advantages = tuple(one.group for one in credited), tuple(one.advantages for one in credited)
         with _named(self._credit, "in finish_step()"):
             monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
@@ -227,7 +232,7 @@ class Scorer:
         return whiten(groups, advantages) if self._whitened else advantages, monitored
 
     def build(self, credited: Sequence[CreditedGroup]) -> ScoredStep:
-        """The rows of a step's groups. Once for each step."""
+        """Build the rows of a step's groups, once for each step."""
         groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
         advantages, monitored = self.finish(credited)
         targets = [one.value_targets for one in credited] if isinstance(self._credit, CriticTeacher) else None
@@ -247,7 +252,7 @@ class Scorer:
         )
 
     def _count_left_out(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Calls that are no training data by a rule, or as side calls; nothing where there is none."""
+        """Counts of calls that are no training data, by a rule or as side calls; without those that are 0."""
         reasons = Counter(
             reason
             for trajectory in trajectories
@@ -257,7 +262,7 @@ class Scorer:
         return {name: float(reasons[reason]) for name, reason in names.items() if reasons[reason]}
 
     def state(self) -> Any:
-        """The memory of credit, for a checkpoint; None where it remembers nothing. Raises PluginError for what is no JSON."""
+        """Memory of credit, for a checkpoint; None where it remembers nothing. Raises PluginError if it is no JSON."""
         state = self._credit.state() if isinstance(self._credit, CreditMemory) else None
         try:
             json.dumps(state)
@@ -273,7 +278,7 @@ class Scorer:
             self._credit.load(state)
 
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
-        """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""
+        """Name the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached."""
         named = self._rewards.roles.union(*(trained.agents or () for trained in self._trained.values()))
         calling = {
             call.agent for trajectory in trajectories for call in trajectory.transitions if call.agent is not None
@@ -282,12 +287,15 @@ class Scorer:
         if not missing:
             return None
         names, seen = (", ".join(map(repr, sorted(roles))) or "none" for roles in (missing, calling))
-        return f"no call has the role {names}, which `trained_agents` or `rewards.NAME.agents` names; roles of the calls: {seen}"
+        return (
+            f"no call has the role {names}, which `trained_agents` or `rewards.NAME.agents` names; "
+            f"roles of the calls: {seen}"
+        )
 
     def group(
         self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()
     ) -> tuple[TrajectoryGroup, ...]:
-        """Those of one task together, with their branches; calls that are not trained are said to be so."""
+        """Group by task, attach branches, mark calls that are not trained."""
         by_group: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
             by_group.setdefault(trajectory.group_id, []).append(only_trained(trajectory, self._trained))
@@ -308,7 +316,7 @@ class Scorer:
         advantages: Sequence[Advantages],
         value_targets: Sequence[Advantages | None] | None,
     ) -> list[Sample]:
-        """A policy's own rows: their weights are shares of its own rollouts and tokens."""
+        """Build a policy's rows: their weights are shares of its own rollouts and tokens."""
         return build_samples(
             groups if len(self._trained) == 1 else [_only(policy, group) for group in groups],
             advantages,
@@ -320,9 +328,10 @@ class Scorer:
 
 
 def has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
-    """Whether some trained call has an advantage that is not 0, nor a rounding of 0 beside the rewards of the group."""
-    rewards = [one.reward for one in group.members]
-    rewards += [value for one in group.members for call in one.transitions for value in call.rewards.values()]
+    """True if some trained call has an advantage that is neither 0 nor a rounding of 0 beside the group's rewards."""
+    calls_of_all = [call for trajectory in group.members for call in trajectory.transitions]
+    rewards = [trajectory.reward for trajectory in group.members]
+    rewards += [value for call in calls_of_all for value in call.rewards.values()]
     least = _ROUNDING * max((abs(reward) for reward in rewards if reward is not None), default=0.0)
     return any(
         credit is not None and call.trainable and bool((abs(credit) > least).any())
@@ -331,19 +340,9 @@ def has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
     )
 
 
-def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:
-    """Selective training: calls that are no training data stay in the trajectory and out of the gradient."""
-    left_out = calls_left_out(trajectory.transitions, trained)
-
-    def select(call: Transition) -> Transition:
-        return replace(call, trainable=False) if call.trainable and call.id in left_out else call
-
-    return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
-
-
 @contextmanager
 def _named(assigner: CreditAssigner, when: str) -> Iterator[None]:
-    """An assigner's error becomes a PluginError: which one, when, and the line of its file."""
+    """Turn an assigner's error into a PluginError: which assigner, when, and the line of its file."""
     try:
         yield
     except LightningError:
@@ -355,7 +354,7 @@ def _named(assigner: CreditAssigner, when: str) -> Iterator[None]:
 
 
 def _for_all_calls(group: TrajectoryGroup, judged: TrajectoryGroup, advantages: Advantages) -> Advantages:
-    """Advantages of all of a group's calls; None of those that were not judged."""
+    """Advantages of all of a group's calls; None for those that were not judged."""
     given = {
         call.id: credit
         for member, calls in zip(judged.trajectories, advantages, strict=False)
@@ -366,13 +365,13 @@ def _for_all_calls(group: TrajectoryGroup, judged: TrajectoryGroup, advantages: 
 
 def _of_trained(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
     return tuple(
-        tuple(credit if call.trainable else None for call, credit in zip(one.transitions, calls, strict=True))
-        for one, calls in zip(group.members, advantages, strict=True)
+        tuple(credit if call.trainable else None for call, credit in zip(trajectory.transitions, calls, strict=True))
+        for trajectory, calls in zip(group.members, advantages, strict=True)
     )
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:
-    """What a group without signal has: exact zeros, so that whitening makes no rounding large and learners leave its rows out."""
+    """Exact zeros for a group without signal: whitening makes no rounding large, and learners leave its rows out."""
     return tuple(tuple(None if credit is None else np.zeros_like(credit) for credit in calls) for calls in advantages)
 
 
@@ -381,17 +380,12 @@ def _unscored(advantages: Advantages) -> Advantages:
 
 
 def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
-    """The group with one policy's calls alone to be trained."""
+    """Mark the calls of all other policies as not trained."""
+
+    def select(call: Transition) -> Transition:
+        return call if call.policy == policy else replace(call, trainable=False)
 
     def only(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        return tuple(
-            replace(
-                one,
-                transitions=tuple(
-                    call if call.policy == policy else replace(call, trainable=False) for call in one.transitions
-                ),
-            )
-            for one in trajectories
-        )
+        return tuple(replace(one, transitions=tuple(map(select, one.transitions))) for one in trajectories)
 
     return replace(group, trajectories=only(group.trajectories), branches=only(group.branches))

@@ -1,27 +1,27 @@
-"""States: a call is compared with calls of the task's other rollouts that were in the same state (GiGPO, arXiv 2505.10978).
+"""States: calls of a task's rollouts are compared with those that were in the same state (GiGPO, arXiv 2505.10978).
 
     A_{i,t} = A^E_i + ω · A^S_{i,t}
-    A^E_i     = baseline({R_j})_i                      over the group's rollouts, each of them once             (eq. 3)
-    A^S_{i,t} = baseline({G_{j,k} : s_{j,k} = s_{i,t}})   over the calls in the state, each of them once         (eq. 5 to 7)
+    A^E_i     = baseline({R_j})_i                         over the group's rollouts, each of them once   (eq. 3)
+    A^S_{i,t} = baseline({G_{j,k} : s_{j,k} = s_{i,t}})   over the calls in the state, each of them once (eq. 5 to 7)
     G_{i,t}   = Σ_{k ≥ t} γ^{k-t} r_{i,k} + γ^{T_i - t} R_i
 
-A state that fewer than two rollouts were in says nothing: its calls have A^S = 0, not their return. So has a group whose
-rollouts all earned the same, however long they took.
+A state that fewer than two rollouts were in says nothing: its calls have A^S = 0, not their return. So has a group
+whose rollouts all earned the same, however long they took.
 
-| option              | is                                                                                                |
-|---------------------|---------------------------------------------------------------------------------------------------|
-| `history`, `alpha`  | HGPO, arXiv 2602.22817: A^S = Σ_k w_k A_k, A_k among calls that share their last k states,         |
-|                     | k = 1 … history + 1, w_k ∝ (k + 1)^α                                                               |
-| `shrinkage` κ       | ECPO, arXiv 2606.05885: μ̃_{s,u} = (n_{s,u} Ḡ_{s,u} + κ μ_s) / (n_{s,u} + κ); a call's A^S is its    |
-|                     | action's (μ̃ - μ_s) / σ_s                                                                           |
-| `gate` τ            | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), the variance between and within actions              |
-| `lam` λ             | GAGPO, arXiv 2605.13217: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}], V a state's mean return      |
+| option             | is                                                                                           |
+|--------------------|----------------------------------------------------------------------------------------------|
+| `history`, `alpha` | HGPO, arXiv 2602.22817: A^S = Σ_k w_k A_k, A_k among calls that share their last k states,   |
+|                    | k = 1 … history + 1, w_k ∝ (k + 1)^α                                                         |
+| `shrinkage` κ      | ECPO, arXiv 2606.05885: m_{s,u} = (n_{s,u} Ḡ_{s,u} + κ μ_s) / (n_{s,u} + κ); a call's A^S is |
+|                    | that of its action, (m - μ_s) / σ_s                                                          |
+| `gate` τ           | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), the variance between and within actions       |
+| `lam` λ            | GAGPO, arXiv 2605.13217: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}], V: a state's mean    |
 
-HGPO is `episode = 0`, after the authors' code, with two differences: σ divides by n - 1, and a set of calls that compares
-counts in Σ w also where it says 0. ECPO's formulas are from two summaries of the paper, whose own text was not to be had:
-that its advantages are divided by the deviation of the state's returns, and that an action is the tools called with their
-arguments (else the completion), are ours. λ is derived from GAGPO's δ as it is quoted elsewhere, not from the paper; in a
-branched history it goes by the first call that follows.
+HGPO is `episode = 0`, after the authors' code, with two differences: σ divides by n - 1, and a set of calls that
+compares counts in Σ w also where it says 0. ECPO's formulas are from two summaries of the paper, whose own text was not
+to be had: that its advantages are divided by the deviation of the state's returns, and that an action is the tools
+called with their arguments (else the completion), are ours. λ is derived from GAGPO's δ as it is quoted elsewhere, not
+from the paper; in a branched history it goes by the first call that follows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MOST_COMPARED = 512
 
 
 class StateGroups:
-    """GiGPO and what grew of it."""
+    """GiGPO, with the options of its successors."""
 
     requires: frozenset[str] = frozenset({"group", "state_key"})
 
@@ -74,13 +74,16 @@ class StateGroups:
         epsilon: float = 1e-6,
         folder: Path | str = ".",
     ) -> None:
-        """`key`: see `lightningrl_credit.state_keys`. `gamma` and `omega` are 0.95 and 1 in 2505.10978; `episode` weighs A^E.
-        `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate` None = none. `weights` weighs turn rewards
-        by name. `baseline` is that of both parts. `folder` is where a key's file is looked for."""
+        """`key`: see `lightningrl_credit.state_keys`. `gamma` and `omega` are 0.95 and 1 in 2505.10978. `episode`
+        weighs A^E. `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate` None = none. `weights`
+        weighs turn rewards by name. `baseline` is that of both parts. A key's file is looked for in `folder`.
+        """
         check_gamma("gamma", gamma)
         check_gamma("lam", lam)
         if baseline not in get_args(StateBaseline):
-            raise ConfigError(f"states cannot be compared by baseline {baseline!r}; choose {', '.join(get_args(StateBaseline))}")
+            raise ConfigError(
+                f"states cannot be compared by baseline {baseline!r}; choose {', '.join(get_args(StateBaseline))}"
+            )
         if history < 0 or shrinkage < 0.0:
             raise ConfigError(f"history is {history!r} and shrinkage {shrinkage!r}; both are 0 or more")
         if gate is not None and gate <= 0.0:
@@ -100,19 +103,22 @@ class StateGroups:
         self.joins: Joins = "sum" if lam == 1.0 else "first"
         self._turns = TurnReturns(gamma=gamma, weights=weights)
         self._compared: dict[int, tuple[TrajectoryGroup, FloatArray, NDArray[np.bool_]]] = {}
-        """What was found of the groups that `finish_step` has yet to see, by `id`, so that it need not be found again."""
+        """Results for the groups that `finish_step` has yet to see, by `id`, so that they are computed once."""
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        return to_tokens(group, self._episode * call_advantages(group, self._outcome) + self.omega * self._steps(group)[0])
+        return to_tokens(
+            group, self._episode * call_advantages(group, self._outcome) + self.omega * self._steps(group)[0]
+        )
 
     def assign_by_role(self, group: TrajectoryGroup) -> Advantages:
-        """The outcome compared within each role's calls; a state is always one role's."""
+        """Compare the outcome within each role's calls; a state is always one role's."""
         outcome = call_advantages(group, self._outcome, set_of=lambda call: call.agent)
         return to_tokens(group, self._episode * outcome + self.omega * self._steps(group)[0])
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
-        """`anchor_hit_rate`, the share of trained calls whose state another rollout was in as well, and `zero_step_credit`, the share of
-        trained tokens that have no credit from their state."""
+        """Metrics: `anchor_hit_rate`, the share of trained calls whose state another rollout was in as well, and
+        `zero_step_credit`, the share of trained tokens that have no credit from their state.
+        """
         hits, tokens, zeros = [], [], []
         for group, by_trajectory in zip(groups, advantages, strict=True):
             step, is_hit = self._steps(group)
@@ -134,15 +140,15 @@ class StateGroups:
         return {"anchor_hit_rate": float(hit.mean()), "zero_step_credit": float(sum(zeros) / sum(tokens))}
 
     def _steps(self, group: TrajectoryGroup) -> tuple[FloatArray, NDArray[np.bool_]]:
-        found = self._compared.get(id(group))
-        if found is None:
+        result = self._compared.get(id(group))
+        if result is None:
             if len(self._compared) >= MOST_COMPARED:
                 self._compared.clear()
-            found = self._compared[id(group)] = (group, *self._compare_states(group))
-        return found[1:]
+            result = self._compared[id(group)] = (group, *self._compare_states(group))
+        return result[1:]
 
     def _compare_states(self, group: TrajectoryGroup) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """A^S of each call of the trajectories that have a reward, and whether its state compares."""
+        """A^S of each call of the rewarded trajectories, and True where its state has calls to compare with."""
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
         owners = np.repeat(np.arange(len(rewarded)), [len(trajectory.transitions) for trajectory in rewarded])
         sums, weighed = np.zeros(len(owners)), np.zeros(len(owners))
@@ -156,18 +162,25 @@ class StateGroups:
         if self._is_level(rewarded):
             return sums, is_hit
         returns = self._returns(rewarded, levels[0])
-        actions = [action for trajectory in rewarded for action in _actions(trajectory)] if self.shrinkage or self.gate else None
+        actions = (
+            [action for trajectory in rewarded for action in _actions(trajectory)]
+            if self.shrinkage or self.gate
+            else None
+        )
         for k, sets in enumerate(levels, start=1):
             weight = (k + 1.0) ** self.alpha
             for calls in sets:
-                sums[calls] += weight * self._credit(returns[calls], None if actions is None else [actions[n] for n in calls])
+                sums[calls] += weight * self._credit(
+                    returns[calls], None if actions is None else [actions[n] for n in calls]
+                )
                 weighed[calls] += weight
         return np.divide(sums, weighed, out=np.zeros_like(sums), where=weighed > 0), is_hit
 
     def _pasts(self, trajectory: Trajectory) -> list[list[Hashable]]:
-        """For each call its state and those before it, the latest first, as many as count."""
+        """State of each call and those before it, the latest first, as many as count."""
         states = [
-            (call.agent, call.policy, key) for call, key in zip(trajectory.transitions, state_keys(trajectory, self.key), strict=True)
+            (call.agent, call.policy, key)
+            for call, key in zip(trajectory.transitions, state_keys(trajectory, self.key), strict=True)
         ]
         if not self.history:
             return [[state] for state in states]
@@ -184,17 +197,19 @@ class StateGroups:
         for number, past in enumerate(pasts):
             if len(past) >= k:
                 members.setdefault(past[0] if k == 1 else tuple(past[:k]), []).append(number)
-        return [np.array(calls) for calls in members.values() if len(calls) > 1 and len({int(owners[n]) for n in calls}) > 1]
+        return [
+            np.array(calls) for calls in members.values() if len(calls) > 1 and len({int(owners[n]) for n in calls}) > 1
+        ]
 
     def _is_level(self, rewarded: Sequence[Trajectory]) -> bool:
-        """Whether all earned the same."""
+        """True if all earned the same."""
         if not are_equal(np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)):
             return False
         turns = [turn_rewards(trajectory.transitions, self._turns.weights) for trajectory in rewarded]
-        return not any(found.any() for found in turns) or all(np.array_equal(found, turns[0]) for found in turns[1:])
+        return not any(map(np.any, turns)) or all(np.array_equal(rewards, turns[0]) for rewards in turns[1:])
 
     def _returns(self, rewarded: Sequence[Trajectory], states: Sequence[_Indices]) -> FloatArray:
-        """G of each call."""
+        """Return G of each call."""
         returns = np.concatenate([self._turns.returns(trajectory) for trajectory in rewarded])
         if self.lam == 1.0:
             return returns
@@ -213,7 +228,14 @@ class StateGroups:
         return returns
 
     def _credit(self, returns: FloatArray, actions: Sequence[Hashable] | None) -> FloatArray:
-        """A^S of the calls of one state."""
+        """A^S of the calls of one state.
+
+        Four calls with returns 1, 0, 1, 0 by the actions a, a, b, c; with `dr_grpo` their credit is ±0.5:
+
+            actions     numbers [0 0 1 2], counts [2 1 1], means [0 0.5 -0.5]
+            gate        between = 2·0² + 1·0.5² + 1·0.5² = 0.5, within = 0.5² + 0.5² = 0.5: trust = tanh(4 / τ) · 0.5
+            shrinkage   κ = 1: a 0·2/3 = 0, b 0.5·1/2 = 0.25, c -0.25: the two calls of a differ by chance
+        """
         credit = baseline_advantages(returns, np.arange(len(returns)), baseline=self.baseline, epsilon=self.epsilon)
         if actions is None or not credit.any():
             return credit
@@ -233,7 +255,7 @@ class StateGroups:
 
 
 def _actions(trajectory: Trajectory) -> list[Hashable]:
-    """What each call did: the tools that it called, with their arguments, or else what it said."""
+    """Action of each call: the tools that it called, with their arguments, or else its completion."""
     return [
         tuple(sorted((tool.name, normalize(tool.arguments)) for tool in tools)) or call.completion_ids.tobytes()
         for call, tools in zip(trajectory.transitions, tools_of_calls(trajectory), strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -19,11 +19,19 @@ from lightningrl.recipe_tables import CallRule
 from lightningrl.roles import is_role_among
 from lightningrl.types import Trajectory, Transition
 
-__all__ = ["LeftOut", "TrainedCalls", "calls_left_out", "explain_left_out", "side_calls", "trained_calls_of"]
+__all__ = [
+    "LeftOut",
+    "TrainedCalls",
+    "calls_left_out",
+    "explain_left_out",
+    "only_trained",
+    "side_calls",
+    "trained_calls_of",
+]
 
 
 class LeftOut(StrEnum):
-    """Why a call is no training data."""
+    """Reason why a call is no training data."""
 
     POLICY = "policy"
     """Its policy is not trained."""
@@ -82,6 +90,16 @@ def explain_left_out(trajectories: Sequence[Trajectory], recipe: Recipe) -> str 
     calls = sum(len(trajectory.transitions) for trajectory in trajectories)
     hint = "; policy.calls = [{ train = true }] takes side calls in" if counts[LeftOut.SIDE] else ""
     return f"left out of training, of {calls} calls: {', '.join(parts)}{hint}"
+
+
+def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:
+    """Mark calls that are no training data: they stay in the trajectory and out of the gradient."""
+    left_out = calls_left_out(trajectory.transitions, trained)
+
+    def select(call: Transition) -> Transition:
+        return replace(call, trainable=False) if call.trainable and call.id in left_out else call
+
+    return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
 
 
 def side_calls(calls: Sequence[Transition]) -> frozenset[str]:

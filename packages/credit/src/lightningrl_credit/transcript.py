@@ -1,4 +1,4 @@
-"""A rollout as a judge reads it: JSON lines of bounded length, one for each message, tool call and result, and one for the output.
+"""A rollout as a judge reads it: JSON lines of bounded length, one for each message, tool call, result and the output.
 
     {"task": "What costs tea?"}
     {"turn": 1, "by": "user", "text": "What costs tea?"}
@@ -7,8 +7,8 @@
     {"turn": 2, "by": "policy", "text": "3 €"}
     {"output": "3 €"}
 
-What a rollout says can end no line and open none, and holds no token of a chat template, whatever it tries. It can still try to talk a
-judge into something.
+A rollout's text can end no line and open none, and holds no token of a chat template, whatever it tries. It can still
+try to talk a judge into something.
 """
 
 from __future__ import annotations
@@ -25,42 +25,49 @@ from lightningrl.types import ToolCall, Trajectory
 __all__ = ["Messages", "clip", "shared_lines", "transcripts"]
 
 Messages = Sequence[Sequence[tuple[str, str]]]
-"""For each call what it adds to those before it, as (who, text): what `ask.read(trajectory)` says."""
+"""New messages of each call, as (who, text): the answer of `ask.read(trajectory)`."""
 _SHORTEST: Final = 80
-"""Characters that a text keeps at least, however many there are."""
+"""Least characters that a text keeps, however many texts there are."""
 _MOST_LINES: Final = 400
-_ESCAPED: Final = re.compile(r"<(?=[|｜/A-Za-z])|\[(?=/?[A-Z_]+\])|[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""What begins a token of a chat template (`<|im_end|>`, `</s>`, `<start_of_turn>`, `[/INST]`), and what nobody sees."""
+_ESCAPED: Final = re.compile(
+    r"<(?=[|｜/A-Za-z])|\[(?=/?[A-Z_]+\])|[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
+"""Beginnings of a chat template's tokens (`<|im_end|>`, `</s>`, `<start_of_turn>`, `[/INST]`), and what nobody sees."""
 
 
-def transcripts(rollouts: Sequence[tuple[Trajectory, Messages]], *, longest_text: int, longest: int, shows_answer: bool) -> list[list[str]]:
-    """The lines of each rollout. A text is cut in its middle to `longest_text` characters, the longest ones to fewer where the texts of a
-    rollout would be more than `longest` together. `shows_answer`: with the task's reference answer."""
+def transcripts(
+    rollouts: Sequence[tuple[Trajectory, Messages]], *, longest_text: int, longest: int, shows_answer: bool
+) -> list[list[str]]:
+    """Lines of each rollout.
+
+    A text is cut in its middle to `longest_text` characters, the longest ones to fewer where the texts of a rollout
+    would be more than `longest` together. `shows_answer`: with the task's reference answer.
+    """
     fair = min(_fair_length(_lengths(trajectory, messages), longest) for trajectory, messages in rollouts)
     most = max(_SHORTEST, min(longest_text, fair))
     return [_some(_lines(trajectory, messages, most, shows_answer=shows_answer)) for trajectory, messages in rollouts]
 
 
 def shared_lines(rollouts: Sequence[Sequence[str]]) -> int:
-    """With how many lines all of them begin alike."""
+    """Number of first lines that all of them share."""
     return sum(1 for _ in takewhile(lambda lines: len(set(lines)) == 1, zip(*rollouts, strict=False)))
 
 
 def clip(text: str, most: int) -> str:
-    """The text, or its beginning and its end."""
+    """Cut a text that is longer to its beginning and its end."""
     if len(text) <= most:
         return text
     return f"{text[: most * 2 // 3]} … [{len(text) - most} characters left out] … {text[len(text) - most // 3 :]}"
 
 
 def _lengths(trajectory: Trajectory, messages: Messages) -> list[int]:
-    """Of the texts of a rollout."""
+    """Lengths of a rollout's texts."""
     of_tools = [length for tool in trajectory.tool_calls for length in (len(tool.arguments), len(tool.result))]
-    return [len(text) for said in messages for _, text in said] + of_tools
+    return [len(text) for by_call in messages for _, text in by_call] + of_tools
 
 
 def _fair_length(lengths: Sequence[int], longest: int) -> int:
-    """To which the longer ones are cut, so that they are `longest` together: (10, 90, 90) of 110 are (10, 50, 50)."""
+    """Length to which longer texts are cut, so that all are `longest` together: (10, 90, 90) of 110: (10, 50, 50)."""
     left = longest
     for number, length in enumerate(sorted(lengths)):
         share = left // (len(lengths) - number)
@@ -78,8 +85,8 @@ def _lines(trajectory: Trajectory, messages: Messages, most: int, *, shows_answe
     for tool in trajectory.tool_calls:
         asked_for.setdefault(tool.transition_id, []).append(tool)
     results = {tool.result.strip() for tool in trajectory.tool_calls}
-    for turn, (call, said) in enumerate(zip(trajectory.transitions, messages, strict=True), start=1):
-        for who, text in said:
+    for turn, (call, new_messages) in enumerate(zip(trajectory.transitions, messages, strict=True), start=1):
+        for who, text in new_messages:
             if who != "tool_result" or text not in results:  # else it stands beside its tool
                 role = {"agent": call.agent} if who.startswith("policy") and call.agent else {}
                 lines.append(_line({"turn": turn, "by": who, **role, "text": text}, most))
@@ -89,7 +96,7 @@ def _lines(trajectory: Trajectory, messages: Messages, most: int, *, shows_answe
 
 
 def _some(lines: Sequence[str]) -> list[str]:
-    """Not more than `_MOST_LINES`, from the beginning and the end."""
+    """Keep `_MOST_LINES` at most, from the beginning and the end."""
     if len(lines) <= _MOST_LINES:
         return list(lines)
     half = _MOST_LINES // 2
@@ -98,15 +105,16 @@ def _some(lines: Sequence[str]) -> list[str]:
 
 def _tool(turn: int | None, tool: ToolCall, most: int) -> str:
     where = {} if turn is None else {"turn": turn}
-    said = {"by": "tool", "name": clip(tool.name, _SHORTEST), "status": tool.status.value, "arguments": tool.arguments}
-    return _line({**where, **said, "result": tool.result}, most)
+    name = clip(tool.name, _SHORTEST)
+    call = {"by": "tool", "name": name, "status": tool.status.value, "arguments": tool.arguments}
+    return _line({**where, **call, "result": tool.result}, most)
 
 
 def _line(fields: Mapping[str, Any], most: int) -> str:
-    """One line of JSON in which no text is longer than `most`; a value that is no text is written as one where it is longer."""
+    """Write one line of JSON in which no text is longer than `most`; longer values become texts."""
     shown: dict[str, Any] = {}
     for name, value in fields.items():
         text = as_text(value)
         shown[name] = clip(text, most) if isinstance(value, str) or len(text) > most else value
     line = json.dumps(clean_json(shown, cut=True), ensure_ascii=False, default=str)
-    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", line)

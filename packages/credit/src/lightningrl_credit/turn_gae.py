@@ -1,11 +1,11 @@
 """Generalised advantage estimation with a critic: over turns, over tokens, or over turns and then inside each.
 
-    turn     δ_t = r_t + γ V_{t+1} - V_t           A_t = δ_t + γλ A_{t+1}       V_t: the critic's value of call t's prompt
+    turn     δ_t = r_t + γ V_{t+1} - V_t        A_t = δ_t + γλ A_{t+1}       V_t: the critic's value of call t's prompt
     token    the same for each sampled token j, V_j: the value of all that stands before it
     both     A_t over turns; then, inside turn t, token by token, the turn's return A_t + V_t earned at its last token
 
-What stands between two sampled tokens or calls (tool results, other policies' calls) is no step: nothing is discounted there.
-The outcome is earned by the last call. Where the rollout was cut off, the value after it stands for what would have come.
+Tool results and other policies' calls, between two sampled tokens or calls, are no steps: nothing is discounted there.
+The outcome is earned by the last call. Where the rollout was cut off, the value after it stands for the rest.
 
 Sources: GAE, Schulman et al. 2016, eq. 11 and 16; over turns, Turn-PPO (arXiv 2512.17008); both, VAGEN's bi-level GAE.
 """
@@ -35,7 +35,7 @@ CUT_OFF = frozenset({Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW})
 
 
 class TurnGae:
-    """Values are evidence; the arithmetic waits for nothing. Also teaches the critic: V_j is to become A_j + V_j."""
+    """Advantages from a critic's values, which are evidence. It teaches the critic, too: V_j is to become A_j + V_j."""
 
     requires: frozenset[str] = frozenset({"values"})
     joins: Joins = "mean"
@@ -49,9 +49,10 @@ class TurnGae:
         token_lam: float = 1.0,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """`gamma`, `lam`: per turn, 0.99 and 0.9 as in Turn-PPO unless given; with `level = "token"` per token, 1 and 1 as
-        in verl's PPO. `token_lam`: λ inside a turn of `both`, where γ is 1 (VAGEN). `weights` weighs turn rewards by
-        name; 1.0 for the others."""
+        """`gamma`, `lam`: per turn, 0.99 and 0.9 as in Turn-PPO unless given; with `level = "token"` per token, 1 and 1
+        as in verl's PPO. `token_lam`: λ inside a turn of `both`, where γ is 1 (VAGEN). `weights` weighs turn rewards by
+        name; 1.0 for the others.
+        """
         if level not in get_args(Level):
             raise ConfigError(f"credit assigner 'turn_gae': level {level!r} is none of 'turn', 'token', 'both'")
         default_gamma, default_lam = (1.0, 1.0) if level == "token" else (0.99, 0.9)
@@ -60,7 +61,7 @@ class TurnGae:
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"credit assigner 'turn_gae': {name} {value!r} is not between 0 and 1; try 0.95")
         self.gamma = None if level == "token" and gamma != 1.0 else gamma
-        """Per call, where it is so."""
+        """Discount per call; None where it is per token."""
         self._gamma = gamma
         self.lam = lam
         self.level: Level = level
@@ -68,16 +69,20 @@ class TurnGae:
         self.weights = dict(weights or {})
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        """Values by call (`value`) or by token, and the one after each call where the rollout was cut off (`value_after`)."""
+        """Ask for values by call or by token (`value`), and after each call if the rollout was cut off."""
         is_cut_off = trajectory.outcome in CUT_OFF
-        found = await asyncio.gather(*(self._values(call, ask, is_cut_off=is_cut_off) for call in trajectory.transitions))
-        after = np.array([values[-1] if is_cut_off else 0.0 for values in found], np.float32)
+        results = await asyncio.gather(
+            *(self._values(call, ask, is_cut_off=is_cut_off) for call in trajectory.transitions)
+        )
+        after = np.array([values[-1] if is_cut_off else 0.0 for values in results], np.float32)
         if self.level == "turn":
-            return Evidence(calls={"value": np.array([values[0] for values in found], np.float32), "value_after": after})
-        return Evidence(calls={"value_after": after}, tokens={"value": tuple(values[:-1] for values in found)})
+            return Evidence(
+                calls={"value": np.array([values[0] for values in results], np.float32), "value_after": after}
+            )
+        return Evidence(calls={"value_after": after}, tokens={"value": tuple(values[:-1] for values in results)})
 
     async def _values(self, call: Transition, ask: Services, *, is_cut_off: bool) -> Array:
-        """The first is before the call, the last after it. Calls of a policy that is not trained have no critic, and no part."""
+        """Values from before the call to after it; 0 for calls of a policy that is not trained: it has no critic."""
         if not call.trainable:
             return np.zeros(len(call.completion_ids) + 1, np.float32)
         if self.level != "turn":
@@ -95,7 +100,7 @@ class TurnGae:
         )
 
     def value_targets(self, group: TrajectoryGroup) -> Advantages:
-        """A + V wherever a V entered the arithmetic: at a turn's first token, or at each."""
+        """Targets A + V wherever a V entered the arithmetic: at a turn's first token, or at each."""
         return tuple(
             tuple(
                 None if advantages is None else _padded(advantages + values, len(call.completion_ids))
@@ -105,7 +110,7 @@ class TurnGae:
         )
 
     def _estimate(self, trajectory: Trajectory) -> Iterator[tuple[FloatArray | None, FloatArray]]:
-        """For each call its advantages and values: one of each (`turn`), or one per token; None where it is not trained."""
+        """Yield each call's advantages and values: one of each (`turn`) or one per token; None if not trained."""
         calls = trajectory.transitions
         nothing = np.zeros(0)
         if trajectory.reward is None:
@@ -115,32 +120,41 @@ class TurnGae:
         if evidence is None:  # a rewarded trajectory has been scored, one without calls was not asked about
             return
         next_calls, rewards = successors(calls), turn_rewards(calls, self.weights)
-        found: list[tuple[FloatArray | None, FloatArray]] = [(None, nothing)] * len(calls)
+        results: list[tuple[FloatArray | None, FloatArray]] = [(None, nothing)] * len(calls)
         values_at, advantages_at = [0.0] * len(calls), [0.0] * len(calls)
-        """Of each call's start, as what comes before it sees them."""
+        """At each call's start, as seen by the calls before it."""
         for t in reversed(range(len(calls))):
             later = next_calls[t]
             reward = float(rewards[t]) + (0.0 if later else trajectory.reward)
-            next_value = sum(values_at[k] for k in later) / len(later) if later else float(evidence.calls["value_after"][t])
+            next_value = (
+                sum(values_at[k] for k in later) / len(later) if later else float(evidence.calls["value_after"][t])
+            )
             next_advantage = sum(advantages_at[k] for k in later) / len(later) if later else 0.0
             if not calls[t].trainable:  # part of the environment, as tool results are: passed over, with what it earned
                 values_at[t], advantages_at[t] = reward + next_value, next_advantage
                 continue
             by_token = self.level == "token"
-            values = (np.array([evidence.calls["value"][t]]) if self.level == "turn" else evidence.tokens["value"][t]).astype(np.float64)
+            values = (
+                np.array([evidence.calls["value"][t]]) if self.level == "turn" else evidence.tokens["value"][t]
+            ).astype(np.float64)
             chain = values if by_token else values[:1]
             advantages = estimate_advantages(reward, chain, next_value, next_advantage, gamma=self._gamma, lam=self.lam)
             values_at[t], advantages_at[t] = float(chain[0]), float(advantages[0])
             if self.level == "both":
-                advantages = estimate_advantages(advantages[0] + values[0], values, 0.0, 0.0, gamma=1.0, lam=self.token_lam)
-            found[t] = advantages, values
-        yield from found
+                advantages = estimate_advantages(
+                    advantages[0] + values[0], values, 0.0, 0.0, gamma=1.0, lam=self.token_lam
+                )
+            results[t] = advantages, values
+        yield from results
 
 
 def estimate_advantages(
     reward: float, values: FloatArray, next_value: float, next_advantage: float, *, gamma: float, lam: float
 ) -> FloatArray:
-    """A of each step of a stretch whose last step earns `reward`; `next_value` and `next_advantage` are of the step after it."""
+    """Advantages of a stretch's steps, the last of which earns `reward`.
+
+    `next_value` and `next_advantage`: those of the step after the stretch.
+    """
     advantages: list[float] = []
     for value in reversed(values.tolist()):
         delta = reward + gamma * next_value - value
@@ -151,10 +165,10 @@ def estimate_advantages(
 
 
 def _spread(advantages: FloatArray, length: int) -> Array:
-    """One for all of a turn's tokens, or each token's own."""
+    """Repeat a turn's one advantage for all its tokens, or take each token's own."""
     return np.full(length, advantages[0], np.float32) if len(advantages) == 1 else advantages.astype(np.float32)
 
 
 def _padded(values: FloatArray, length: int) -> Array:
-    """NaN for the tokens that have no target."""
+    """Fill up with NaN for the tokens that have no target."""
     return np.concatenate([values, np.full(length - len(values), np.nan)]).astype(np.float32)

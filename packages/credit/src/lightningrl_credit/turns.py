@@ -1,18 +1,19 @@
-"""Turns: each call is credited with its own reward and with what came after it, the outcome and the turns with baselines of their own.
+"""Turns: each call is credited with its own reward and those after it; outcome and turns have baselines of their own.
 
-    outcome  A^R_{i,t} = γ_R^{T_i - t} · baseline({R_j})_i        compared over the group's rollouts first, then discounted
-    turns    A^G_{i,t} = baseline({G_{j,t}})_i                    compared with the same turn of the others, or with all turns
-             G_{i,t} = Σ_{k ≥ t} γ^{k-t} r_{i,k}                  (Kevin, arXiv 2507.11948; AReaL)
+    outcome  A^R_{i,t} = γ_R^{T_i - t} · baseline({R_j})_i     compared over the group's rollouts first, then discounted
+    turns    A^G_{i,t} = baseline({G_{j,t}})_i                 compared with the same turn of the others, or all turns
+             G_{i,t} = Σ_{k ≥ t} γ^{k-t} r_{i,k}               (Kevin, arXiv 2507.11948; AReaL)
     A = A^R + λ·A^G
 
-| is                          | options                                                                                          |
-|-----------------------------|--------------------------------------------------------------------------------------------------|
-| MT-GRPO, arXiv 2505.11821   | gamma = 0, outcome_gamma = 1: r_{i,t} among the turns t, and each turn the outcome's advantage    |
-| Kevin, arXiv 2507.11948     | gamma = 0.4, compared = "all": one mean and deviation over all turns of the group                 |
-| ReBN, GEM, arXiv 2510.01051 | baseline = "none", and `credit.whiten = true`: returns normalised over the whole batch            |
+| is                          | options                                                                               |
+|-----------------------------|---------------------------------------------------------------------------------------|
+| MT-GRPO, arXiv 2505.11821   | gamma = 0, outcome_gamma = 1: r_{i,t} among turns t, and the outcome's for each turn  |
+| Kevin, arXiv 2507.11948     | gamma = 0.4, compared = "all": one mean and deviation over all turns of the group     |
+| ReBN, GEM, arXiv 2510.01051 | baseline = "none", and `credit.whiten = true`: returns normalised over the batch      |
 
-One mean over the discounted returns of all turns would tell the early turns of four equal successes that they were bad, by their position
-alone: so the outcome is compared before it is discounted. With γ = 1 and no turn rewards this is identical assignment.
+One mean over the discounted returns of all turns would tell the early turns of four equal successes that they were bad,
+by their position alone: so the outcome is compared before it is discounted. With γ = 1 and no turn rewards this is
+identical assignment.
 """
 
 from __future__ import annotations
@@ -54,16 +55,19 @@ class TurnReturns:
         compared: ComparedTurns = "turn",
         epsilon: float = 1e-6,
     ) -> None:
-        """`gamma` discounts turn rewards per call (2507.11948 uses 0.4, AReaL 0.9), `outcome_gamma` the outcome; None = the same.
-        `turn_weight` is λ (1 in 2505.11821). `weights` weighs turn rewards by name; 1.0 for the others. `baseline` is the outcome's,
-        `turn_baseline` the turns'; None = the same. `compared`: with which turns of the others a turn is, the `turn` of the same number
-        or `all` of them (2507.11948), where its position counts as well."""
+        """`gamma` discounts turn rewards per call (2507.11948 uses 0.4, AReaL 0.9), `outcome_gamma` the outcome; None =
+        the same. `turn_weight` is λ (1 in 2505.11821). `weights` weighs turn rewards by name; 1.0 for the others.
+        `baseline` is the outcome's, `turn_baseline` the turns'; None = the same. `compared`: a turn is compared with
+        the others' `turn` of the same number, or with `all` of them (2507.11948), where its position counts as well.
+        """
         check_baseline(baseline)
         check_baseline(turn_baseline or baseline)
         check_gamma("gamma", gamma)
         check_gamma("outcome_gamma", gamma if outcome_gamma is None else outcome_gamma)
         if compared not in get_args(ComparedTurns):
-            raise ConfigError(f"turns are compared with the same 'turn' of the others or with 'all'; compared is {compared!r}")
+            raise ConfigError(
+                f"turns are compared with the same 'turn' of the others or with 'all'; compared is {compared!r}"
+            )
         self.gamma = gamma
         self.outcome_gamma = gamma if outcome_gamma is None else outcome_gamma
         self.turn_weight = turn_weight
@@ -76,19 +80,23 @@ class TurnReturns:
             self.requires = frozenset({"turn_rewards"})
 
     def returns(self, trajectory: Trajectory) -> FloatArray:
-        """λ·G of each call, with the outcome at the last one that came of it. A turn reward of None adds nothing."""
+        """Return of each call: λ·G, with the outcome at the last call that came of it. None as turn reward adds 0."""
         outcome, turns = self.channels(trajectory)
         return turns.factors * turns.returns + outcome.factors * outcome.returns
 
     def channels(self, trajectory: Trajectory) -> tuple[Channel, Channel]:
-        """Outcome and turn rewards."""
+        """Channels of the outcome and of the turn rewards."""
         transitions = trajectory.transitions
         count = len(transitions)
         rewards = turn_rewards(transitions, self.weights)
         later = following(transitions)
         after = np.array([len(calls) for calls in later], dtype=np.intp)
         reward = float(trajectory.reward or 0.0)
-        outcome = Channel(returns=np.full(count, reward), factors=np.power(self.outcome_gamma, after - 1, dtype=np.float64), turns=None)
+        outcome = Channel(
+            returns=np.full(count, reward),
+            factors=np.power(self.outcome_gamma, after - 1, dtype=np.float64),
+            turns=None,
+        )
         if all(len(calls) == count - t for t, calls in enumerate(later)):  # nothing branches: G_t = r_t + γ·G_{t+1}
             to_go, turns = rewards.copy(), np.arange(count)
             for t in range(count - 2, -1, -1):
@@ -109,7 +117,7 @@ class TurnReturns:
 
 
 def turn_rewards(transitions: tuple[Transition, ...], weights: Mapping[str, float]) -> FloatArray:
-    """The weighted sum of each call's rewards; one of None adds nothing."""
+    """Weighted sum of each call's rewards; one of None adds nothing."""
     rewards = np.zeros(len(transitions))
     for t, call in enumerate(transitions):
         for name, value in call.rewards.items():

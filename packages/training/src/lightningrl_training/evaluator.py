@@ -146,7 +146,7 @@ class Evaluator:
             if name in trajectory.rewards
             and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
         }
-        result = await self._rewards.score(trajectory, known=recorded, keep=keep_value)
+        result = await self._rewards.score(trajectory, earlier=recorded, keep=keep_value)
         keys = (
             *(f"rewards.{name}" for name in result.values),
             *(f"intermediate_rewards.{name}" for name in self._intermediate),

@@ -1,1 +1,1 @@
-"""Credit arithmetic for authors of assigners and backends: baselines, advantages of tokens, rows for the learner, needs."""
+"""Credit arithmetic for authors of assigners and backends: baselines, advantages of tokens, rows, needs."""

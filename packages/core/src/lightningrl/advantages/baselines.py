@@ -21,18 +21,18 @@ _ROUNDING = 1e-12
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean, 0.0 of none. Of equal values it is that value; `sum(values) / len(values)` may be a rounding beside it."""
-    found = np.fromiter(values, dtype=np.float64)
-    if not found.size:
+    """The mean; 0.0 of no values. Equal values give exactly that value: `sum(values) / len(values)` may be rounded."""
+    array = np.fromiter(values, dtype=np.float64)
+    if not array.size:
         return 0.0
-    low = found.min()
-    return float(low + (found - low).mean())
+    low = array.min()
+    return float(low + (array - low).mean())
 
 
 def center(values: ArrayLike) -> FloatArray:
     """The values less their mean: R - μ. Values that are equal but for rounding give exact zeros."""
-    found = np.asarray(values, dtype=np.float64)
-    return np.zeros_like(found) if are_equal(found) else found - mean(found)
+    array = np.asarray(values, dtype=np.float64)
+    return np.zeros_like(array) if are_equal(array) else array - mean(array)
 
 
 def check_baseline(baseline: str) -> None:
@@ -42,14 +42,20 @@ def check_baseline(baseline: str) -> None:
 
 
 def baseline_advantages(
-    returns: FloatArray, owners: NDArray[np.intp], *, baseline: Baseline, epsilon: float = 1e-6, lengths: FloatArray | None = None
+    returns: FloatArray,
+    owners: NDArray[np.intp],
+    *,
+    baseline: Baseline,
+    epsilon: float = 1e-6,
+    lengths: FloatArray | None = None,
 ) -> FloatArray:
     """Advantages of `returns[n]`, where `owners[n]` is the trajectory (0…N-1, none empty) that return n belongs to.
 
     Mean and standard deviation weigh each trajectory once, split evenly over its returns, so long episodes count no
     more than short ones; with one return per trajectory these are the ordinary ones. The standard deviation is the
-    sample's (ddof = 1), as in verl and TRL; ε is verl's. `lengths`: sampled tokens of each return's call, which `opo` weighs by; None =
-    equal. One trajectory, or returns that are all equal but for rounding, give exact zeros, except with `none`, which has no baseline.
+    sample's (ddof = 1), as in verl and TRL; ε is verl's. `lengths`: sampled tokens of each return's call, which `opo`
+    weighs by; None = equal. One trajectory, or returns that are all equal but for rounding, give exact zeros, except
+    with `none`, which has no baseline.
 
     Raises ConfigError where `maxrl` has a return below 0.
     """
@@ -65,7 +71,8 @@ def baseline_advantages(
         return returns - others  # A_i = R_i - 1/(N-1) Σ_{j≠i} R_j  (RLOO)
     if baseline == "opo":
         tokens = np.ones(n) if lengths is None or not lengths.any() else np.bincount(owners, weights=lengths)
-        # A_i = R_i - Σ_j ℓ_j R_j / Σ_j ℓ_j  (OPO, arXiv 2505.23585), from a return of the set, so that near ones round to nothing
+        # A_i = R_i - Σ_j ℓ_j R_j / Σ_j ℓ_j  (OPO, arXiv 2505.23585)
+        # measured from a return of the set, so that near returns round to nothing
         least = means.min()
         middle = float(tokens @ (means - least)) / float(tokens.sum())
         weighed: FloatArray = returns - least - middle
@@ -76,12 +83,15 @@ def baseline_advantages(
         return centred  # A_i = R_i - μ  (Dr. GRPO)
     if baseline == "maxrl":
         if (least := float(returns.min())) < 0.0:
-            raise ConfigError(f"baseline 'maxrl' divides by the mean return, and one is {least:g}; reward with 0 or more, or take 'grpo'")
+            raise ConfigError(
+                f"baseline 'maxrl' divides by the mean return, and one is {least:g}; "
+                "reward with 0 or more, or take 'grpo'"
+            )
         return centred / (middle + epsilon)  # A_i = (R_i - μ) / (μ + ε)  (MaxRL, arXiv 2602.02710, algorithm 1)
     variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
     return centred / (math.sqrt(variance) + epsilon)  # A_i = (R_i - μ) / (σ + ε)  (GRPO, outcome supervision)
 
 
 def are_equal(values: FloatArray) -> bool:
-    """Whether the values are the same but for rounding; none are."""
+    """True if the values are the same but for rounding, or if there are none."""
     return not values.size or bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())

@@ -1,4 +1,6 @@
-"""From credited trajectories to rows for the learner. Rows are views: per call or merged by prefix, both give the same gradient.
+"""From credited trajectories to rows for the learner.
+
+Rows are views: one per call, or merged by prefix; both give the same gradient.
 
     call 0  [prompt]·completion                 call   [p0]·c0    [p0 c0 p1]·c1    [p0 c0 p1 c1 p2]·c2      three rows
     call 1  [prompt completion more]·c1   ─►    merged [p0]·c0 [p1]·c1 [p2]·c2                              one row
@@ -28,7 +30,15 @@ from lightningrl.types import (
     common_tokens,
 )
 
-__all__ = ["Aggregation", "Rows", "build_samples", "check_advantages", "count_distinct", "sort_by_tokens", "teaching_rows"]
+__all__ = [
+    "Aggregation",
+    "Rows",
+    "build_samples",
+    "check_advantages",
+    "count_distinct",
+    "sort_by_tokens",
+    "teaching_rows",
+]
 
 Rows = Literal["call", "merged"]
 Aggregation = Literal["rollout_mean", "token_mean", "constant"]
@@ -39,11 +49,11 @@ class _TrainedCall:
     """A call that carries credit."""
 
     number: int
-    """Its place among the rollout's calls."""
+    """Place among the rollout's calls."""
     transition: Transition
     advantages: Array
     targets: Array | None
-    """For a critic."""
+    """Values that a critic learns, one per token."""
 
 
 def build_samples(
@@ -55,27 +65,33 @@ def build_samples(
     constant_length: int | None = None,
     value_targets: Sequence[Advantages | None] | None = None,
 ) -> list[Sample]:
-    """Rows for all calls that are trainable and scored (advantage not None), in order of groups, trajectories and calls.
+    """Build the rows of all calls that are trainable and scored (advantage not None), in the order of the groups.
 
     `rows`: `call`, one row per call; `merged`, calls whose prompt continues their parent's tokens share a row.
     `aggregation`, the weight of a trained token, with N the rollouts that have at least one:
         `rollout_mean`  1 / (N · trained tokens of its rollout)      every rollout counts the same
         `token_mean`    1 / all trained tokens                       every token counts the same (DAPO)
         `constant`      1 / (N · constant_length)                    no length bias (Dr. GRPO)
-    Rows whose advantages are all 0.0 are among them: the learner knows whether its loss vanishes there (`teaching_rows`).
-    `value_targets`: what a critic learns from these rows, formed like `advantages`.
+    Rows whose advantages are all 0.0 are among them: the learner knows whether its loss vanishes there
+    (`teaching_rows`). `value_targets`: values that a critic learns from these rows, formed like `advantages`.
 
     Raises PluginError when advantages do not fit their tokens, ConfigError on unknown settings.
     """
     _check_settings(rows, aggregation, constant_length)
     if len(groups) != len(advantages):
-        raise PluginError(f"{len(groups)} groups but advantages for {len(advantages)}; assign credit to each group once")
+        raise PluginError(
+            f"{len(groups)} groups but advantages for {len(advantages)}; assign credit to each group once"
+        )
     rollouts: list[tuple[Trajectory, list[_TrainedCall | None], int]] = []
-    for group, group_advantages, group_targets in zip(groups, advantages, value_targets or [None] * len(groups), strict=True):
+    for group, group_advantages, group_targets in zip(
+        groups, advantages, value_targets or [None] * len(groups), strict=True
+    ):
         check_advantages(group, group_advantages)
         for number, (trajectory, credit) in enumerate(zip(group.members, group_advantages, strict=True)):
             trained = _trained_calls(
-                trajectory, credit, None if group_targets is None or number >= len(group_targets) else group_targets[number]
+                trajectory,
+                credit,
+                None if group_targets is None or number >= len(group_targets) else group_targets[number],
             )
             tokens = sum(len(call.advantages) for call in trained if call is not None)
             if tokens:
@@ -104,43 +120,50 @@ def check_advantages(group: TrajectoryGroup, advantages: Advantages) -> None:
     for trajectory, by_call in zip(group.members, advantages, strict=True):
         if len(by_call) != len(trajectory.transitions):
             raise PluginError(
-                f"rollout {trajectory.rollout_id!r}: {len(trajectory.transitions)} calls but credit for {len(by_call)}; "
-                "a credit assigner returns one entry each, None for calls that it does not score"
+                f"rollout {trajectory.rollout_id!r}: {len(trajectory.transitions)} calls but credit for "
+                f"{len(by_call)}; a credit assigner returns one entry each, None for calls that it does not score"
             )
         for transition, credit in zip(trajectory.transitions, by_call, strict=True):
             if credit is None or not transition.trainable:
                 continue
             if not isinstance(credit, np.ndarray) or credit.shape != (len(transition.completion_ids),):
-                kind = f"of shape {credit.shape}" if isinstance(credit, np.ndarray) else f"that are a {type(credit).__name__}"
+                kind = (
+                    f"of shape {credit.shape}"
+                    if isinstance(credit, np.ndarray)
+                    else f"that are a {type(credit).__name__}"
+                )
                 raise PluginError(
-                    f"transition {transition.id!r}: {len(transition.completion_ids)} completion tokens but advantages {kind}; "
-                    "a credit assigner returns an array with one number per token"
+                    f"transition {transition.id!r}: {len(transition.completion_ids)} completion tokens but advantages "
+                    f"{kind}; a credit assigner returns an array with one number per token"
                 )
             if not np.isfinite(credit).all():
                 raise PluginError(
-                    f"transition {transition.id!r}: advantages are not finite; check the credit assigner for a division by zero"
+                    f"transition {transition.id!r}: advantages are not finite; "
+                    "check the credit assigner for a division by zero"
                 )
 
 
 def teaching_rows(samples: Iterable[Sample]) -> list[Sample]:
-    """The rows in which some token has an advantage. For learners whose loss has no other term (KL, entropy bonus, critic).
+    """Select rows in which some token has an advantage.
 
+    For learners whose loss has no other term (KL, entropy bonus, critic).
     Weights were fixed when the rows were built, so the rows that stay weigh what they weighed.
     """
     return [sample for sample in samples if sample.advantages.any()]
 
 
 def count_distinct(samples: Iterable[Sample]) -> int:
-    """Tokens of the rows where what they begin alike with counts once: what a learner that shares all of it computes."""
+    """Count the tokens of the rows, those of a shared prefix once: the work of a learner that shares all prefixes."""
     order, shared = sort_by_tokens(samples)
     return sum(len(sample.token_ids) for sample in order) - sum(shared)
 
 
 def sort_by_tokens(samples: Iterable[Sample]) -> tuple[list[Sample], list[int]]:
-    """The rows so that neighbours share the longest prefixes, and how many tokens each has in common with the one before it."""
+    """Order the rows so that neighbours share the longest prefixes; also how many tokens each shares with the last."""
     # big-endian bytes compare like the token ids themselves
     order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
-    return order, [0, *(common_tokens(one.token_ids, other.token_ids) for one, other in pairwise(order))][: len(order)]
+    shared = [common_tokens(row.token_ids, following.token_ids) for row, following in pairwise(order)]
+    return order, [0, *shared][: len(order)]
 
 
 def _check_settings(rows: str, aggregation: str, constant_length: int | None) -> None:
@@ -149,15 +172,20 @@ def _check_settings(rows: str, aggregation: str, constant_length: int | None) ->
     if aggregation not in ("rollout_mean", "token_mean", "constant"):
         raise ConfigError(f"no aggregation named {aggregation!r}; choose 'rollout_mean', 'token_mean' or 'constant'")
     if aggregation == "constant" and (constant_length is None or constant_length < 1):
-        raise ConfigError(f"aggregation 'constant' divides by constant_length, which is {constant_length!r}; set it to a number of tokens")
+        raise ConfigError(
+            f"aggregation 'constant' divides by constant_length, which is {constant_length!r}; "
+            "set it to a number of tokens"
+        )
     if aggregation != "constant" and constant_length is not None:
-        raise ConfigError(f"constant_length is {constant_length!r} but aggregation {aggregation!r} does not use it; remove it")
+        raise ConfigError(
+            f"constant_length is {constant_length!r} but aggregation {aggregation!r} does not use it; remove it"
+        )
 
 
 def _trained_calls(
     trajectory: Trajectory, by_call: Sequence[Array | None], targets: Sequence[Array | None] | None
 ) -> list[_TrainedCall | None]:
-    """For each call its credit, None where it is not trained."""
+    """Credit of each call; None where it is not trained."""
     trained: list[_TrainedCall | None] = []
     for number, (transition, credit) in enumerate(zip(trajectory.transitions, by_call, strict=True)):
         if credit is None or not transition.trainable:
@@ -165,17 +193,21 @@ def _trained_calls(
             continue
         if trajectory.mode is RolloutMode.VALIDATION:
             raise PluginError(
-                f"rollout {trajectory.rollout_id!r} is for {trajectory.mode.value}, not for training; leave it out of the groups"
+                f"rollout {trajectory.rollout_id!r} is for {trajectory.mode.value}, not for training; "
+                "leave it out of the groups"
             )
         target = None if targets is None else targets[number]
         if target is not None and (np.shape(target) != np.shape(credit) or np.isinf(target).any()):
-            raise PluginError(f"transition {transition.id!r}: value targets are one finite number per completion token, or NaN for none")
+            raise PluginError(
+                f"transition {transition.id!r}: value targets are one finite number per completion token, "
+                "or NaN for none"
+            )
         trained.append(_TrainedCall(number=number, transition=transition, advantages=credit, targets=target))
     return trained
 
 
 def _merge(trajectory: Trajectory, trained: Sequence[_TrainedCall | None]) -> list[list[_TrainedCall]]:
-    """Chains of trained calls, each a prefix of the next; a call that several continue is trained with the first of them."""
+    """Chains of trained calls, each a prefix of the next; a call that several continue is trained with the first."""
     # Calls 0 ─► 1 ─► 2 and 1 ─► 3 (two sub-agents go on from one history), all trained: leaves are 2 and 3.
     #     from 2 upwards: 2, 1, 0 are free ─► chain [0, 1, 2]
     #     from 3 upwards: 1 is taken        ─► chain [3], whose row has 0 and 1 as its prompt, untrained
@@ -185,7 +217,9 @@ def _merge(trajectory: Trajectory, trained: Sequence[_TrainedCall | None]) -> li
     has_trained_child = [False] * len(transitions)
     for index, transition in enumerate(transitions):
         parent = position.get(transition.parent_id) if transition.parent_id is not None else None
-        parents.append(parent if parent is not None and parent < index and _continues(transition, transitions[parent]) else None)
+        parents.append(
+            parent if parent is not None and parent < index and _continues(transition, transitions[parent]) else None
+        )
     for index in reversed(range(len(transitions))):
         above = parents[index]
         if above is not None and (trained[index] is not None or has_trained_child[index]):
@@ -208,7 +242,7 @@ def _merge(trajectory: Trajectory, trained: Sequence[_TrainedCall | None]) -> li
 
 
 def _continues(child: Transition, parent: Transition) -> bool:
-    """Whether the child's prompt starts with all of the parent's tokens."""
+    """True if the child's prompt starts with all of the parent's tokens."""
     n, m = len(parent.prompt_ids), len(parent.completion_ids)
     return (
         child.policy == parent.policy
@@ -219,7 +253,7 @@ def _continues(child: Transition, parent: Transition) -> bool:
 
 
 def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -> Sample:
-    """One row: the tokens of the last call, with each of `calls` trained where its completion lies in them."""
+    """Build one row: the tokens of the last call, with each of `calls` trained where its completion lies in them."""
     last = calls[-1].transition
     token_ids = np.concatenate((last.prompt_ids, last.completion_ids), dtype=np.int32)
     length = len(token_ids)
@@ -227,7 +261,9 @@ def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -
     logprobs, advantages, weights = (np.zeros(length, dtype=np.float32) for _ in range(3))
     versions, calls_of = (np.full(length, -1, dtype=np.int32) for _ in range(2))
     temperatures = np.ones(length, dtype=np.float32)
-    value_targets = np.full(length, np.nan, dtype=np.float32) if any(call.targets is not None for call in calls) else None
+    value_targets = (
+        np.full(length, np.nan, dtype=np.float32) if any(call.targets is not None for call in calls) else None
+    )
     for call in calls:
         transition = call.transition
         start = len(transition.prompt_ids)

@@ -24,10 +24,10 @@ class Channel:
 
     returns: FloatArray
     factors: FloatArray
-    """What a call's advantage is multiplied by once it is taken (the outcome's discount)."""
+    """Multipliers of the calls' advantages once these are taken (the outcome's discount)."""
     turns: NDArray[np.intp] | None
-    """Which turn of its trajectory a call is, from 0: it is compared with the same turn of the others, and a trajectory that
-    ended before has 0.0 to come there. None = compared with all calls."""
+    """Number of the turn that each call is, from 0. A turn is compared with the same turn of the others, and a
+    trajectory that ended before has 0.0 to come there. None = compared with all calls."""
     baseline: Baseline | None = None
     """None = the assigner's."""
     is_pooled: bool = False
@@ -55,18 +55,27 @@ class ReturnBased(Protocol):
 
 
 def spread(
-    group: TrajectoryGroup, assigner: ReturnBased, *, set_of: Callable[[Transition], Hashable] | None = None, counted: Counted = "rollouts"
+    group: TrajectoryGroup,
+    assigner: ReturnBased,
+    *,
+    set_of: Callable[[Transition], Hashable] | None = None,
+    counted: Counted = "rollouts",
 ) -> Advantages:
-    """Advantages of `group`, its returns compared within the whole group or, with `set_of`, within calls of equal `set_of`.
+    """Advantages of the group, its returns compared within all of it or, with `set_of`, within calls of equal `set_of`.
 
     A trajectory without a reward stays out of every mean and gets None throughout; so do calls that are not trainable,
-    though their returns enter the mean. `counted`: whether each rollout weighs the same in a mean, or each call.
+    though their returns enter the mean. `counted`: each of the `rollouts` weighs the same in a mean, or each of the
+    `calls`.
     """
     return to_tokens(group, call_advantages(group, assigner, set_of=set_of, counted=counted))
 
 
 def call_advantages(
-    group: TrajectoryGroup, assigner: ReturnBased, *, set_of: Callable[[Transition], Hashable] | None = None, counted: Counted = "rollouts"
+    group: TrajectoryGroup,
+    assigner: ReturnBased,
+    *,
+    set_of: Callable[[Transition], Hashable] | None = None,
+    counted: Counted = "rollouts",
 ) -> FloatArray:
     """One advantage for each call of the trajectories that have a reward, in their order."""
     rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
@@ -74,7 +83,9 @@ def call_advantages(
     owners = np.repeat(np.arange(len(rewarded)), [len(trajectory.transitions) for trajectory in rewarded])
     lengths = np.array([len(call.completion_ids) * call.trainable for call in calls], dtype=np.float64)
     labels: dict[Hashable, int] = {}
-    numbers = np.array([0 if set_of is None else labels.setdefault(set_of(call), len(labels)) for call in calls], dtype=np.intp)
+    numbers = np.array(
+        [0 if set_of is None else labels.setdefault(set_of(call), len(labels)) for call in calls], dtype=np.intp
+    )
     rewards = np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)
     scores = np.zeros(len(calls))
     for channels in zip(*(_channels(assigner, trajectory) for trajectory in rewarded), strict=True):
@@ -87,15 +98,19 @@ def call_advantages(
                 returns = np.concatenate((values[here], idle))
                 members = _ranks(np.concatenate((owners[here], absent)))
                 tokens = np.concatenate((lengths[here], np.zeros(len(absent))))
-            found = baseline_advantages(
-                returns, members, baseline=channels[0].baseline or assigner.baseline, epsilon=assigner.epsilon, lengths=tokens
+            advantages = baseline_advantages(
+                returns,
+                members,
+                baseline=channels[0].baseline or assigner.baseline,
+                epsilon=assigner.epsilon,
+                lengths=tokens,
             )
-            scores[here] += found[: len(here)] * factors[here]
+            scores[here] += advantages[: len(here)] * factors[here]
     return scores
 
 
 def to_tokens(group: TrajectoryGroup, scores: FloatArray) -> Advantages:
-    """`call_advantages`, once for each token of their calls."""
+    """Repeat each call's advantage (`call_advantages`) for all of its tokens."""
     numbers = iter(scores.astype(np.float32))
     return tuple(
         (None,) * len(trajectory.transitions)
@@ -111,8 +126,8 @@ def to_tokens(group: TrajectoryGroup, scores: FloatArray) -> Advantages:
 def _channels(assigner: ReturnBased, trajectory: Trajectory) -> Sequence[Channel]:
     several = getattr(assigner, "channels", None)
     if several is not None:
-        found: Sequence[Channel] = several(trajectory)
-        return found
+        channels: Sequence[Channel] = several(trajectory)
+        return channels
     returns = assigner.returns(trajectory)
     return (Channel(returns=returns, factors=np.ones(len(returns)), turns=None),)
 
@@ -120,8 +135,16 @@ def _channels(assigner: ReturnBased, trajectory: Trajectory) -> Sequence[Channel
 def _sets(
     channels: Sequence[Channel], owners: _Indices, numbers: _Indices, rewards: FloatArray, *, is_whole: bool
 ) -> Iterator[tuple[_Indices, _Indices, FloatArray]]:
-    """The calls that are compared with each other, the trajectories that have none among them, and what these are compared by."""
-    turns = None if any(channel.turns is None for channel in channels) else np.concatenate([channel.turns for channel in channels])
+    """Sets of calls that are compared, the trajectories that have no call in the set, and the returns of these."""
+    # Three rewarded rollouts of two, one and no calls, calls numbered through: owners = [0, 0, 1].
+    #     no turns         [0 1 2], absent [2] with its reward              all calls, and the rollout without any
+    #     turns [0 1 0]    [0 2], absent [2]; [1], absent [1 2]: 0.0 each   first calls, then second calls
+    #     pooled           [0 1 2], absent [2]: 0.0                         if the first or the second calls differ
+    turns = (
+        None
+        if any(channel.turns is None for channel in channels)
+        else np.concatenate([channel.turns for channel in channels])
+    )
     for number in range(1 if is_whole else int(numbers.max(initial=-1)) + 1):
         here = np.flatnonzero(numbers == number)
         is_member = np.ones(len(rewards), dtype=bool) if is_whole else _among(owners[here], len(rewards))
@@ -129,7 +152,10 @@ def _sets(
             absent = np.flatnonzero(is_member & ~_among(owners[here], len(rewards)))
             yield here, absent, rewards[absent]
             continue
-        by_turn = [(calls, np.flatnonzero(is_member & ~_among(owners[calls], len(rewards)))) for calls in _by_turn(here, owners, turns)]
+        by_turn = [
+            (calls, np.flatnonzero(is_member & ~_among(owners[calls], len(rewards))))
+            for calls in _by_turn(here, owners, turns)
+        ]
         if not channels[0].is_pooled:
             yield from ((calls, absent, np.zeros(len(absent))) for calls, absent in by_turn)
             continue
@@ -140,9 +166,13 @@ def _sets(
 
 
 def _by_turn(here: _Indices, owners: _Indices, turns: _Indices) -> list[_Indices]:
-    """The calls of each turn, counted within the set: a role's second call is compared with its second calls."""
+    """Calls of each turn, counted within the set: a role's second call is compared with its second calls."""
+    # Of trajectories 0 and 1 a role made turns 1, 3 and turn 2:  owners [0 0 1], turns [1 3 2]
+    #     pairs  [1 3 6]     trajectory · 4 + turn: one number for both, in order
+    #     ranks  [0 1 2]     less the first of each trajectory, [0 0 2]  ─►  [0 1 0]
+    #     so its first calls are call 0 and call 2, its second is call 1
     pairs = owners[here] * (int(turns.max(initial=0)) + 1) + turns[here]
-    ranks = _ranks(pairs)  # of trajectory and turn together; less those of the trajectories before it
+    ranks = _ranks(pairs)
     firsts = np.full(int(owners.max(initial=0)) + 1, len(here))
     np.minimum.at(firsts, owners[here], ranks)
     ranks -= firsts[owners[here]]
@@ -150,14 +180,14 @@ def _by_turn(here: _Indices, owners: _Indices, turns: _Indices) -> list[_Indices
 
 
 def _ranks(values: _Indices) -> _Indices:
-    """Each value's place among the different ones, from 0."""
+    """Place of each value among the different ones, from 0: [4, 9, 4] gives [0, 1, 0]."""
     is_there = _among(values, int(values.max(initial=-1)) + 1)
     ranks: _Indices = (np.cumsum(is_there) - 1)[values]
     return ranks
 
 
 def _among(values: _Indices, count: int) -> NDArray[np.bool_]:
-    """Which of 0 … count - 1 are among the values."""
+    """For each of 0 … count - 1: is it among the values?"""
     is_there = np.zeros(count, dtype=np.bool_)
     is_there[values] = True
     return is_there

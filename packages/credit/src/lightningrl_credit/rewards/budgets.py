@@ -20,7 +20,7 @@ Per = Literal["call", "rollout"]
 
 
 class LatencyBudget:
-    """-`charge` for a call over the budget, 0.0 for one within. Wall time depends on the machine and its load: leave room."""
+    """Gives -`charge` to a call over the budget, 0.0 to one within. Wall time depends on the load: leave room."""
 
     def __init__(self, *, seconds: float, charge: float = 0.1, per: Per = "call") -> None:
         _check("latency_budget", "seconds", seconds, per)
@@ -32,7 +32,10 @@ class LatencyBudget:
         calls = trajectory.transitions
         if self.per == "call":
             tools = tools_of_calls(trajectory)
-            used = [call.duration_s + sum(tool.duration_s for tool in asked) for call, asked in zip(calls, tools, strict=True)]
+            used = [
+                call.duration_s + sum(tool.duration_s for tool in asked)
+                for call, asked in zip(calls, tools, strict=True)
+            ]
         else:
             start = min((call.started_at for call in calls), default=0.0)
             used = [call.started_at + call.duration_s - start for call in calls]
@@ -40,7 +43,7 @@ class LatencyBudget:
 
 
 class TokenBudget:
-    """-`charge` for a call over the budget, 0.0 for one within."""
+    """Gives -`charge` to a call over the budget, 0.0 to one within."""
 
     def __init__(self, *, tokens: int, charge: float = 0.1, per: Per = "call") -> None:
         _check("token_budget", "tokens", tokens, per)

@@ -1,10 +1,11 @@
-"""Reward by running a command of yours on what the agent returned, in a process of its own with bounded time and output.
+"""Reward by running a command of yours on the agent's output, in a process of its own with bounded time and output.
 
 text ─► FOLDER/output.txt ─► command {output} {task}, text on stdin ─► exit status | stdout ─► reward
-task ─► a folder of its own, where the command has `{task}` alone; with `answer`, unless the answer is what stdout is compared with
+task ─► a folder of its own, where the command has `{task}` alone; with `answer`, unless stdout is compared with it
 
-It is no sandbox: what a model wrote runs with your rights. It can read your files, the environment of your processes in /proc (and the keys
-of providers there), and reach the network. Put a sandbox into the command (`docker run --network none …`, `bwrap …`).
+It is no sandbox: a model's program runs with your rights. It can read your files, the environment of your processes in
+/proc (and the keys of providers there), and reach the network. Put a sandbox into the command
+(`docker run --network none …`, `bwrap …`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ __all__ = ["Execution", "Score"]
 Score = Literal["status", "answer", "number"]
 MOST_OUTPUT = 64 * 1024
 """Bytes of stdout; a command that writes more is stopped."""
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", MARK)
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", MARK)
 """Variables that the command is given: no key of a provider is among them."""
 _PR_SET_CHILD_SUBREAPER = 36
 _INTERPRETERS = ("python", "bash", "sh", "node")
 _PROGRAMS = (".py", ".sh", ".js")
 _CODE = ("-c", "-e", "-m")
-"""What follows is no file."""
+"""Options that are followed by no file."""
 
 
 class Execution:
@@ -51,8 +52,9 @@ class Execution:
     score = "answer"    1.0 for exit status 0 and the task's answer on stdout, else 0.0
     score = "number"    the number on the last line of stdout
 
-    A program is not to gain by what it does: killed, too late, too much output, another exit status for a number, no number, one that is
-    not finite or out of range is 0.0, or the least of a declared range. A command that cannot be started is yours: the reward fails.
+    A program gains nothing by its tricks: killed, too late, too much output, another exit status for a number, no
+    number, one that is not finite or out of range is 0.0, or the least of a declared range. A command that cannot be
+    started is yours: the reward fails.
     """
 
     def __init__(
@@ -68,18 +70,22 @@ class Execution:
         recipe_folder: Path | str = ".",
         range: Range | None = None,  # noqa: A002
     ) -> None:
-        """`command`: `{output}` and `{task}` stand for files with the text and with the task as JSON, `{recipe}` for the recipe's folder.
-        It runs in `folder` (relative to the recipe's), or in an empty one that is removed afterwards. `seconds` it may take. `range`: the
-        reward's."""
+        """`command`: `{output}` and `{task}` stand for files with the text and with the task as JSON, `{recipe}` for
+        the recipe's folder. It runs in `folder` (relative to the recipe's), or in an empty one that is removed
+        afterwards, for `seconds` at most. `range`: the reward's.
+        """
         if isinstance(command, str) or not command:
-            raise ConfigError(f'reward \'execution\': command {command!r} is no list of words; write ["python", "{{output}}"]')
+            raise ConfigError(
+                f'reward \'execution\': command {command!r} is no list of words; write ["python", "{{output}}"]'
+            )
         if score not in get_args(Score):
             raise ConfigError(f"reward 'execution': score {score!r} is none of {', '.join(map(repr, get_args(Score)))}")
         if not seconds > 0:
             raise ConfigError(f"reward 'execution': seconds {seconds!r} is not positive")
         if range is not None and score != "number" and not range[0] <= 0.0 < 1.0 <= range[1]:
             raise ConfigError(
-                f"reward 'execution': score {score!r} gives 0 or 1, and range {list(range)!r} lacks one; write range = [0, 1]"
+                f"reward 'execution': score {score!r} gives 0 or 1, and range {list(range)!r} lacks one; "
+                "write range = [0, 1]"
             )
         base = Path(recipe_folder).resolve()
         where = None if folder is None else base / folder
@@ -89,7 +95,9 @@ class Execution:
         if (program := _missing_program(self.command, where)) is not None:
             place = "the empty folder where it runs" if where is None else repr(str(where))
             name = "{recipe}/" + Path(program).name
-            raise ConfigError(f"reward 'execution': no program {program!r} in {place}; beside the recipe it is {name!r}")
+            raise ConfigError(
+                f"reward 'execution': no program {program!r} in {place}; beside the recipe it is {name!r}"
+            )
         self.score: Score = score
         self.field = field
         self.answer_field = answer_field
@@ -97,11 +105,12 @@ class Execution:
         self.folder = where
         self.range = range
         self.worst = 0.0 if range is None or score != "number" else range[0]
-        """The reward of a program that fails, whatever it does: also where it kills the process that waits for it."""
+        """Reward of a program that fails, also one that kills the process that waits for it."""
         self._extract = Extract(extract)
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
-        right = [text_of(answer).strip() for answer in answers_of(task, self.answer_field)] if self.score == "answer" else []
+        answers = answers_of(task, self.answer_field) if self.score == "answer" else []
+        right = [text_of(answer).strip() for answer in answers]
         with tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True) as scratch:
             status, stdout = self._run(task, self._extract(text_of(pick(output, self.field))), Path(scratch))
         if status != 0:
@@ -117,7 +126,7 @@ class Execution:
         return number if is_allowed(number, self.range) else self.worst
 
     def _run(self, task: Task, text: str, scratch: Path) -> tuple[int | None, str]:
-        """Exit status, None where it was stopped, and stdout."""
+        """Run the command: exit status, None where it was stopped, and stdout."""
         files = {"{output}": scratch / "output.txt"}
         files["{output}"].write_text(clean_text(text), encoding="utf-8")
         (scratch / "work").mkdir()
@@ -131,14 +140,14 @@ class Execution:
                 files["{task}"].write_text(json.dumps(shown, default=str), encoding="utf-8")
             if is_function_process():  # what leaves the command's session becomes a child of this process
                 ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            kept = list_children()
+            earlier = list_children()
             process = subprocess.Popen(
                 [_fill(word, files) for word in self.command],
                 stdin=stack.enter_context(files["{output}"].open("rb")),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd=self.folder or scratch / "work",
-                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
                 start_new_session=True,
             )
             until = time.monotonic() + self.seconds
@@ -148,7 +157,7 @@ class Execution:
             except subprocess.TimeoutExpired:
                 status, stdout = None, None
             finally:
-                _kill(process, kept)
+                _kill(process, earlier)
             return status, (stdout or b"").decode("utf-8", "replace")
 
 
@@ -173,7 +182,7 @@ def _fill(word: str, files: dict[str, Path]) -> str:
 
 
 def _read(process: subprocess.Popen[bytes], until: float) -> bytes | None:
-    """All that it writes; None where that is too much. Raises TimeoutExpired."""
+    """Read all that it writes; None where that is too much. Raises TimeoutExpired."""
     assert process.stdout is not None
     stdout = b""
     while True:
@@ -188,12 +197,15 @@ def _read(process: subprocess.Popen[bytes], until: float) -> bytes | None:
             return stdout
 
 
-def _kill(process: subprocess.Popen[bytes], kept: frozenset[int]) -> None:
-    """With all that it started: its session, and in a reward's own process what has left that; `kept` were there before it."""
+def _kill(process: subprocess.Popen[bytes], earlier: frozenset[int]) -> None:
+    """Kill it with all that it started: its session, and in a reward's own process also what left the session.
+
+    `earlier`: children that were there before it.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
     if is_function_process():
-        kill_children(kept)
+        kill_children(earlier)

@@ -1,4 +1,4 @@
-"""Where a reward of the library takes its text from: a path into the agent's output or the task's answer, then a pattern within it."""
+"""Text that a reward looks at: by a path into the agent's output or the task's answer, then by a pattern within it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightningrl.types import Task
 __all__ = ["LONGEST", "Extract", "answers_of", "pick", "text_of"]
 
 LONGEST = 100_000
-"""Characters of an output that are looked at: what a model writes may be any length, and patterns take their time."""
+"""Characters of an output that are looked at: a model writes any length, and patterns take their time."""
 
 
 def pick(value: Any, path: str | None) -> Any:
@@ -34,31 +34,33 @@ def text_of(value: Any) -> str:
 
 
 class Extract:
-    """The last match of a pattern, its first group where it has one; the whole text without a pattern, or where it does not match."""
+    """Takes the last match of a pattern, its first group where it has one; else the whole text."""
 
     def __init__(self, pattern: str | None) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for what is no pattern."""
         self._pattern = None if pattern is None else compile_pattern(pattern)
 
     def __call__(self, text: str) -> str:
-        found = None if self._pattern is None else list(self._pattern.finditer(text))
-        if not found:
+        matches = None if self._pattern is None else list(self._pattern.finditer(text))
+        if not matches:
             return text.strip()
-        return (found[-1][1 if found[-1].re.groups else 0] or "").strip()
+        return (matches[-1][1 if matches[-1].re.groups else 0] or "").strip()
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """With `.` for any character, lines' ends included. Raises ConfigError."""
+    """Compile it with `.` for any character, lines' ends included. Raises ConfigError."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is no regular expression ({error}); mend it, or write it in single quotes in TOML") from None
+        raise ConfigError(
+            f"{pattern!r} is no regular expression ({error}); mend it, or write it in single quotes in TOML"
+        ) from None
 
 
 def answers_of(task: Task, path: str | None) -> list[Any]:
-    """The right answers, one or several in a list. Raises ValueError where the task has none: the data is broken then."""
-    found = pick(task.answer, path)
-    answers = found if isinstance(found, list) else [found]
+    """Right answers of a task, one or several. Raises ValueError where it has none: the data is broken then."""
+    value = pick(task.answer, path)
+    answers = value if isinstance(value, list) else [value]
     if not answers or None in answers:
         where = f" at {path!r}" if path else ""
         raise ValueError(f"task {task.id!r} has no answer{where}; give each task one, or a list of right ones")

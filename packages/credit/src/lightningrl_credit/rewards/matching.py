@@ -1,4 +1,4 @@
-"""Rewards for the text of an output: what the task's answer says, or a form. Of several right answers, the best match counts.
+"""Rewards for the text of an output: the task's answer, or a form. Of several right answers the best match counts.
 
 Exact       1.0 for the same normalised text            exact match of SQuAD (Rajpurkar et al., arXiv 1606.05250)
 Numeric     1.0 for the same number, within a tolerance
@@ -31,7 +31,7 @@ _DIVISION = re.compile(rf"({_NUMBER.pattern})\s*/\s*({_NUMBER.pattern})")
 
 
 class _Matching:
-    """Takes the texts that are compared."""
+    """Base of rewards that compare the output's text with right answers."""
 
     def __init__(self, field: str | None, extract: str | None, answer_field: str | None) -> None:
         self.field = field
@@ -39,29 +39,36 @@ class _Matching:
         self._extract = Extract(extract)
 
     def _texts(self, task: Task, output: Any) -> tuple[str, list[str]]:
-        """The output's text, and the texts that would be right."""
-        return self._extract(text_of(pick(output, self.field))), [text_of(answer) for answer in answers_of(task, self.answer_field)]
+        """Take the output's text, and the texts that would be right."""
+        return self._extract(text_of(pick(output, self.field))), [
+            text_of(answer) for answer in answers_of(task, self.answer_field)
+        ]
 
 
 class Exact(_Matching):
-    """1.0 if the output says the answer, else 0.0."""
+    """Gives 1.0 if the output says the answer, else 0.0."""
 
     def __init__(
-        self, *, field: str | None = None, extract: str | None = None, answer_field: str | None = None, normalized: bool = True
+        self,
+        *,
+        field: str | None = None,
+        extract: str | None = None,
+        answer_field: str | None = None,
+        normalized: bool = True,
     ) -> None:
         """`normalized`: regardless of case, punctuation, articles and spaces."""
         super().__init__(field, extract, answer_field)
         self.normalized = normalized
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
-        said, right = self._texts(task, output)
+        given, right = self._texts(task, output)
         if self.normalized:
-            return float(normalize(said) in [normalize(answer) for answer in right])
-        return float(said in [answer.strip() for answer in right])
+            return float(normalize(given) in [normalize(answer) for answer in right])
+        return float(given in [answer.strip() for answer in right])
 
 
 class Numeric(_Matching):
-    """1.0 if the output is the answer's number, else 0.0. Raises ValueError for a task whose answer is none."""
+    """Gives 1.0 if the output is the answer's number, else 0.0. Raises ValueError for a task whose answer is none."""
 
     def __init__(
         self,
@@ -72,10 +79,15 @@ class Numeric(_Matching):
         tolerance: float = 1e-6,
         absolute: float = 0.0,
     ) -> None:
-        """`tolerance` is relative, a share of the larger of both; `absolute` is for answers near 0. The larger allowance counts."""
+        """`tolerance` is relative, a share of the larger of both; `absolute` is for answers near 0.
+
+        The larger allowance counts.
+        """
         super().__init__(field, extract, answer_field)
         if not (tolerance >= 0 and absolute >= 0):
-            raise ConfigError(f"reward 'numeric': tolerance {tolerance!r} and absolute {absolute!r} must not be negative")
+            raise ConfigError(
+                f"reward 'numeric': tolerance {tolerance!r} and absolute {absolute!r} must not be negative"
+            )
         self.tolerance = tolerance
         self.absolute = absolute
 
@@ -84,27 +96,33 @@ class Numeric(_Matching):
         numbers = [read_number(answer) for answer in right]
         if None in numbers:
             raise ValueError(f"the answer of task {task.id!r} is {right!r}, no number; give it one, or use 'exact'")
-        said = read_number(text)
-        if said is None:
+        given = read_number(text)
+        if given is None:
             return 0.0
         return float(
-            any(math.isclose(said, number, rel_tol=self.tolerance, abs_tol=self.absolute) for number in numbers if number is not None)
+            any(
+                math.isclose(given, number, rel_tol=self.tolerance, abs_tol=self.absolute)
+                for number in numbers
+                if number is not None
+            )
         )
 
 
 class F1(_Matching):
     """Harmonic mean of precision and recall over the words of the normalised texts."""
 
-    def __init__(self, *, field: str | None = None, extract: str | None = None, answer_field: str | None = None) -> None:
+    def __init__(
+        self, *, field: str | None = None, extract: str | None = None, answer_field: str | None = None
+    ) -> None:
         super().__init__(field, extract, answer_field)
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
-        said, right = self._texts(task, output)
-        return max(_f1(normalize(answer), normalize(said)) for answer in right)
+        given, right = self._texts(task, output)
+        return max(_f1(normalize(answer), normalize(given)) for answer in right)
 
 
 class Pattern:
-    """1.0 where the text matches, from its start to its end; with `whole = false` anywhere in it."""
+    """Gives 1.0 where the text matches, from its start to its end; with `whole = false` anywhere in it."""
 
     def __init__(self, *, pattern: str, field: str | None = None, whole: bool = True) -> None:
         self.field = field
@@ -117,8 +135,10 @@ class Pattern:
 
 
 def normalize(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles (SQuAD); a text that has nothing else keeps them: "A", "+". Punctuation is of
-    any script, and an "é" of one code point or of two is the same."""
+    """Words in lower case, without punctuation and articles (SQuAD); a text that has nothing else keeps them: "A", "+".
+
+    Punctuation is of any script, and an "é" of one code point or of two is the same.
+    """
     lower = unicodedata.normalize("NFC", text).lower()
     bare = "".join(character for character in lower if not _is_punctuation(character))
     return re.sub(r"\b(a|an|the)\b", " ", bare).split() or bare.split() or [lower.strip()]
@@ -129,7 +149,7 @@ def _is_punctuation(character: str) -> bool:
 
 
 def read_number(text: str) -> float | None:
-    """The number that a text is: `-1,234.5`, `-$72`, `12 %`, `2/3`, `1e-3`; None where it is anything else."""
+    """Read a text that is a number: `-1,234.5`, `-$72`, `12 %`, `2/3`, `1e-3`; None where it is anything else."""
     bare = text.replace("\N{MINUS SIGN}", "-").strip().removesuffix(".").removesuffix("%").strip()
     bare = _CURRENCY.sub(r"\1", bare)
     parts = _DIVISION.fullmatch(bare)
@@ -145,16 +165,16 @@ def _float(text: str) -> float:
     return float(text.replace(",", "").replace("_", ""))
 
 
-def _f1(right: list[str], said: list[str]) -> float:
-    common = sum((Counter(right) & Counter(said)).values())
+def _f1(right: list[str], given: list[str]) -> float:
+    common = sum((Counter(right) & Counter(given)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(said), common / len(right)
+    precision, recall = common / len(given), common / len(right)
     return 2 * precision * recall / (precision + recall)
 
 
 class JsonSchema:
-    """1.0 where the output, or the text of it that `field` and `extract` take, is JSON that fits `schema`."""
+    """Gives 1.0 where the output, or the text that `field` and `extract` take of it, is JSON that fits `schema`."""
 
     def __init__(self, *, schema: Mapping[str, Any], field: str | None = None, extract: str | None = None) -> None:
         self.field = field

@@ -1,12 +1,13 @@
-"""Functions in the main thread of processes of their own: signals, timers, event loops and objects that belong to a thread work there as
-they do when a person calls the function by hand.
+"""Functions in the main thread of processes of their own.
 
-    trainer ── fork, when the functions are given ──► fork server ── fork, when a call waits ──► process: function(argument), call by call
-        └──────────────────────── a socket for each process: argument ►  ◄ what it returned ──────────────┘
+Signals, timers, event loops and objects that belong to a thread work there as when a person calls the function by hand.
 
-Forked, not started anew: a closure, a lambda, a notebook's cell is there as it was, and nothing is imported twice. The fork server
-is made before the trainer has threads and weights, and runs nothing itself, so that a process which hung or died is made again from what
-was there at the start. What a function keeps (globals, caches) lives as long as its process.
+    trainer ── fork, when functions are given ──► fork server ── fork, when a call waits ──► process: function(argument)
+        └──────────────── a socket for each process: argument ►  ◄ what it returned ────────────┘      call by call
+
+Forked, not started anew: a closure, a lambda, a notebook's cell is there as it was, and nothing is imported twice. The
+fork server is made before the trainer has threads and weights, and runs nothing itself, so that a process that hung or
+died is made again from the state at the start. A function's globals and caches live as long as its process.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from lightningrl_credit.rewards.threads import DaemonThreads
 __all__ = ["FunctionProcesses", "ProcessEnded", "is_function_process", "scratch_prefix"]
 
 PATIENCE_S: Final = 1.0
-"""A call that has waited so long for its turn is given another process, up to the limit: quick functions keep to one, and its state."""
+"""Wait for a turn after which a call gets another process, up to the limit: quick functions keep to one, with its
+state."""
 WATCH_S: Final = 0.25
-"""How often the fork server looks whether its parent is there."""
+"""Time between two looks of the fork server for its parent."""
 _LENGTH: Final = struct.Struct("<Q")
 _OURS: list[int] = []
 """The process id, in a process that runs functions."""
@@ -53,19 +55,20 @@ class ProcessEnded(Exception):
 
 
 def is_function_process() -> bool:
-    """Whether this process is there for one function, and has nothing else to do."""
+    """True in the main thread of a process that was made for one function."""
     return [os.getpid()] == _OURS and threading.current_thread() is threading.main_thread()
 
 
 def scratch_prefix() -> str:
-    """The beginning of the names of folders for temporary files (`tempfile`), which go with the process that made them, also where it is
-    killed."""
+    """Prefix of temporary folders (`tempfile`) that go with the process that made them, even if it is killed."""
     return f"lightningrl-{os.environ[MARK]}-" if is_function_process() else "lightningrl-"
 
 
 class FunctionProcesses:
-    """Runs functions by name, at most `limit` calls of each at a time; in threads of this process where the system is not Linux: Apple's
-    frameworks do not outlive a fork."""
+    """Runs functions by name, at most `limit` calls of each at a time.
+
+    In threads of this process where the system is not Linux: Apple's frameworks do not outlive a fork.
+    """
 
     def __init__(self, functions: Mapping[str, tuple[Function, int]]) -> None:
         """`functions`: by name, with its limit. None of them may raise, and what they return can be pickled."""
@@ -74,11 +77,17 @@ class FunctionProcesses:
         by_name = {name: function for name, (function, _) in functions.items()}
         self._server = _ForkServer(by_name) if by_name and can_fork else None
         self._threads = {name: DaemonThreads(limit) for name, (_, limit) in functions.items()}
-        self._pools = {} if self._server is None else {name: _Pool(self._server, name, limit) for name, (_, limit) in functions.items()}
+        self._pools = (
+            {}
+            if self._server is None
+            else {name: _Pool(self._server, name, limit) for name, (_, limit) in functions.items()}
+        )
 
     async def run(self, name: str, argument: Any, *, on_start: Callable[[], None]) -> Any:
-        """Call a function in its process. `on_start` is called when its turn has come; a caller that gives up ends the process. Raises
-        ProcessEnded where it ended by itself."""
+        """Call a function in its process. `on_start` is called when its turn has come.
+
+        A caller that gives up ends the process. Raises ProcessEnded where it ended by itself.
+        """
         if self._server is None:
             function = self._functions[name][0]
             return await self._threads[name].run(lambda: function(argument), on_start=on_start, name=name)
@@ -108,7 +117,7 @@ class _Pool:
         self._waiting: deque[asyncio.Future[_Process | None]] = deque()
 
     async def take(self) -> _Process:
-        """One that is idle, or a new one where the last of them has ended or this call has waited for long."""
+        """Take an idle process, or a new one where the last has ended or this call has waited for long."""
         loop = asyncio.get_running_loop()
         if self._idle:
             return self._idle.pop()
@@ -138,7 +147,7 @@ class _Pool:
                 return self._start()
 
     def give_back(self, process: _Process, *, is_well: bool) -> None:
-        """To whoever waits; one that is not well is ended."""
+        """Hand a process to whoever waits; end one that is not well."""
         if not is_well:
             self._alive -= 1
             process.end()
@@ -157,7 +166,7 @@ class _Pool:
 
 
 class _Process:
-    """One that was forked, seen from the trainer."""
+    """A forked process, seen from the trainer."""
 
     def __init__(self, server: _ForkServer, pid: int, line: socket.socket) -> None:
         self._server = server
@@ -166,7 +175,7 @@ class _Process:
         self._ended = ""
 
     async def call(self, argument: Any) -> Any:
-        """Raises EOFError or OSError where it has ended."""
+        """Call the function. Raises EOFError or OSError where the process has ended."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._line, _frame(argument))
         received = bytearray()
@@ -178,7 +187,7 @@ class _Process:
         return pickle.loads(memoryview(received)[_LENGTH.size :])  # noqa: S301  of our own fork
 
     def end(self) -> str:
-        """Kill it with what it started; again does nothing. How it ended."""
+        """Kill it with what it started, once, and say how it ended."""
         if not self._ended:
             self._line.close()
             self._ended = self._server.end(self._pid)
@@ -204,7 +213,7 @@ class _ForkServer:
         weakref.finalize(self, _stop, ours, pid, parent)
 
     def start(self, name: str) -> _Process:
-        """Fork one."""
+        """Fork a process for a function."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -212,7 +221,7 @@ class _ForkServer:
         return _Process(self, pid, ours)
 
     def end(self, pid: int) -> str:
-        """Kill one, if it lives. How it ended."""
+        """Kill a process, if it lives, and say how it ended."""
         return self._ask({"end": pid})
 
     def _ask(self, command: Mapping[str, Any], line: socket.socket | None = None) -> str:
@@ -246,7 +255,7 @@ def _fork() -> int:
 
 
 def _serve(control: socket.socket, functions: Mapping[str, Function], parent: int) -> None:
-    """The fork server: fork and end processes until the trainer is gone."""
+    """Be the fork server: fork and end processes until the trainer is gone."""
     os.setsid()  # a terminal's signals are the trainer's
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -282,7 +291,7 @@ def _serve(control: socket.socket, functions: Mapping[str, Function], parent: in
 
 
 def _end(pid: int, mark: str) -> str:
-    """Kill the process and what it started. How it ended, where it did so by itself."""
+    """Kill the process and what it started, and say how it ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     kill_descendants(pid, mark)
@@ -297,7 +306,7 @@ def _end(pid: int, mark: str) -> str:
 
 
 def _forget_loops_and_signals() -> None:
-    """Undo the trainer's event loop in this thread: a signal is this process' own now, and `asyncio` begins anew."""
+    """Undo the trainer's event loop in this thread: signals are this process' own now, and `asyncio` begins anew."""
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -308,7 +317,7 @@ def _forget_loops_and_signals() -> None:
 
 
 def _work(line: socket.socket, function: Function) -> None:
-    """A process: answer calls until the line ends. Returns never."""
+    """Be a process: answer calls until the line ends. Never returns."""
     own = os.getpid()
     _OURS[:] = [own]
     try:

@@ -1,9 +1,9 @@
 """The terminal rewards of a run: named, weighted, sync or async, each with its own timeout.
 
-trajectory ─► function(task, output, trajectory), all at once ─► {"name": float | None} ─► Σ weight · value | None
-                    └─ raised, timed out, NaN ─► again, after a pause ─► … ─► failure: "judge: ConnectionError: no route"
+trajectory ─► function(task, output, trajectory), at once ─► {"name": float | None} ─► Σ weight · value | None
+                    └─ raised, timed out, NaN ─► again, after a pause ─► failure: "judge: OSError"
 
-Async functions run on the loop, all others in the main thread of a process (`rewards.processes`), made where the set is.
+Async functions run on the loop, all others in the main thread of a process (`rewards.processes`), made with the set.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-"""Between two tries. Each pause is twice the one before."""
+"""Longest pause between two tries; each is twice the one before."""
 _LONGEST_FAILURE = 300
-"""Characters."""
+"""Characters of a failure's text."""
 _ON_A_GPU = "; make the reward async, or start anew and load its model in its first call"
 Keep = Callable[[str, float | None], Awaitable[None]]
 
@@ -46,7 +46,7 @@ class NamedReward(WeightedReward):
     timeout_s: float = 30.0
     retries: int = 0
     concurrency: int = 16
-    """At work at a time. A sync function has another process for each call that would wait for a second, up to so many."""
+    """Most calls at a time. A sync function gets another process for a call that would wait for a second."""
     range: Range | None = None
     """Least and most that it may return; another value is a failure. None = any."""
 
@@ -54,9 +54,13 @@ class NamedReward(WeightedReward):
         WeightedReward.__post_init__(self)
         check_range(f"reward {self.name!r}", self.range)
         if not self.timeout_s > 0:
-            raise ConfigError(f"reward {self.name!r}: timeout_s {self.timeout_s!r} is not positive; give it some seconds, such as 30")
+            raise ConfigError(
+                f"reward {self.name!r}: timeout_s {self.timeout_s!r} is not positive; give it some seconds, such as 30"
+            )
         if not callable(self.function):
-            raise ConfigError(f"reward {self.name!r} is a {type(self.function).__name__}, not callable; name a function")
+            raise ConfigError(
+                f"reward {self.name!r} is a {type(self.function).__name__}, not callable; name a function"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +68,11 @@ class RewardResult:
     """The rewards of a trajectory, computed or failed."""
 
     values: Mapping[str, float | None]
-    """Of those that did not fail. None = nothing to say."""
+    """Values of rewards that did not fail. None = nothing to say."""
     total: float | None
     """Σ weight · value; None where a term with a weight is None or failed. See `RewardWeights.of_rollout`."""
     failure: str | None = None
-    """The first in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
+    """First reward in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,13 +81,13 @@ class _Verdict:
 
     value: float | None = None
     failure: str | None = None
-    """Why there is none."""
+    """Reason why there is no value."""
     defect: str | None = None
-    """The sentence about what is no number at all."""
+    """Sentence about a value that is no number at all."""
 
 
 class _RewardFailure(Exception):
-    """A reward did, for good; its text is the reason."""
+    """A reward failed for good; the text is the reason."""
 
 
 class RewardSet:
@@ -94,24 +98,32 @@ class RewardSet:
         self._rewards = tuple(rewards)
         self._places: tuple[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] | None = None
         self._processes = FunctionProcesses(
-            {reward.name: (partial(_judge, reward), reward.concurrency) for reward in rewards if not _is_async(reward.function)}
+            {
+                reward.name: (partial(_judge, reward), reward.concurrency)
+                for reward in rewards
+                if not _is_async(reward.function)
+            }
         )
 
     async def score(
-        self, trajectory: Trajectory, *, known: Mapping[str, float | None] | None = None, keep: Keep | None = None
+        self, trajectory: Trajectory, *, earlier: Mapping[str, float | None] | None = None, keep: Keep | None = None
     ) -> RewardResult:
-        """Ask all rewards but those whose value is `known`. `keep(name, value)` is awaited as each value is made.
+        """Ask all rewards but those with a value in `earlier`. `keep(name, value)` is awaited as each value is made.
 
-        Raises RewardError where a reward returned what is no number at all: that is the function's own defect; of several, the first.
+        Raises RewardError where a reward returned something that is no number at all, a defect of the function; of
+        several, the first.
         """
-        values = dict(known or {})
+        values = dict(earlier or {})
         asked = [reward for reward in self._rewards if reward.name not in values]
-        found = await asyncio.gather(*(self._value(reward, trajectory, keep) for reward in asked), return_exceptions=True)
+        asking = (self._value(reward, trajectory, keep) for reward in asked)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
         failure: str | None = None
-        for reward, value in zip(asked, found, strict=True):
+        for reward, value in zip(asked, answers, strict=True):
             if isinstance(value, _RewardFailure):
                 if reward.weight == 0.0:
-                    logger.warning("rollout %r: reward %s; it has no weight, so nothing is lost", trajectory.rollout_id, value)
+                    logger.warning(
+                        "rollout %r: reward %s; it has no weight, so nothing is lost", trajectory.rollout_id, value
+                    )
                 else:
                     failure = failure or str(value)
             elif isinstance(value, BaseException):
@@ -149,7 +161,9 @@ class RewardSet:
             if isinstance(reward.function, Execution) and (is_late or isinstance(error, ProcessEnded)):
                 return reward.function.worst  # a model's program did it
             if is_late:
-                raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
+                raise _failed(
+                    reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s"
+                ) from None
             raise _failed(reward, str(error) if isinstance(error, ProcessEnded) else describe_raised(error)) from error
         if verdict.defect is not None:
             raise RewardError(verdict.defect)
@@ -158,7 +172,7 @@ class RewardSet:
         return verdict.value
 
     async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> _Verdict:
-        """The time limit starts when the function does, not while it waits for its turn."""
+        """Call the function; its time limit starts when it does, not while it waits for its turn."""
         loop = asyncio.get_running_loop()
 
         def start() -> None:
@@ -172,7 +186,7 @@ class RewardSet:
             return _read(reward, await reward.function(trajectory.task, trajectory.output, trajectory), trajectory)
 
     def _place(self, reward: NamedReward) -> asyncio.Semaphore:
-        """On the running loop."""
+        """Semaphore of a reward on the running loop."""
         loop = asyncio.get_running_loop()
         if self._places is None or self._places[0] is not loop:
             self._places = (loop, {})
@@ -180,12 +194,12 @@ class RewardSet:
 
 
 def _judge(reward: NamedReward, trajectory: Trajectory) -> _Verdict:
-    """Call a sync reward: in its process."""
+    """Call a sync reward, in its process."""
     try:
         value = reward.function(trajectory.task, trajectory.output, trajectory)
         if inspect.isawaitable(value):
             value = asyncio.run(_await(value))
-    except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
+    except BaseException as error:  # noqa: BLE001  the boundary to a user's function, which may raise anything
         raised = describe_raised(error)
         return _Verdict(failure=f"{raised}{_ON_A_GPU if 're-initialize CUDA' in raised else ''}")
     return _read(reward, value, trajectory)
@@ -197,7 +211,9 @@ async def _await(value: Awaitable[Any]) -> Any:
 
 def _read(reward: NamedReward, value: Any, trajectory: Trajectory) -> _Verdict:
     try:
-        return _Verdict(value=read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range))
+        return _Verdict(
+            value=read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range)
+        )
     except BadValue as error:
         return _Verdict(failure=str(error))
     except RewardError as error:
@@ -205,7 +221,8 @@ def _read(reward: NamedReward, value: Any, trajectory: Trajectory) -> _Verdict:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _failed(reward: NamedReward, why: str) -> _RewardFailure:
@@ -213,12 +230,15 @@ def _failed(reward: NamedReward, why: str) -> _RewardFailure:
 
 
 def describe_failure(name: str, why: str) -> str:
-    """One clean line of bounded length."""
+    """Describe a failure in one clean line of bounded length."""
     return one_line(f"{name}: {why}", _LONGEST_FAILURE)
 
 
 def is_being_cancelled() -> bool:
-    """Whether somebody cancels the task that runs. A CancelledError without that came out of what it awaits, and is a failure like others:
-    of a task that somebody else gave up, say."""
+    """True if somebody cancels the running task.
+
+    Another CancelledError came out of something that the task awaits, and is a failure like others: of a task that
+    somebody else gave up, say.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

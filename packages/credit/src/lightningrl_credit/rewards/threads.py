@@ -1,4 +1,4 @@
-"""Sync functions in daemon threads: a function that never returns blocks neither the loop nor the end of the process."""
+"""Sync functions in daemon threads: one that never returns blocks neither the loop nor the end of the process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DaemonThreads:
         return value
 
     def places(self) -> asyncio.Semaphore:
-        """Of the running loop."""
+        """Semaphore of the running loop."""
         loop = asyncio.get_running_loop()
         if self._places is None or self._places[0] is not loop:
             self._places = (loop, asyncio.Semaphore(self._limit))

@@ -1,6 +1,6 @@
-"""Automatic intermediate rewards from what a call's tools are called with.
+"""Automatic intermediate rewards from the arguments that a call's tools are called with.
 
-ValidArguments    ok where the arguments are an object that fits the schema of the tool as the call was offered it, else error
+ValidArguments    ok where the arguments are an object that fits the schema that the call was offered, else error
 RepeatedCalls     -charge for the tool and arguments of an earlier call of the episode
 """
 
@@ -20,15 +20,23 @@ _REFUSED = frozenset({ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL})
 
 
 class ValidArguments:
-    """Each call gets the mean over its tools. Not valid: what the framework refused (invalid_arguments, unknown_tool), what is no JSON
-    object, what does not fit the schema that the call's own request gave for the tool. None without tools, or where nobody told arguments
-    or status."""
+    """Gives each call the mean over its tools; None without tools, or where nobody told arguments or status.
+
+    Not valid are arguments that the framework refused (invalid_arguments, unknown_tool), that are no JSON object, or
+    that do not fit the schema that the call's own request gave for the tool.
+    """
 
     def __init__(
-        self, *, ok: float = 0.0, error: float = -0.1, offered: bool = True, schemas: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        *,
+        ok: float = 0.0,
+        error: float = -0.1,
+        offered: bool = True,
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """`schemas`: JSON schema of the arguments by the tool's name, in place of the one that was offered; `offered` False = no other
-        ones. A tool without one may be called with any object."""
+        """`schemas`: JSON schema of the arguments by the tool's name, in place of the one that was offered; `offered`
+        False = no other ones. A tool without one may be called with any object.
+        """
         self.ok = ok
         self.error = error
         self.offered = offered
@@ -41,7 +49,8 @@ class ValidArguments:
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
         of_calls = zip(trajectory.transitions, tools_of_calls(trajectory), strict=True)
         return [
-            value_over_tools(call, tools, partial(self._value, offered=call.offered if self.offered else "")) for call, tools in of_calls
+            value_over_tools(call, tools, partial(self._value, offered=call.offered if self.offered else ""))
+            for call, tools in of_calls
         ]
 
     def _value(self, tool: ToolCall, offered: str) -> float | None:
@@ -54,8 +63,10 @@ class ValidArguments:
 
 
 class RepeatedCalls:
-    """Charges a call for each of its tools that was called before in the episode, by any call, with the same arguments: the mean of
-    -`charge` and 0.0. None without tools whose arguments are known."""
+    """Charges a call for its tools that were called before in the episode, by any call, with the same arguments.
+
+    The mean of -`charge` and 0.0 over its tools; None without tools whose arguments are known.
+    """
 
     def __init__(self, *, charge: float = 0.1) -> None:
         self.charge = charge

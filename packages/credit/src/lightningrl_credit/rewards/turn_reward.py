@@ -22,7 +22,7 @@ Form = Literal["plain", "potential"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnReward:
-    """What calls are paid under one name. Itself a `protocols.IntermediateReward`."""
+    """Pay of calls under one name. Itself a `protocols.IntermediateReward`."""
 
     name: str
     function: Callable[[Trajectory], Sequence[float | None]]
@@ -31,9 +31,9 @@ class TurnReward:
     form: Form = "plain"
     """`potential`: its change from call to call, which no policy gains by (`lightningrl_credit.rewards.potential`)."""
     gamma: float = 1.0
-    """Of the potential: the one that returns are discounted with."""
+    """Discount of the potential, that of the credit's returns."""
     joins: Joins = "sum"
-    """Of the potential: how returns join branches."""
+    """Way that the credit's returns join branches, for the potential."""
     range: Range | None = None
     """Least and most, before form and weight."""
 
@@ -41,31 +41,44 @@ class TurnReward:
         check_range(f"intermediate reward {self.name!r}", self.range)
         check_weight(f"intermediate reward {self.name!r}", self.weight)
         if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError(f"intermediate reward {self.name!r}: gamma {self.gamma!r} is not between 0 and 1; leave it to the credit")
+            raise ConfigError(
+                f"intermediate reward {self.name!r}: gamma {self.gamma!r} is not between 0 and 1; "
+                "leave it to the credit"
+            )
         if self.joins not in get_args(Joins):
             raise ConfigError(
-                f"intermediate reward {self.name!r}: joins {self.joins!r} is none of 'sum', 'mean', 'first'; mend the credit's"
+                f"intermediate reward {self.name!r}: joins {self.joins!r} is none of 'sum', 'mean', 'first'; "
+                "mend the credit's"
             )
         if not callable(self.function):
-            raise ConfigError(f"intermediate reward {self.name!r} is a {type(self.function).__name__}, not callable; name a class")
+            raise ConfigError(
+                f"intermediate reward {self.name!r} is a {type(self.function).__name__}, not callable; name a class"
+            )
 
     @property
     def is_potential(self) -> bool:
-        """Whether it pays its change."""
+        """True if it pays its change."""
         return self.form == "potential" or isinstance(self.function, ToolStatusShaping)
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
-        """One value per call. Raises RewardError for a defect of the function (another type, or not one value per call), BadValue for a
-        value that is not finite or out of range; whatever else the function raises."""
+        """One value per call.
+
+        Raises RewardError for a defect of the function (another type, or not one value per call), BadValue for a value
+        that is not finite or out of range, and whatever the function raises.
+        """
         values = list(self.function(trajectory))
         if len(values) != len(trajectory.transitions):
             raise RewardError(
-                f"intermediate reward {self.name!r} returned {len(values)} values for rollout {trajectory.rollout_id!r} with "
-                f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
+                f"intermediate reward {self.name!r} returned {len(values)} values for rollout "
+                f"{trajectory.rollout_id!r} with {len(trajectory.transitions)} calls; return one per call, "
+                "None for no opinion"
             )
         checked = [self._check(value, trajectory) for value in values]
         if self.is_potential:
-            return [self.weight * value for value in shape(trajectory.transitions, checked, gamma=self.gamma, joins=self.joins)]
+            return [
+                self.weight * value
+                for value in shape(trajectory.transitions, checked, gamma=self.gamma, joins=self.joins)
+            ]
         return [None if value is None else self.weight * value for value in checked]
 
     def _check(self, value: Any, trajectory: Trajectory) -> float | None:

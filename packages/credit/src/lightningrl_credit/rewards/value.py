@@ -17,7 +17,7 @@ __all__ = ["GREATEST", "BadValue", "Range", "check_range", "check_weight", "is_a
 Range = tuple[float, float]
 """Least and most, both allowed."""
 GREATEST: Final = 1e9
-"""No reward, weight or end of a range is beyond it, up or down: sums, squares and deviations of greater ones are no numbers."""
+"""Bound of rewards, weights and ranges, up or down: sums, squares and deviations of greater ones are no numbers."""
 
 
 class BadValue(Exception):
@@ -29,9 +29,13 @@ def check_range(what: str, range: Range | None) -> None:  # noqa: A002
     if range is None:
         return
     if not range[0] < range[1]:  # NaN is not, either
-        raise ConfigError(f"{what}: range {list(range)!r} is none; write the least value, then a greater one: range = [0, 1]")
+        raise ConfigError(
+            f"{what}: range {list(range)!r} is none; write the least value, then a greater one: range = [0, 1]"
+        )
     if not -GREATEST <= range[0] < range[1] <= GREATEST:
-        raise ConfigError(f"{what}: range {list(range)!r} goes beyond {GREATEST:g}, which no reward may; write a smaller one")
+        raise ConfigError(
+            f"{what}: range {list(range)!r} goes beyond {GREATEST:g}, which no reward may; write a smaller one"
+        )
 
 
 def check_weight(what: str, weight: float) -> None:
@@ -43,18 +47,27 @@ def check_weight(what: str, weight: float) -> None:
 
 
 def is_allowed(number: float, range: Range | None) -> bool:  # noqa: A002
-    """Whether a reward may be this number."""
+    """True if a reward may be this number."""
     least, most = range or (-GREATEST, GREATEST)
     return least <= number <= most
 
 
-def read_value(value: Any, *, what: str, trajectory: Trajectory, range: Range | None = None) -> float | None:  # noqa: A002
-    """The value as a float. Raises RewardError for another type, which is the function's own defect; BadValue where it is not finite,
-    beyond `GREATEST`, or out of range."""
+def read_value(
+    value: Any,
+    *,
+    what: str,
+    trajectory: Trajectory,
+    range: Range | None = None,  # noqa: A002
+) -> float | None:
+    """Read the value as a float.
+
+    Raises RewardError for another type, which is the function's own defect; BadValue where it is not finite, beyond
+    `GREATEST`, or out of range.
+    """
     if value is None:
         return None
-    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):  # an array or a tensor that is one number
-        value = value.item()
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        value = value.item()  # an array or a tensor that is one number
     if not isinstance(value, (numbers.Real, np.bool_, decimal.Decimal)):
         raise RewardError(
             f"{what} returned {_short(value)} of type {type(value).__name__} on rollout {trajectory.rollout_id!r} "
@@ -68,7 +81,9 @@ def read_value(value: Any, *, what: str, trajectory: Trajectory, range: Range | 
         raise BadValue(f"returned {number!r}; return a finite float, or None where it has nothing to say")
     if not is_allowed(number, range):
         if range is not None:
-            raise BadValue(f"returned {number!r}, outside of its range [{range[0]:g}, {range[1]:g}]; mend the reward, or the range")
+            raise BadValue(
+                f"returned {number!r}, outside of its range [{range[0]:g}, {range[1]:g}]; mend the reward, or the range"
+            )
         raise BadValue(f"returned {number!r}, beyond {GREATEST:g}, which no reward may; scale it")
     return number
 

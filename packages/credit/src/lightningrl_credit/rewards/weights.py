@@ -27,7 +27,7 @@ class WeightedReward:
 
 
 class RewardWeights:
-    """Of a run's terminal rewards. Raises ConfigError where there are none, or two of one name."""
+    """Weights of a run's terminal rewards. Raises ConfigError where there are none, or two of one name."""
 
     def __init__(self, rewards: Sequence[WeightedReward]) -> None:
         if not rewards:
@@ -50,16 +50,18 @@ class RewardWeights:
     def paid_to(self, agent: str | None) -> frozenset[str]:
         """Names of the rewards that a role's calls are paid."""
         return frozenset(
-            reward.name for reward in self._counted if reward.agents is None or (agent is not None and is_role_among(agent, reward.agents))
+            reward.name
+            for reward in self._counted
+            if reward.agents is None or (agent is not None and is_role_among(agent, reward.agents))
         )
 
     def total(self, values: Mapping[str, float | None], names: Collection[str]) -> float | None:
-        """The weighted sum of some rewards; None when one of them is None, or none is named."""
+        """Weighted sum of some rewards; None when one of them is None, or none is named."""
         paid = [reward for reward in self._counted if reward.name in names]
         return _weighted_sum(paid, values) if paid else None
 
     def of_rollout(self, values: Mapping[str, float | None]) -> float | None:
-        """The return. A reward that pays some roles alone may be None beside others: then it adds nothing."""
+        """Return of a rollout. A reward that pays some roles alone may be None beside others: then it adds nothing."""
         present = [reward for reward in self._counted if reward.agents is None or values[reward.name] is not None]
         return None if self._counted and not present else _weighted_sum(present, values)
 

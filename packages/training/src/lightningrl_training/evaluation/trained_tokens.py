@@ -14,7 +14,7 @@ from lightningrl.advantages.samples import build_samples, teaching_rows
 from lightningrl.recipe import Recipe
 from lightningrl.records import StepRecord
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
-from lightningrl_credit.scoring import only_trained
+from lightningrl_credit.trained_calls import only_trained
 from lightningrl_training.build import trained_calls
 from lightningrl_training.evaluation.gap import Check
 from lightningrl_training.evaluation.recomputation import is_sampled, read_trajectories

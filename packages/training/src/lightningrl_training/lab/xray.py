@@ -25,7 +25,8 @@ from lightningrl.records import RolloutFilter, Score
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 from lightningrl_credit.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
-from lightningrl_credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
+from lightningrl_credit.table import CreditTable, join_tables, make_table
+from lightningrl_credit.xray import MissingMethod, XRay, read_table
 from lightningrl_training.build import build_assigner, build_scorer, required_settings
 from lightningrl_training.evaluator import classify_tools
 from lightningrl_training.lab.recorded import check_steps, find_measured, read_measured, read_rollouts

@@ -1,9 +1,11 @@
-"""Whether a policy farms its intermediate rewards: they grow, and what the run is for does not.
+"""Reward hacking, noticed: a policy farms its intermediate rewards where they grow and the outcome does not.
 
     now      the last steps          then   the steps in which the outcome was at its best
-    farming  P_now > P_then, beyond noise, and within groups the rollouts that are paid more do no better: corr(P_i, R_i) ≤ 0
+    farming  P_now > P_then, beyond noise, and within groups the rollouts that are paid more do no better:
+             corr(P_i, R_i) ≤ 0
 
-P_i is what the plain intermediate rewards pay rollout i, over all its calls, and R_i its outcome. The potential form pays nothing in sum.
+P_i is the sum of rollout i's plain intermediate rewards, over all its calls, and R_i its outcome. The potential form
+pays nothing in sum.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ __all__ = ["FarmingWatch"]
 logger = logging.getLogger(__name__)
 
 STEPS = 5
-"""That are taken together: `now` is so many, `then` too."""
+"""Steps that are taken together: `now` is so many, `then` too."""
 ERRORS = 4.0
-"""Standard errors that are beyond noise."""
+"""Least growth that is beyond noise, in standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,36 +45,37 @@ class _Step:
 
 
 class FarmingWatch:
-    """Looks at whole steps, and warns once. What it has seen is gone with the process."""
+    """Looks at whole steps, and warns once. Its memory ends with the process."""
 
     def __init__(self, plain: Collection[str]) -> None:
         """`plain`: names of the intermediate rewards that are no potential."""
         self._plain = frozenset(plain)
         self._latest: deque[_Step] = deque(maxlen=2 * STEPS)
         self._best: list[_Step] = []
-        """The steps in which the outcome was at its best, of those that are no part of `now`; of equal ones the first."""
+        """Steps in which the outcome was at its best, of those that are no part of `now`; of equal ones the first."""
         self._has_warned = False
 
     def finish_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """`air/NAME`, a rollout's mean of each plain intermediate reward, and `air/correlation` with the outcome, within groups; left out
-        where one of them is the same throughout."""
-        rewarded = [[one for one in group.trajectories if one.reward is not None] for group in groups]
+        """Metrics `air/NAME`, a rollout's mean of each plain intermediate reward, and `air/correlation` with the
+        outcome, within groups; left out where one of the two is the same throughout.
+        """
+        rewarded = [[rollout for rollout in group.trajectories if rollout.reward is not None] for group in groups]
         if not self._plain or not any(rewarded):
             return {}
         step = _look(rewarded, self._plain)
         self._latest.append(step)
         if len(self._latest) == 2 * STEPS:
             before = list(self._latest)[:STEPS]
-            self._best = max(self._best or before, before, key=lambda window: _mean([one.outcome for one in window]))
+            self._best = max(self._best or before, before, key=lambda window: _mean([step.outcome for step in window]))
         if not self._has_warned and (sentence := self.explain()):
             self._has_warned = True
             logger.warning("step %d: %s", step.number, sentence)
         correlation = _correlation([step])
-        told = {f"air/{name}": value for name, value in step.by_name.items()}
-        return told if correlation is None else {**told, "air/correlation": correlation}
+        metrics = {f"air/{name}": value for name, value in step.by_name.items()}
+        return metrics if correlation is None else {**metrics, "air/correlation": correlation}
 
     def explain(self) -> str | None:
-        """A sentence where the policy farms, as far as can be seen now."""
+        """Say in a sentence that the policy farms; None where nothing shows it now."""
         if not self._best:
             return None
         now, then = list(self._latest)[-STEPS:], self._best
@@ -82,30 +85,34 @@ class FarmingWatch:
         correlation = _correlation(now)
         if correlation is not None and correlation > 0:
             return None
-        growth = {name: _mean([step.by_name[name] for step in now]) - _mean([step.by_name[name] for step in then]) for name in self._plain}
+        growth = {
+            name: _mean([step.by_name[name] for step in now]) - _mean([step.by_name[name] for step in then])
+            for name in self._plain
+        }
         name = max(sorted(growth), key=lambda name: growth[name])
         before, after = (_mean([step.paid for step in window]) for window in (then, now))
         same = "all do equally well" if correlation is None else f"correlation {correlation:.2f}"
         return (
-            f"intermediate rewards grew from {before:.3g} to {after:.3g} a rollout since step {then[-1].number}, and the reward did not "
-            f"({best:.3g}, now {outcome:.3g}); rollouts that are paid more do no better ({same}): the policy may farm {name!r}; "
-            f"set intermediate_rewards.{name}.form = 'potential', or lower its weight"
+            f"intermediate rewards grew from {before:.3g} to {after:.3g} a rollout since step {then[-1].number}, and "
+            f"the reward did not ({best:.3g}, now {outcome:.3g}); rollouts that are paid more do no better ({same}): "
+            f"the policy may farm {name!r}; set intermediate_rewards.{name}.form = 'potential', or lower its weight"
         )
 
 
 def _look(groups: Sequence[Sequence[Trajectory]], names: Collection[str]) -> _Step:
-    rollouts = [one for group in groups for one in group]
+    rollouts = [rollout for group in groups for rollout in group]
     products = paid_squares = outcome_squares = 0.0
     for group in groups:
-        paid, outcome = center([_paid(one, names) for one in group]), center([one.reward or 0.0 for one in group])
+        paid = center([_paid(rollout, names) for rollout in group])
+        outcome = center([rollout.reward or 0.0 for rollout in group])
         products += float(paid @ outcome)
         paid_squares += float(paid @ paid)
         outcome_squares += float(outcome @ outcome)
     return _Step(
-        number=1 + max(one.step for one in rollouts),
-        paid=_mean([_paid(one, names) for one in rollouts]),
-        outcome=_mean([one.reward or 0.0 for one in rollouts]),
-        by_name={name: _mean([_paid(one, {name}) for one in rollouts]) for name in sorted(names)},
+        number=1 + max(rollout.step for rollout in rollouts),
+        paid=_mean([_paid(rollout, names) for rollout in rollouts]),
+        outcome=_mean([rollout.reward or 0.0 for rollout in rollouts]),
+        by_name={name: _mean([_paid(rollout, {name}) for rollout in rollouts]) for name in sorted(names)},
         products=products,
         paid_squares=paid_squares,
         outcome_squares=outcome_squares,
@@ -113,7 +120,12 @@ def _look(groups: Sequence[Sequence[Trajectory]], names: Collection[str]) -> _St
 
 
 def _paid(trajectory: Trajectory, names: Collection[str]) -> float:
-    return sum(value for call in trajectory.transitions for name, value in call.rewards.items() if name in names and value is not None)
+    return sum(
+        value
+        for call in trajectory.transitions
+        for name, value in call.rewards.items()
+        if name in names and value is not None
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -126,7 +138,7 @@ def _correlation(steps: Sequence[_Step]) -> float | None:
 
 
 def _is_beyond_noise(now: Sequence[float], then: Sequence[float]) -> bool:
-    """Whether the mean has grown by more than some standard errors of the difference."""
+    """True if the mean has grown by more than some standard errors of the difference."""
     growth = _mean(now) - _mean(then)
     error = math.sqrt(float(np.var(now, ddof=1)) / len(now) + float(np.var(then, ddof=1)) / len(then))
     return growth > max(ERRORS * error, 1e-9 * (abs(_mean(now)) + abs(_mean(then))))
