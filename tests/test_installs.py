@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -26,10 +26,10 @@ import httpx
 import pytest
 from distributions import write_blocks
 from installed import build_wheels
-from lightningrl.commands import missing_hint
 from recorded_runs import make_recipe, record_run
 from sizes import PATIENCE_S
 
+from lightningrl.commands import PACKAGES, missing_hint
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_testing.whole_path import RUN_KEY, running_services
@@ -164,28 +164,19 @@ def test_the_core_alone_lists_plugins_and_names_what_is_missing(empty: Environme
     empty.describe("lightningrl", "lightningrl")
 
 
-def test_every_package_that_the_core_lacks_has_its_hint() -> None:
-    needed = requirements("lightningrl-server") | requirements("lightningrl-viewer")
-    needed -= requirements("lightningrl") | {
-        "lightningrl",
-        "lightningrl_credit",
-        "lightningrl_server",
-        "opentelemetry_proto",
-    }
-    assert {"sqlalchemy", "starlette", "jinja2"} <= needed
-    for package in needed:
-        if package.startswith("opentelemetry"):  # its distributions share a module
-            continue
-        hint = f"{package!r} is not installed; it comes with: pip install 'lightningrl[server]'"
+@pytest.mark.parametrize(("extra", "distributions"), [("server", ("server", "viewer")), ("plot", ("viewer",))])
+def test_a_package_that_is_missing_names_the_extra_that_brings_it(extra: str, distributions: Sequence[str]) -> None:
+    brought = {name for part in distributions for name in requirements(f"lightningrl-{part}")} | {"transformers"}
+    assert PACKAGES[extra] <= brought, "an extra that is named brings the package"
+    for package in PACKAGES[extra]:
+        hint = f"{package!r} is not installed; it comes with: pip install 'lightningrl[{extra}]'"
         assert missing_hint(f"{package}.inner") == hint
-    assert missing_hint("matplotlib") == "'matplotlib' is not installed; it comes with: pip install 'lightningrl[plot]'"
     assert missing_hint("langgraph") is None
 
 
 def requirements(distribution: str) -> set[str]:
-    """Import names of what a distribution needs in any case."""
-    lines = [line for line in requires(distribution) or () if "extra ==" not in line]
-    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+    """Import names of what a distribution needs, with its extras."""
+    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in requires(distribution) or ()}
 
 
 # ---------------------------------------------------------------------- lightningrl[view]
