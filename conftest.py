@@ -1,4 +1,5 @@
-"""What tests of several packages share: sizes, plain modules that never meet, a warm command line, pages, verl's algorithms."""
+"""What tests of several packages share: sizes, plain modules that never meet, a warm command line, pages, verl's
+algorithms."""
 
 from __future__ import annotations
 
@@ -36,31 +37,41 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent
 EXAMPLES = ROOT / "examples"
 
-settings.register_profile("lightningrl", deadline=None)  # a first call of torch, on a busy machine, takes longer than any deadline
+settings.register_profile(
+    "lightningrl", deadline=None
+)  # a first call of torch, on a busy machine, takes longer than any deadline
 settings.load_profile("lightningrl")
 os.environ.setdefault("OPENAI_API_KEY", "test")  # examples make their clients when they are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest's processes and theirs share the cores
 
 
 def refuse_stale_entry_points() -> None:
-    """Refuse an environment that was made before the packages' entry points changed: plugins and commands would be missing."""
+    """Refuse an environment that was made before the packages' entry points changed: plugins and commands would be
+    missing."""
     for project in ROOT.glob("packages/*/pyproject.toml"):
         declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # verl's are installed elsewhere
             ours = importlib.metadata.distribution(declared["name"]).entry_points.select(group="lightningrl")
             if {point.name: point.value for point in ours} != declared.get("entry-points", {}).get("lightningrl", {}):
-                raise pytest.UsageError(f"{declared['name']} has other entry points than it was installed with: make .venv/.installed")
+                raise pytest.UsageError(
+                    f"{declared['name']} has other entry points than it was installed with: make .venv/.installed"
+                )
 
 
 # ------------------------------------------------------------------ sizes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the tests marked `long`, and every test at its full size (make test-long)")
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="run the tests marked `long`, and every test at its full size (make test-long)",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files of many slow tests first, so that no process is left with one at the end; `long` tests only where they are asked for."""
+    """Files of many slow tests first, so that no process is left with one at the end; `long` tests only where they are
+    asked for."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
     if LONG not in os.environ:
@@ -84,7 +95,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def crowd() -> Crowd:
     """How many rollouts of an adapter's agents run at once."""
-    return sized(Crowd(rollouts=40, shared_workers=1, exclusive_workers=2), Crowd(rollouts=200, shared_workers=2, exclusive_workers=4))
+    return sized(
+        Crowd(rollouts=40, shared_workers=1, exclusive_workers=2),
+        Crowd(rollouts=200, shared_workers=2, exclusive_workers=4),
+    )
 
 
 # ------------------------------------------------------------------ certificates
@@ -94,8 +108,9 @@ def crowd() -> Crowd:
 def certificates() -> Iterator[Mapping[str, str]]:
     """Where this machine's certificates are, in environment variables, for whoever installs from the network.
 
-    Everybody else speaks plain HTTP to this machine, and finds a folder without certificates: to read hundreds of them takes each client
-    of each test, agent and judge tens of milliseconds. With `--long` they are read, as users' clients do.
+    Everybody else speaks plain HTTP to this machine, and finds a folder without certificates: to read hundreds of them
+    takes each client of each test, agent and judge tens of milliseconds. With `--long` they are read, as users' clients
+    do.
     """
     found = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     if LONG in os.environ:
@@ -128,7 +143,12 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What tests measured: `record_property("figure", "…")`."""
-    figures = [value for report in terminalreporter.stats.get("passed", []) for name, value in report.user_properties if name == "figure"]
+    figures = [
+        value
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == "figure"
+    ]
     if figures:
         terminalreporter.section("figures")
         terminalreporter.write("\n".join(sorted(figures, reverse=True)) + "\n")
@@ -152,8 +172,9 @@ def sendable(value: Any) -> Any:
 
 
 class PlainModules:
-    """Folders of plain files have files of the same names (`agent`, `data`), as users' folders do. Each file of tests sees what it
-    imported itself, the tests of one example share theirs, and what a test imports while it runs is gone after it."""
+    """Folders of plain files have files of the same names (`agent`, `data`), as users' folders do. Each file of tests
+    sees what it imported itself, the tests of one example share theirs, and what a test imports while it runs is gone
+    after it."""
 
     def __init__(self) -> None:
         self._path = list(sys.path)
@@ -168,7 +189,9 @@ class PlainModules:
         if home == self._home:
             return
         self.leave()
-        search, modules = self._kept.get(home, ([str(home), str(home / "generator"), *self._path] if home.is_dir() else self._path, {}))
+        search, modules = self._kept.get(
+            home, ([str(home), str(home / "generator"), *self._path] if home.is_dir() else self._path, {})
+        )
         sys.path[:] = search
         sys.modules.update(modules)
         self._home = home
@@ -185,12 +208,16 @@ class PlainModules:
 
 def find_home(path: Path) -> Path:
     """Whose modules a path's tests see: the example's, or those of the file alone."""
-    return EXAMPLES / path.relative_to(EXAMPLES).parts[0] if path.is_relative_to(EXAMPLES) and path != EXAMPLES else path
+    return (
+        EXAMPLES / path.relative_to(EXAMPLES).parts[0] if path.is_relative_to(EXAMPLES) and path != EXAMPLES else path
+    )
 
 
 def plain_modules(names: Iterable[str]) -> dict[str, types.ModuleType]:
     """Of imported modules those that stand in no package and were installed by nobody, tests aside."""
-    return {name: sys.modules[name] for name in list(names) if is_plain(name, getattr(sys.modules[name], "__file__", None))}
+    return {
+        name: sys.modules[name] for name in list(names) if is_plain(name, getattr(sys.modules[name], "__file__", None))
+    }
 
 
 def is_plain(name: str, file: str | None) -> bool:
@@ -292,10 +319,10 @@ def installed_commands(shared: Path) -> Path:
 
 @pytest.fixture
 def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for `make` and the
-    lines of an environment and its packages. Returns what was said.
-    With `--long` each command is a fresh process of an environment that was made as the pages say, with
-    our packages from built wheels, as a reader's is; without it, `init first` is a copy of `first_agent`."""
+    """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for
+    `make` and the lines of an environment and its packages. Returns what was said. With `--long` each command is a
+    fresh process of an environment that was made as the pages say, with our packages from built wheels, as a reader's
+    is; without it, `init first` is a copy of `first_agent`."""
     fence = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     is_fresh = sized(False, True)
 
@@ -311,7 +338,9 @@ def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., st
             ran = warm.run(*(words[1:] if words[0] == "python" else words), cwd=tmp_path, environment=environment)
         else:
             whole = {**os.environ, **environment}
-            ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=whole, timeout=PATIENCE_S)
+            ran = subprocess.run(
+                words, cwd=tmp_path, capture_output=True, text=True, check=False, env=whole, timeout=PATIENCE_S
+            )
         assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
         return ran.stdout
 
@@ -319,8 +348,12 @@ def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., st
         commands = request.getfixturevalue("installed_commands") if is_fresh else Path(sys.executable).parent
         path = f"{commands}:{os.environ['PATH']}"
         said = ""
-        for language, title, body in (match.groups() for match in fence.finditer((ROOT / page).read_text(encoding="utf-8"))):
-            assert title or language in {"bash", "text"}, f"a block of {page} in {language} has no title, so nothing runs it"
+        for language, title, body in (
+            match.groups() for match in fence.finditer((ROOT / page).read_text(encoding="utf-8"))
+        ):
+            assert title or language in {"bash", "text"}, (
+                f"a block of {page} in {language} has no title, so nothing runs it"
+            )
             if title:
                 (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / title).write_text(body, encoding="utf-8")
@@ -337,9 +370,12 @@ def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., st
 
 @pytest.fixture(scope="session")
 def core_algos() -> Iterator[Any]:
-    """verl's own algorithm module. The package around it imports Ray and the workers' configuration, which the algorithms do not use."""
+    """verl's own algorithm module. The package around it imports Ray and the workers' configuration, which the
+    algorithms do not use."""
     found = importlib.util.find_spec("verl")
-    assert found is not None and found.submodule_search_locations is not None, "verl is a development dependency; run `make test`"
+    assert found is not None and found.submodule_search_locations is not None, (
+        "verl is a development dependency; run `make test`"
+    )
     before = set(sys.modules)
     verl, workers, config = (types.ModuleType(name) for name in ("verl", "verl.workers", "verl.workers.config"))
     verl.__path__ = list(found.submodule_search_locations)

@@ -2,9 +2,9 @@
 
     python benchmarks/against.py COMMIT --rounds 3 --only gateway life start
 
-The commit is checked out beside this tree and gets an environment of its own, with the packages that it has. Its own scripts measure it, so
-what a script measures must be the same in both; what a start takes is measured from outside, by this tree's script. A figure that the
-commit cannot give is left out with a sentence.
+The commit is checked out beside this tree and gets an environment of its own, with the packages that it has. Its own
+scripts measure it, so what a script measures must be the same in both; what a start takes is measured from outside, by
+this tree's script. A figure that the commit cannot give is left out with a sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     options = parser.parse_args()
-    chosen = [benchmark for benchmark in BENCHMARKS if (not benchmark.is_long if options.only is None else benchmark.name in options.only)]
+    chosen = [
+        benchmark
+        for benchmark in BENCHMARKS
+        if (not benchmark.is_long if options.only is None else benchmark.name in options.only)
+    ]
     console = Console()
     pairs: dict[str, list[tuple[list[float], list[float]]]] = {benchmark.name: [] for benchmark in chosen}
     with checked_out(options.commit) as before:
@@ -45,7 +49,9 @@ def main() -> None:
                 continue
             pairs[benchmark.name].append((then, now))
     title = f"{options.commit} and now, medians of {options.rounds} interleaved rounds on this machine"
-    table = Table("what", options.commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left")
+    table = Table(
+        "what", options.commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left"
+    )
     for benchmark in chosen:
         for place, figure in enumerate(benchmark.figures if benchmark.name in pairs else ()):
             thens, nows = ([pair[side][place] for pair in pairs[benchmark.name]] for side in (0, 1))

@@ -1,4 +1,5 @@
-"""CPU of a step's credit (DESIGN's target: at most 50 ms): 128 rollouts of 8 turns, every installed assigner that asks nobody.
+"""CPU of a step's credit (DESIGN's target: at most 50 ms): 128 rollouts of 8 turns, every installed assigner that asks
+nobody.
 
 python benchmarks/credit_cpu.py
 """
@@ -55,7 +56,11 @@ def make_rollout(group: int, number: int, random: np.random.Generator) -> Trajec
     calls: list[Transition] = []
     tools: list[ToolCall] = []
     for t in range(TURNS):
-        name, completion, result = f"{group}/{number}/{t}", random.integers(0, 5000, COMPLETION).tolist(), int(random.integers(0, 4))
+        name, completion, result = (
+            f"{group}/{number}/{t}",
+            random.integers(0, 5000, COMPLETION).tolist(),
+            int(random.integers(0, 4)),
+        )
         parent = calls[-1].id if calls else None
         calls.append(
             make_transition(
@@ -71,11 +76,16 @@ def make_rollout(group: int, number: int, random: np.random.Generator) -> Trajec
         )
         tools.append(
             ToolCall(
-                id=f"call_{name}", name="find", arguments=f'{{"page": {result}}}', result=f"page {result} at 18:04:{number:02} has {WORDS}"
+                id=f"call_{name}",
+                name="find",
+                arguments=f'{{"page": {result}}}',
+                result=f"page {result} at 18:04:{number:02} has {WORDS}",
             )
         )
         prompt = [*prompt, *completion, *range(result, result + RESULT)]
-    return make_trajectory(f"{group}/{number}", calls, reward=float(random.integers(0, 2)), group_id=str(group), tool_calls=tools)
+    return make_trajectory(
+        f"{group}/{number}", calls, reward=float(random.integers(0, 2)), group_id=str(group), tool_calls=tools
+    )
 
 
 def cpu_ms(work: Callable[[], Any]) -> float:
@@ -92,7 +102,9 @@ def cpu_ms(work: Callable[[], Any]) -> float:
 def main() -> None:
     random = np.random.default_rng(0)
     groups = [
-        TrajectoryGroup(id=str(group), trajectories=tuple(make_rollout(group, number, random) for number in range(ROLLOUTS)))
+        TrajectoryGroup(
+            id=str(group), trajectories=tuple(make_rollout(group, number, random) for number in range(ROLLOUTS))
+        )
         for group in range(GROUPS)
     ]
 
@@ -110,7 +122,11 @@ def main() -> None:
         else:
             continue
         for part in builds:
-            said = ", ".join(f"{key} = {value}" for key, value in part.get("options", {}).items() if not isinstance(value, dict | list))  # type: ignore[attr-defined]
+            said = ", ".join(
+                f"{key} = {value}"
+                for key, value in part.get("options", {}).items()
+                if not isinstance(value, dict | list)
+            )  # type: ignore[attr-defined]
             costs[f"{name} {said}".strip()] = cpu_ms(lambda part=part: step(build(part), "group"))  # type: ignore[misc]
     costs["grpo, compare = role"] = cpu_ms(lambda: step(build({"use": "grpo"}), "role"))
     costs["turns, compare = role"] = cpu_ms(lambda: step(build({"use": "turns"}), "role"))

@@ -6,7 +6,8 @@
     python benchmarks/doctor_bill.py --set loop.seed=7 --set learner.learning_rate=1e-4     … with settings of its own
     python benchmarks/doctor_bill.py --alarms 3          each shipped recipe with 3 seeds: the doctor's complaints, of which none is due
 
-A figure that is out of the range of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU minutes hardly do.
+A figure that is out of the range of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU
+minutes hardly do.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ class Taken:
 def command(*arguments: str) -> Taken:
     before, began = cpu_seconds(), time.monotonic()
     ran = subprocess.run(
-        [sys.executable, "-m", "lightningrl", *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lightningrl", *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     minutes, cpu_minutes = (time.monotonic() - began) / 60, (cpu_seconds() - before) / 60
     if not ran.stdout.strip():
@@ -79,7 +85,11 @@ def compare(recipe: str, steps: int | None, given: Sequence[str]) -> bool:
         ranged = line["low"] is not None
         within = not ranged or line["low"] <= value <= line["high"]
         is_covered = is_covered and (within or "minutes" in name)
-        between = f" ({line['low'] / line['amount']:.2f}–{line['high'] / line['amount']:.2f})" if ranged and line["amount"] else ""
+        between = (
+            f" ({line['low'] / line['amount']:.2f}–{line['high'] / line['amount']:.2f})"
+            if ranged and line["amount"]
+            else ""
+        )
         said.append(f"{name} {value / bill[name]:.2f}{between}{'' if within else '!'}")
     print(
         f"{recipe:13} {'  '.join(said)}  (doctor {60 * looked.minutes:.0f} s, {60 * looked.cpu_minutes:.0f} CPU s)",
@@ -97,7 +107,14 @@ def totals(run: Path, ran: Taken) -> dict[str, float]:
     trained = sum(row.get("trained_tokens", 0.0) for row in rows)
     size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
     steps = max(row["step"] for row in rows)
-    return {"steps": steps, **found, "trained_tokens": trained, "minutes": ran.minutes, "cpu_minutes": ran.cpu_minutes, "disk_bytes": size}
+    return {
+        "steps": steps,
+        **found,
+        "trained_tokens": trained,
+        "minutes": ran.minutes,
+        "cpu_minutes": ran.cpu_minutes,
+        "disk_bytes": size,
+    }
 
 
 def alarms(recipe: str, seeds: int) -> int:

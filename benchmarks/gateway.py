@@ -1,15 +1,16 @@
-"""Gateway CPU per recorded, durable call: real HTTP, real SQLite, an engine over the real engine link, each in its own process.
+"""Gateway CPU per recorded, durable call: real HTTP, real SQLite, an engine over the real engine link, each in its own
+process.
 
     python benchmarks/gateway.py --calls 2000 --concurrency 32
     python benchmarks/gateway.py --in-flight --calls 1000
 
     client process ── HTTP ──► server process (gateway + store) ◄── WebSocket ── engine process
 
-Counted: user + system CPU of the server process, all its threads, between the first and the last call. Half of the calls start
-a conversation (eight rollouts share a prompt, as a group does), half continue one.
+Counted: user + system CPU of the server process, all its threads, between the first and the last call. Half of the
+calls start a conversation (eight rollouts share a prompt, as a group does), half continue one.
 
-`--in-flight`: so many calls are held as during a weight update, then released; all must be answered and recorded. The engine and the
-client share this process then.
+`--in-flight`: so many calls are held as during a weight update, then released; all must be answered and recorded. The
+engine and the client share this process then.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
         store = await SqlStore.open(f"sqlite:///{folder}/store.sqlite")
         engines = EngineRegistry(wait_s=60)
         gateway = create_gateway(store, engines, {"policy": PolicyRenderer(tiny_tokenizer())})
-        specs = [RolloutSpec(id=f"r{i}", task=Task(id=f"t{i // 8}", input="x"), group_id=f"g{i // 8}") for i in range(rollouts)]
+        specs = [
+            RolloutSpec(id=f"r{i}", task=Task(id=f"t{i // 8}", input="x"), group_id=f"g{i // 8}")
+            for i in range(rollouts)
+        ]
         await store.create_rollouts(specs)
         leases = [await store.lease("bench", lease_s=3600) for _ in specs]
 
@@ -134,13 +138,17 @@ async def call_all(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=120) as client:
 
         async def converse(number: int, path: str, key: str) -> None:
-            schema = (f"Table {number // 8}: singer(id, name, age, country), concert(id, singer_id, year). " * 40)[:prompt_chars]
+            schema = (f"Table {number // 8}: singer(id, name, age, country), concert(id, singer_id, year). " * 40)[
+                :prompt_chars
+            ]
             messages = [{"role": "system", "content": schema}, {"role": "user", "content": "Who is older than 20?"}]
             async with gate:
                 for _ in range(turns):
                     started = time.perf_counter()
                     body = {"model": "gpt-4o", "messages": messages, "stream": stream}
-                    answer = await client.post(f"{path}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+                    answer = await client.post(
+                        f"{path}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+                    )
                     answer.raise_for_status()
                     latencies.append(time.perf_counter() - started)
                     if not stream:
@@ -208,7 +216,9 @@ async def hold_all(port: int, attempts: list[tuple[str, str]]) -> dict[str, floa
 
 
 @contextmanager
-def server_process(folder: str, rollouts: int, profile: str | None) -> Iterator[tuple[int, list[tuple[str, str]], Connection]]:
+def server_process(
+    folder: str, rollouts: int, profile: str | None
+) -> Iterator[tuple[int, list[tuple[str, str]], Connection]]:
     """The server's port, its attempts (path and key), and the pipe that ends it and then says what was recorded."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -241,9 +251,13 @@ def main() -> None:
             numbers["recorded"] = pipe.recv()["calls"]
             figure = min(numbers["held"], numbers["recorded"]) - numbers["failed"]
         else:
-            engine = multiprocessing.get_context("spawn").Process(target=run_engine, args=(port, options.tokens), daemon=True)
+            engine = multiprocessing.get_context("spawn").Process(
+                target=run_engine, args=(port, options.tokens), daemon=True
+            )
             engine.start()
-            numbers = asyncio.run(call_all(port, attempts, options.turns, options.concurrency, options.prompt_chars, options.stream))
+            numbers = asyncio.run(
+                call_all(port, attempts, options.turns, options.concurrency, options.prompt_chars, options.stream)
+            )
             engine.terminate()
             pipe.send("stop")
             numbers |= pipe.recv()

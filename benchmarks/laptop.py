@@ -1,12 +1,14 @@
-"""What a laptop can train: speed and memory of policies of about 0.1, 0.5 and 1.5 billion parameters (random weights, Qwen2.5's shapes).
+"""What a laptop can train: speed and memory of policies of about 0.1, 0.5 and 1.5 billion parameters (random weights,
+Qwen2.5's shapes).
 
     python benchmarks/laptop.py                          0.1, 0.5 and 1.5 billion, float32
     python benchmarks/laptop.py --sizes 0.5 --threads 1 --dtype bfloat16
 
-Each size runs in a process of its own: decoding for 1 and 8 rows as a share of what memory bandwidth allows (weights are read once for
-each token of all rows; the bandwidth is that of summing 256 MB, measured before and after), prefill, learning with LoRA, and a small
-recipe's step: 8 rollouts of 2 calls, 100 prompt and 24 completion tokens each, with the settings that a recipe has that says nothing of
-them. Seconds are CPU seconds by thread: other work on the machine does not count.
+Each size runs in a process of its own: decoding for 1 and 8 rows as a share of what memory bandwidth allows (weights
+are read once for each token of all rows; the bandwidth is that of summing 256 MB, measured before and after), prefill,
+learning with LoRA, and a small recipe's step: 8 rollouts of 2 calls, 100 prompt and 24 completion tokens each, with the
+settings that a recipe has that says nothing of them. Seconds are CPU seconds by thread: other work on the machine does
+not count.
 """
 
 from __future__ import annotations
@@ -33,9 +35,27 @@ from lightningrl_torch.testing import make_sample
 
 VOCABULARY = 151_936
 SHAPES: dict[str, dict[str, Any]] = {
-    "0.1": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2},
-    "0.5": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
-    "1.5": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
+    "0.1": {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    },
+    "0.5": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "1.5": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
 }
 TOKENS, PROMPT = 24, 100
 ROLLOUTS, CALLS = 8, 2
@@ -47,7 +67,9 @@ def make_policy(size: str, dtype: torch.dtype) -> Any:
     with torch.device("meta"):
         model: Any = Qwen2ForCausalLM(config)
     buffers = dict(
-        Qwen2ForCausalLM(Qwen2Config(**{**SHAPES[size], "vocab_size": 8, "num_hidden_layers": 1})).model.rotary_emb.named_buffers()
+        Qwen2ForCausalLM(
+            Qwen2Config(**{**SHAPES[size], "vocab_size": 8, "num_hidden_layers": 1})
+        ).model.rotary_emb.named_buffers()
     )
     model = model.to(dtype).to_empty(device="cpu")
     for name, buffer in buffers.items():
@@ -82,7 +104,9 @@ def generate(engine: TorchEngine, rows: int, *, prompt: int, tokens: int) -> Cal
 
     async def one(number: int) -> None:
         prompt_ids = tuple(rng.randrange(VOCABULARY) for _ in range(prompt))
-        request = GenerateRequest(id=str(number), prompt_ids=prompt_ids, sampling=SamplingSettings(max_tokens=tokens, seed=number))
+        request = GenerateRequest(
+            id=str(number), prompt_ids=prompt_ids, sampling=SamplingSettings(max_tokens=tokens, seed=number)
+        )
         async for _ in engine.generate(request):
             pass
 
@@ -120,7 +144,9 @@ def measure(size: str, dtype: str, threads: int) -> None:
     rng = random.Random(1)
     samples = [
         make_sample(
-            [rng.randrange(VOCABULARY) for _ in range(PROMPT)], [rng.randrange(VOCABULARY) for _ in range(TOKENS)], rollout=str(number)
+            [rng.randrange(VOCABULARY) for _ in range(PROMPT)],
+            [rng.randrange(VOCABULARY) for _ in range(TOKENS)],
+            rollout=str(number),
         )
         for number in range(4)
     ]

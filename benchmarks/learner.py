@@ -1,12 +1,13 @@
 """What learning a step costs the torch backend, of small random policies and random tokens.
 
 python benchmarks/learner.py trees [--repeats 3] [--traces search coding …] [--microbatch 16384]
-    CPU seconds of a step: what rows begin alike with computed once, against merged rows and plain one-call rows, for groups of rollouts
-    in the shape of five kinds of agents. The forms take turns; the least time counts. `gradient` = the largest difference of any
-    parameter's gradient from that of the plain rows (float32)
+    CPU seconds of a step: what rows begin alike with computed once, against merged rows and plain one-call rows, for
+    groups of rollouts in the shape of five kinds of agents. The forms take turns; the least time counts. `gradient` =
+    the largest difference of any parameter's gradient from that of the plain rows (float32)
 python benchmarks/learner.py threads
-    a step on one thread, on two, and on two where another thread of the process has a team, too. Such a team comes of any operation on
-    several threads, for good; `TorchBackend` therefore computes with several threads in one thread alone
+    a step on one thread, on two, and on two where another thread of the process has a team, too. Such a team comes of
+    any operation on several threads, for good; `TorchBackend` therefore computes with several threads in one thread
+    alone
 python benchmarks/learner.py critic
     memory, time of a step and of a step's values with a critic, beside none; and the CPU of its credit
 """
@@ -118,7 +119,11 @@ def make_groups(name: str) -> list[TrajectoryGroup]:
             name, transitions = f"{group}/{member}", []
             for number, (prompt, completion) in enumerate(rollout(system, task)):
                 parent = f"{name}/{number - 1}" if number else None
-                transitions.append(make_transition(f"{name}/{number}", prompt=prompt, completion=completion, index=number, parent=parent))
+                transitions.append(
+                    make_transition(
+                        f"{name}/{number}", prompt=prompt, completion=completion, index=number, parent=parent
+                    )
+                )
             members.append(make_trajectory(name, transitions))
         made.append(TrajectoryGroup(id=str(group), trajectories=tuple(members)))
     return made
@@ -135,7 +140,9 @@ def make_rows(groups: Sequence[TrajectoryGroup], rows: Rows) -> list[Sample]:
 
 
 def trees(folder: Path, options: argparse.Namespace) -> None:
-    print("| trace | rows | tokens of rows | distinct | trie_efficiency | tree, s | plain / tree | merged / tree | gradient |")
+    print(
+        "| trace | rows | tokens of rows | distinct | trie_efficiency | tree, s | plain / tree | merged / tree | gradient |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     settings: dict[str, Any] = {"policy": save_policy(folder, **SHAPE), "threads": 1, "learning_rate": 0.0}
     settings["max_tokens_per_microbatch"] = options.microbatch
@@ -161,7 +168,8 @@ def measure(name: str, tree: TorchBackend, plain: TorchBackend, repeats: int) ->
     gradients = [backend.learner.gradients(calls) for backend in (tree, plain)]
     tree_gradients, plain_gradients = gradients
     difference = max(
-        float((tree_gradients[name] - plain_gradients[name]).abs().max() / plain_gradients[name].abs().max()) for name in plain_gradients
+        float((tree_gradients[name] - plain_gradients[name]).abs().max() / plain_gradients[name].abs().max())
+        for name in plain_gradients
     )
     least = {form: min(times) for form, times in seconds.items()}
     all_tokens = sum(len(row.token_ids) for row in calls)
@@ -187,11 +195,14 @@ def threads(folder: Path, options: argparse.Namespace) -> None:
         return [rng.randrange(257, VOCABULARY) for _ in range(count)]
 
     rows = [
-        make_sample(words(90), words(40), rng.gauss(0, 1), rollout=str(row), weight=1 / 200, logprobs=[-1.0] * 40) for row in range(200)
+        make_sample(words(90), words(40), rng.gauss(0, 1), rollout=str(row), weight=1 / 200, logprobs=[-1.0] * 40)
+        for row in range(200)
     ]
     with cpu_threads(1):
         policy = save_policy(folder, **SHAPE)
-        first, second = (TorchBackend(policy=policy, device="cpu", threads=count, learning_rate=0.0) for count in (1, 2))
+        first, second = (
+            TorchBackend(policy=policy, device="cpu", threads=count, learning_rate=0.0) for count in (1, 2)
+        )
 
         def seconds(backend: TorchBackend) -> float:
             """Least seconds on the clock: threads wait for each other."""

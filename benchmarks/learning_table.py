@@ -7,8 +7,9 @@
     python benchmarks/learning_table.py rag-credit --steps 25  the same in fewer steps, in runs/table/rag-25; a schedule ends with them
     python benchmarks/learning_table.py                        every example (some hours on two cores)
 
-Every row is a plain `lightningrl train examples/NAME` with the settings shown; numbers are read from the run's own store, by the example's
-own `measures.py`, at the first and the last validation. The picture goes to docs/NAME_curve.png; the tables of credit have none.
+Every row is a plain `lightningrl train examples/NAME` with the settings shown; numbers are read from the run's own
+store, by the example's own `measures.py`, at the first and the last validation. The picture goes to
+docs/NAME_curve.png; the tables of credit have none.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Table:
 
     def measure(self) -> Callable[[Sequence[Trajectory]], dict[str, float]]:
         """The example's own `measure(trajectories)`: what it counts beside its reward."""
-        found: Callable[[Sequence[Trajectory]], dict[str, float]] = runpy.run_path(str(self.folder / "measures.py"))["measure"]
+        found: Callable[[Sequence[Trajectory]], dict[str, float]] = runpy.run_path(str(self.folder / "measures.py"))[
+            "measure"
+        ]
         return found
 
 
@@ -88,19 +91,29 @@ CREDIT = {
     "dr_grpo": (),
     "maxrl": ("credit.use=maxrl",),
     "turns": ("credit.use=turns", "intermediate_rewards.tools.use=tool_status"),
-    "states": ("credit.use=states", "credit.options.key=observation", "credit.options.shrinkage=2.0", "credit.options.gate=4.0"),
+    "states": (
+        "credit.use=states",
+        "credit.options.key=observation",
+        "credit.options.shrinkage=2.0",
+        "credit.options.gate=4.0",
+    ),
     "likelihood": ("credit.use=likelihood", "credit.options.answer=<answer> {answer} </answer>"),
     "turn_gae": ("credit.use=turn_gae", "credit.whiten=true", "learner.critic.model=trunk"),
     "by_role": ("credit.compare=role",),
 }
-"""Settings by assigner, as docs/credit recommends them; nothing is tuned. `likelihood` asks for answers as rag's agent says them;
-`by_role` is the recipe's own, compared within each role."""
+"""Settings by assigner, as docs/credit recommends them; nothing is tuned. `likelihood` asks for answers as rag's agent
+says them; `by_role` is the recipe's own, compared within each role."""
 
 
 def credit_table(example: str, title: str, *assigners: str) -> Table:
     """An example's recipe with other assigners, two seeds each; `dr_grpo` is the recipe as it is."""
     rows = [
-        Row(name=f"seed-{seed}" if use == "dr_grpo" else f"{use}-{seed}", label=f"`{use}`", seed=seed, settings=CREDIT[use])
+        Row(
+            name=f"seed-{seed}" if use == "dr_grpo" else f"{use}-{seed}",
+            label=f"`{use}`",
+            seed=seed,
+            settings=CREDIT[use],
+        )
         for use in ("dr_grpo", *assigners)
         for seed in SEEDS[:2]
     ]
@@ -118,7 +131,11 @@ TABLES = (
             Row(name="long-0", label="`write` and `rewrite`, 150 steps", settings=("loop.steps=150",)),
         ),
     ),
-    Table(example="rag", title="Multi-hop questions (OpenAI Agents SDK), greedy, unseen entities", rows=seeds_and_control("all calls")),
+    Table(
+        example="rag",
+        title="Multi-hop questions (OpenAI Agents SDK), greedy, unseen entities",
+        rows=seeds_and_control("all calls"),
+    ),
     Table(
         example="math_tools",
         title="Word problems with a calculator (AutoGen), greedy, unseen structures",
@@ -180,7 +197,17 @@ def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
 
 def run(table: Table, row: Row) -> None:
     folder = table.runs / row.name
-    command = [sys.executable, "-m", "lightningrl", "train", str(table.folder), "--run", str(folder), "--seed", str(row.seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "lightningrl",
+        "train",
+        str(table.folder),
+        "--run",
+        str(folder),
+        "--seed",
+        str(row.seed),
+    ]
     of_steps = () if table.steps is None else (f"loop.steps={table.steps}", f"learner.total_steps={table.steps}")
     for setting in (*row.settings, *of_steps):
         command += ["--set", setting]
@@ -273,10 +300,14 @@ def plot(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
     for row in rows:
         lines = read_metrics(table.runs / row.name)
         points = [(line["step"], line["validation/reward"]) for line in lines if "validation/reward" in line]
-        colour, marker = OF_SEEDS[row.seed] if row.kind == "seed" else CONTROL if row.kind == "control" else next(variants)
+        colour, marker = (
+            OF_SEEDS[row.seed] if row.kind == "seed" else CONTROL if row.kind == "control" else next(variants)
+        )
         seed = f", seed {row.seed}" if row.kind == "seed" else ""
         label = f"{row.label.replace('`', '')}{seed} ({lines[-1]['minutes']:.1f} minutes)"
-        axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, linewidth=1.4, color=colour, alpha=0.9, label=label)
+        axes.plot(
+            *zip(*points, strict=True), marker=marker, markersize=4, linewidth=1.4, color=colour, alpha=0.9, label=label
+        )
 
 
 if __name__ == "__main__":

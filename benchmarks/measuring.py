@@ -1,4 +1,5 @@
-"""Measuring, shared by all benchmarks: CPU of work and of processes, a server to measure, another commit beside this one, the table.
+"""Measuring, shared by all benchmarks: CPU of work and of processes, a server to measure, another commit beside this
+one, the table.
 
 a script prints `RESULT <number>` for each figure ─► run_all.py: the figure beside its target
                                                    └► against.py: then and now, in turns, and the ratio
@@ -47,7 +48,8 @@ __all__ = [
 ROOT: Final = Path(__file__).resolve().parents[1]
 RUN_KEY: Final = "benchmark-run-key"
 ENVIRONMENT: Final = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Environment of what is measured: every tree keeps its bytecode, else one compiles at each start what another has kept."""
+"""Environment of what is measured: every tree keeps its bytecode, else one compiles at each start what another has
+kept."""
 AGENT: Final = """
 import openai
 
@@ -63,7 +65,9 @@ def answer(task):
 # ---------------------------------------------------------------------- CPU
 
 
-def least_cpu_ms(work: Callable[[], Any], repeats: int = 15, *, clock: Callable[[], float] = time.process_time) -> float:
+def least_cpu_ms(
+    work: Callable[[], Any], repeats: int = 15, *, clock: Callable[[], float] = time.process_time
+) -> float:
     """Least CPU milliseconds of one call, after one that warms up: what else the machine does only adds to it."""
     return 1e3 * min(_cpu_seconds(work, repeats, 1, clock))
 
@@ -157,13 +161,17 @@ def checked_out(commit: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="lightningrl-against-") as scratch:
         tree = Path(scratch) / "tree"
-        subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", str(tree), commit], cwd=ROOT, check=True, capture_output=True
+        )
         try:
             print(f"installing {commit} …", flush=True)
             subprocess.run(["make", ".venv/.installed"], cwd=tree, check=True, capture_output=True)
             yield tree
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True, capture_output=True)
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True, capture_output=True
+            )
 
 
 def order_of_turn(trees: Sequence[Path], turn: int) -> Sequence[Path]:
@@ -221,7 +229,9 @@ BENCHMARKS: Final = (
     Benchmark(
         name="credit",
         command=("credit_cpu.py",),
-        figures=(Figure(what="credit of 128 rollouts × 8 turns, the dearest that asks nobody", target=50.0, unit="ms CPU"),),
+        figures=(
+            Figure(what="credit of 128 rollouts × 8 turns, the dearest that asks nobody", target=50.0, unit="ms CPU"),
+        ),
     ),
     Benchmark(
         name="bytes",

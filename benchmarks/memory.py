@@ -1,4 +1,5 @@
-"""Does a long run grow? Memory of trainer (engine and learner in it), server and workers over 2,000 steps of a real run.
+"""Does a long run grow? Memory of trainer (engine and learner in it), server and workers over 2,000 steps of a real
+run.
 
     python benchmarks/memory.py                      2,000 steps of 4 rollouts of 2 calls, a policy of 25 thousand parameters
     python benchmarks/memory.py --steps 400          a first look

@@ -1,12 +1,15 @@
-"""A run's calls with the store in PostgreSQL against SQLite: one server and several, worked at by many workers, in turns in one run.
+"""A run's calls with the store in PostgreSQL against SQLite: one server and several, worked at by many workers, in
+turns in one run.
 
     python benchmarks/postgres.py --workers 50 --rollouts 400 --rounds 5
 
-    workers (a process) ── HTTP ──► server process(es) ──► SQLite file | PostgreSQL (Debian's, started here, its disk synced)
+    workers (a process) ── HTTP ──► server process(es) ──► SQLite file | PostgreSQL (Debian's, started here, its disk
+    synced)
                                           └── WebSocket ──► engine (in this process), which answers at once
 
-Each worker leases a rollout at its server, makes its calls, reports its result, and leases the next. Counted: calls per second by the
-wall clock; CPU of the servers, and of the database, per call. Checked: every answer that a worker got is recorded, once, and nothing else.
+Each worker leases a rollout at its server, makes its calls, reports its result, and leases the next. Counted: calls per
+second by the wall clock; CPU of the servers, and of the database, per call. Checked: every answer that a worker got is
+recorded, once, and nothing else.
 """
 
 from __future__ import annotations
@@ -56,24 +59,40 @@ def main() -> None:
                     url = f"sqlite:///{folder}/store.sqlite" if name == "SQLite" else database.new_url()
                     found = asyncio.run(measure(Path(folder), url, servers, database, pool, options))
                 rows.setdefault(name, []).append(found)
-    print(f"{'store':24}{'calls/s':>10}{'against SQLite':>16}{'server ms/call':>16}{'against SQLite':>16}{'database ms/call':>18}")
-    middle = {name: {key: statistics.median(row[key] for row in of_name) for key in of_name[0]} for name, of_name in rows.items()}
+    print(
+        f"{'store':24}{'calls/s':>10}{'against SQLite':>16}{'server ms/call':>16}{'against SQLite':>16}{'database ms/call':>18}"
+    )
+    middle = {
+        name: {key: statistics.median(row[key] for row in of_name) for key in of_name[0]}
+        for name, of_name in rows.items()
+    }
     for name, of_name in rows.items():
-        speed = statistics.median(row["calls_per_s"] / base["calls_per_s"] for row, base in zip(of_name, rows["SQLite"], strict=True))
-        cost = statistics.median(row["server_ms"] / base["server_ms"] for row, base in zip(of_name, rows["SQLite"], strict=True))
+        speed = statistics.median(
+            row["calls_per_s"] / base["calls_per_s"] for row, base in zip(of_name, rows["SQLite"], strict=True)
+        )
+        cost = statistics.median(
+            row["server_ms"] / base["server_ms"] for row, base in zip(of_name, rows["SQLite"], strict=True)
+        )
         now = middle[name]
-        print(f"{name:24}{now['calls_per_s']:10.0f}{speed:16.2f}{now['server_ms']:16.2f}{cost:16.2f}{now['database_ms']:18.2f}")
+        print(
+            f"{name:24}{now['calls_per_s']:10.0f}{speed:16.2f}{now['server_ms']:16.2f}{cost:16.2f}{now['database_ms']:18.2f}"
+        )
     print(f"{int(sum(row['calls'] for of_name in rows.values() for row in of_name))} calls, each recorded once")
 
 
-async def measure(folder: Path, url: str, count: int, database: PostgreSQL, pool: Pool, options: argparse.Namespace) -> dict[str, float]:
+async def measure(
+    folder: Path, url: str, count: int, database: PostgreSQL, pool: Pool, options: argparse.Namespace
+) -> dict[str, float]:
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder / "policy")
-    settings = ServerSettings(store_url=url, run_key=RUN_KEY, policies={"policy": PolicySettings(model=folder / "policy")})
+    settings = ServerSettings(
+        store_url=url, run_key=RUN_KEY, policies={"policy": PolicySettings(model=folder / "policy")}
+    )
     engine = ScriptedEngine(tokenizer, reply=lambda _: TEXT, chunk_tokens=len(TEXT) + 1)
     async with AsyncExitStack() as stack:
         servers = [
-            await stack.enter_async_context(ServerProcess(settings, log_path=folder / f"server-{number}.log")) for number in range(count)
+            await stack.enter_async_context(ServerProcess(settings, log_path=folder / f"server-{number}.log"))
+            for number in range(count)
         ]
         client = await stack.enter_async_context(ServerClient(servers[0].url, RUN_KEY))
         links = EngineLinks([EngineLink(engine, server.url, RUN_KEY) for server in servers])
@@ -87,7 +106,9 @@ async def measure(folder: Path, url: str, count: int, database: PostgreSQL, pool
         answered: list[str] = await asyncio.to_thread(work)
         wall = time.perf_counter() - began
         used, database_used = server_cpu(servers) - used, database.cpu_s() - database_used
-        kept = [one for start in range(0, len(names), 50) for one in await client.trajectories(names[start : start + 50])]
+        kept = [
+            one for start in range(0, len(names), 50) for one in await client.trajectories(names[start : start + 50])
+        ]
     recorded = [call.id for one in kept for call in one.transitions]
     assert sorted(answered) == sorted(recorded), "every answer is recorded once, and nothing else is"
     calls = len(recorded)
@@ -102,7 +123,9 @@ async def measure(folder: Path, url: str, count: int, database: PostgreSQL, pool
 
 async def order(client: ServerClient, kind: str, count: int) -> list[str]:
     names = [f"{kind}-{number}" for number in range(count)]
-    await client.create_rollouts([RolloutSpec(id=name, task=Task(id=name, input=name), group_id=name) for name in names])
+    await client.create_rollouts(
+        [RolloutSpec(id=name, task=Task(id=name, input=name), group_id=name) for name in names]
+    )
     return names
 
 
@@ -130,7 +153,9 @@ async def run_worker(url: str, name: str, turns: int, answers: list[str]) -> Non
             for _ in range(turns):
                 headers = {"authorization": f"Bearer {lease.key}"}
                 answer = await http.post(
-                    f"{lease.base_path}/chat/completions", json={"model": "policy", "messages": messages}, headers=headers
+                    f"{lease.base_path}/chat/completions",
+                    json={"model": "policy", "messages": messages},
+                    headers=headers,
                 )
                 answer.raise_for_status()
                 said = answer.json()

@@ -1,4 +1,5 @@
-"""What rollouts cost beyond their agents: one at a time, a step's in a real run, as the store grows, and with very many workers.
+"""What rollouts cost beyond their agents: one at a time, a step's in a real run, as the store grows, and with very many
+workers.
 
 python benchmarks/rollouts.py overhead                     from the order to the trajectory, one at a time, less the agent's own time
 python benchmarks/rollouts.py life                         server CPU of a rollout in a real run, from its order to its step
@@ -6,7 +7,8 @@ python benchmarks/rollouts.py life --agent text_to_sql     the same of examples/
 python benchmarks/rollouts.py growth --rollouts 200000     what is asked of a store all the time, in CPU of this process, as it grows
 python benchmarks/rollouts.py workers --workers 500        simulated workers lease, call and report, as fast as they are answered
 
-this process ─ order, wait, trajectories, scores, step ─► server process ◄─ lease, calls, spans, result ─ worker processes
+this process ─ order, wait, trajectories, scores, step ─► server process ◄─ lease, calls, spans, result ─ worker
+processes
     └─ scripted engine ◄──────── engine link ─────────────┘
 """
 
@@ -148,7 +150,10 @@ def make_reply(agent: str) -> Callable[[str], str]:
 async def run_step(client: ServerClient, step: int, questions: Sequence[object]) -> int:
     """The trainer's requests of one step, as its loop makes them; how many calls its rollouts took."""
     numbers = range(step * STEP, (step + 1) * STEP)
-    specs = [order(str(step), number, step=step, question=questions[number // 8 % 64] if questions else None) for number in numbers]
+    specs = [
+        order(str(step), number, step=step, question=questions[number // 8 % 64] if questions else None)
+        for number in numbers
+    ]
     await client.create_rollouts(specs)
     waiting, calls = {spec.id for spec in specs}, 0
     scores: list[Score] = []
@@ -232,7 +237,8 @@ async def make_step(store: SqlStore, step: int) -> list[str]:
 
 
 async def growth(folder: Path, options: argparse.Namespace) -> None:
-    """The dearest growth: a query's CPU at the last part ÷ at the first; one that looks at all rollouts may grow with them, 5 at most."""
+    """The dearest growth: a query's CPU at the last part ÷ at the first; one that looks at all rollouts may grow with
+    them, 5 at most."""
     pragmas = {"synchronous": 0}  # its fsyncs are not what is measured
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}", pragmas=pragmas)
     costs: dict[str, list[float]] = {}
@@ -266,7 +272,9 @@ async def growth(folder: Path, options: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------- workers
 
 
-async def post(line: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: str, body: Any, key: str = RUN_KEY) -> Any:
+async def post(
+    line: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: str, body: Any, key: str = RUN_KEY
+) -> Any:
     """One request on a connection that stays open."""
     reader, writer = line
     data = json.dumps(body).encode()
@@ -305,7 +313,8 @@ def cpu_by_thread(pid: int) -> dict[str, float]:
 
 
 async def workers(folder: Path, options: argparse.Namespace) -> None:
-    """The event loop and the store's writer have a thread each, but one interpreter: the sum of their CPU bounds the server."""
+    """The event loop and the store's writer have a thread each, but one interpreter: the sum of their CPU bounds the
+    server."""
     count, rollouts = options.workers or 500, options.rollouts or 3_000
     async with serving(folder) as (server, client):
         assert server.pid is not None
@@ -319,7 +328,9 @@ async def workers(folder: Path, options: argparse.Namespace) -> None:
         assert len(done) == rollouts
     print(f"{count} workers, {rollouts} rollouts of one call: {rollouts / wall:.1f} rollouts/s")
     ranked = sorted(shares.items(), key=lambda share: -share[1])
-    print("ms of CPU for a rollout: " + ", ".join(f"{name} {1e3 * used / rollouts:.2f}" for name, used in ranked if used))
+    print(
+        "ms of CPU for a rollout: " + ", ".join(f"{name} {1e3 * used / rollouts:.2f}" for name, used in ranked if used)
+    )
     print(f"the workers and the engine, simulated: {own / wall:.2f} of a core")
     result(1e3 * sum(shares.values()) / rollouts)
 
@@ -332,7 +343,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="2 of `life`, 500 of `workers`")
     parser.add_argument("--agent", choices=("one_call", "text_to_sql"), default="one_call", help="of `life`")
     parser.add_argument("--steps", type=int, default=3, help="of `life`")
-    parser.add_argument("--flames", help="of `life`: write the server's stacks here (py-spy; the figures mean little then)")
+    parser.add_argument(
+        "--flames", help="of `life`: write the server's stacks here (py-spy; the figures mean little then)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(measures[options.what](Path(name), options))

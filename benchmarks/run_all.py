@@ -9,7 +9,9 @@ from rich.table import Table
 
 def main() -> None:
     console = Console()
-    table = Table("what", "target", "measured", "met", title="Benchmarks (this machine, this run)", title_justify="left")
+    table = Table(
+        "what", "target", "measured", "met", title="Benchmarks (this machine, this run)", title_justify="left"
+    )
     for benchmark in BENCHMARKS:
         if benchmark.is_long:
             continue

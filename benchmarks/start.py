@@ -1,14 +1,17 @@
-"""What a start costs, of this tree or of another that has its `.venv` (`benchmarks/against.py COMMIT --only start import`).
+"""What a start costs, of this tree or of another that has its `.venv` (`benchmarks/against.py COMMIT --only start
+import`).
 
     python benchmarks/start.py train      from `lightningrl train RECIPE` to the agent's first answer from the model
     python benchmarks/start.py export     `lightningrl export` of a short run
     python benchmarks/start.py run        `lightningrl train examples/text_to_sql --steps 10`, validated before and after; its median step
     python benchmarks/start.py import     `import lightningrl`, the list of plugins, a server until it answers, the check of an agent
     python benchmarks/start.py step [RECIPE] --set runtime.concurrency=48
-                                          CPU seconds of a training step by process: trainer (engine, learner, loop), server, workers
+                                          CPU seconds of a training step by process: trainer (engine, learner, loop),
+                                          server, workers
 
-Seconds on the clock and CPU seconds of every process that the command started. The tree makes a short run before: one that starts for the
-first time compiles all that it imports, which takes as long again. Each is the least of `--rounds`, medians beside it.
+Seconds on the clock and CPU seconds of every process that the command started. The tree makes a short run before: one
+that starts for the first time compiles all that it imports, which takes as long again. Each is the least of `--rounds`,
+medians beside it.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ agent.run_query = marking  # it runs what the model has answered
 """
 PATIENCE_S: Final = 900.0
 TIMED: Final = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
-SERVER: Final = ("lightningrl_server", "lightningrl_server")
-AGENT_CHECK: Final = ("lightningrl_training.agent_check", "lightningrl_training.agent_check")
+SERVER: Final = ("lightningrl_server", "lightningrl.server")
+AGENT_CHECK: Final = ("lightningrl_training.agent_check", "lightningrl.training.agent_check")
 """Modules that are programs, by where a tree may have them."""
 FIRST_STEP: Final = 3
 """The first step that `step` counts, and it leaves out the last."""
@@ -188,7 +191,7 @@ def by_part(pid: int) -> dict[str, float]:
     return seconds
 
 
-WORKER: Final = ("lightningrl_client.runtime.worker", "lightningrl_client.runtime.worker")
+WORKER: Final = ("lightningrl_client.runtime.worker", "lightningrl.runtime.worker")
 
 
 def step(recipe: str, steps: int, given: list[str], scratch: Path) -> None:
@@ -230,7 +233,9 @@ def main() -> None:
         folder = Path(name)
         if options.what == "step":
             if (options.steps or 15) < FIRST_STEP + 2:
-                parser.error(f"--steps {options.steps}: the first {FIRST_STEP} and the last are not counted; ask for more")
+                parser.error(
+                    f"--steps {options.steps}: the first {FIRST_STEP} and the last are not counted; ask for more"
+                )
             step(options.recipe, options.steps or 15, options.settings, folder)
             return
         short_run(tree, folder / "short")

@@ -1,13 +1,15 @@
-"""Training by verl's own trainer under Ray, vLLM serving the policy: the reward, its control, and what LightningRL adds to a step.
+"""Training by verl's own trainer under Ray, vLLM serving the policy: the reward, its control, and what LightningRL adds
+to a step.
 
     .venv-verl/bin/python benchmarks/verl_step.py sql [--steps 20 --seeds 3]    examples/text_to_sql, and a control (learning rate 0)
     .venv-verl/bin/python benchmarks/verl_step.py sql --report                  only read what an earlier call left in runs/verl
     .venv-verl/bin/python benchmarks/verl_step.py overhead                      28 million random weights, 3 steps: ten minutes
     .venv-verl/bin/python benchmarks/verl_step.py overhead --width 768 --layers 12 --steps 2
 
-Every run is a plain `lightningrl train … --backend verl` of 64 rollouts a step, about four calls each. What LightningRL adds
-is the server's CPU time (gateway, store, leases, traces), and in line credit, rows and the hand-over. None of it computes with the
-policy, so its share falls as the policy grows. `overhead`: each rollout is one conversation of four calls of up to 64 tokens.
+Every run is a plain `lightningrl train … --backend verl` of 64 rollouts a step, about four calls each. What LightningRL
+adds is the server's CPU time (gateway, store, leases, traces), and in line credit, rows and the hand-over. None of it
+computes with the policy, so its share falls as the policy grows. `overhead`: each rollout is one conversation of four
+calls of up to 64 tokens.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def server_seconds(pid: int) -> float | None:
     """CPU time of the run's server process so far."""
     try:
         for child in psutil.Process(pid).children():
-            if any(word in ("lightningrl_server", "lightningrl_server") for word in child.cmdline()):
+            if "lightningrl_server" in child.cmdline():
                 times = child.cpu_times()
                 return float(times.user + times.system)
     except psutil.Error:
@@ -115,7 +117,9 @@ def show(name: str) -> tuple[float, float]:
     print(f"  from the command to the first step {steps[0]['time'] - steps[0]['seconds'] - cpu['began']:.0f} s")
     if rewards:
         print(f"  validation reward {rewards[0]:.3f} → {rewards[-1]:.3f}")
-    print(f"  training reward {mean(steps[:3], 'reward'):.3f} → {mean(steps[-3:], 'reward'):.3f} (means of three steps)")
+    print(
+        f"  training reward {mean(steps[:3], 'reward'):.3f} → {mean(steps[-3:], 'reward'):.3f} (means of three steps)"
+    )
     gap = max(record["learn/probability_gap_max"] for record in steps)
     print(f"  largest gap of a sampled token's probability, all steps {gap:.1e}")
     print(f"  a step of 64 rollouts of {mean(later, 'calls_per_rollout'):.1f} calls {step:.1f} s", end="")
@@ -165,7 +169,9 @@ def main() -> None:
         shutil.rmtree(RUNS / name, ignore_errors=True)
         train(name, options.steps or 3, RUNS / "recipes" / name, ("validation.every=0",))
         added, step = show(name)
-        print(f"  all of it, with {parameters / 1e6:.0f} million parameters: {added / step:.1%} of a step (target: 5 %)")
+        print(
+            f"  all of it, with {parameters / 1e6:.0f} million parameters: {added / step:.1%} of a step (target: 5 %)"
+        )
         return
     steps = options.steps or 20
     runs = {f"train-{steps}-seed-{seed}": (*SETTINGS, f"loop.seed={seed}") for seed in range(options.seeds)}

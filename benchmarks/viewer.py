@@ -1,4 +1,5 @@
-"""What looking at a run costs, of a store with 10,000 rollouts of 10 calls (made once, in the temporary folder: minutes).
+"""What looking at a run costs, of a store with 10,000 rollouts of 10 calls (made once, in the temporary folder:
+minutes).
 
 python benchmarks/viewer.py pages [PAGE …]   CPU and bytes of each page (at most 50 ms, 200 kB)
 python benchmarks/viewer.py person           the viewer's share of a live server's CPU while one person opens a page every 2 s and
@@ -231,8 +232,9 @@ async def cost(client: httpx.AsyncClient, page: str) -> tuple[float, float]:
 
 
 async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> None:
-    """`anew`: of an earlier page nothing is remembered but the index of its rollouts, which the first look reads; `again`: the
-    store is as it was. Imports and templates are loaded before. Credit is computed by a process of its own, which is not in it."""
+    """`anew`: of an earlier page nothing is remembered but the index of its rollouts, which the first look reads;
+    `again`: the store is as it was. Imports and templates are loaded before. Credit is computed by a process of its
+    own, which is not in it."""
     async with open_run(folder) as run:
         began = time.process_time()
         await run.queries.step_rewards()
@@ -305,8 +307,8 @@ async def measure_server(store: Path, scratch: Path, rollouts: int, *, is_viewed
 
 
 async def measure_indices(folder: Path, turns: int, rollouts: int = 32) -> float:
-    """CPU seconds that the viewer's indices cost a store for a rollout of 4 calls without tools: in turns with a store without them, the
-    median."""
+    """CPU seconds that the viewer's indices cost a store for a rollout of 4 calls without tools: in turns with a store
+    without them, the median."""
     stores = [await SqlStore.open(f"sqlite:///{folder / name}") for name in ("with", "without")]
     with closing(sqlite3.connect(folder / "without", timeout=60)) as db:
         for name in VIEWERS:

@@ -1,7 +1,8 @@
 """CPU seconds of a server that began with a request to its viewer, told apart inside its process (`viewer.py person`).
 
-The server imports this before anything else. It adds up the thread's CPU time of each callback of the loop and each job of a thread that
-began with such a request. Callbacks of uvloop cannot be told apart, so that server runs on asyncio's own loop.
+The server imports this before anything else. It adds up the thread's CPU time of each callback of the loop and each job
+of a thread that began with such a request. Callbacks of uvloop cannot be told apart, so that server runs on asyncio's
+own loop.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 METER: Final = "LIGHTNINGRL_BENCHMARK_METER"
-"""File that a metered server writes: a line with the time, the viewer's CPU seconds and the process's, every half second."""
+"""File that a metered server writes: a line with the time, the viewer's CPU seconds and the process's, every half
+second."""
 SITE: Final = "import sys\nsys.path.insert(0, {folder!r})\nimport viewer_meter\nviewer_meter.start_meter()\n"
-SERVERS: Final = ("lightningrl_server", "lightningrl_server")
+SERVER: Final = "lightningrl_server"
 
 
 class Meter:
@@ -54,7 +56,9 @@ class Meter:
             looks = handle._context.get(self.is_looking, False)
             (self.timed(run_callback) if looks else run_callback)(handle)
 
-        def submit_timed(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def submit_timed(
+            pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, **kwargs: Any
+        ) -> Future[Any]:
             return submit(pool, self.timed(work) if self.is_looking.get() else work, *args, **kwargs)
 
         asyncio.Handle._run = run  # type: ignore[method-assign,assignment]
@@ -79,7 +83,7 @@ class Meter:
 
 def start_meter() -> None:
     """Meter this process where it is a server's."""
-    if not any(name in sys.orig_argv for name in SERVERS):
+    if SERVER not in sys.orig_argv:
         return
     sys.modules["uvloop"] = types.SimpleNamespace(new_event_loop=asyncio.new_event_loop)  # type: ignore[assignment]
     meter = Meter()

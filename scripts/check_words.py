@@ -22,10 +22,14 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 OPENERS: Final = frozenset({"Of", "What", "Whether", "How", "Those", "Who", "By", "As", "It", "That"})
 NAMES: Final = frozenset({"one", "found", "said", "told", "known", "kept"})
-PARTICIPLE: Final = re.compile(r"_?(?:[A-Z][a-z]+ed|Begun|Done|Found|Given|Kept|Known|Left|Lost|Made|Said|Seen|Sent|Shown|Taken|Told)")
+PARTICIPLE: Final = re.compile(
+    r"_?(?:[A-Z][a-z]+ed|Begun|Done|Found|Given|Kept|Known|Left|Lost|Made|Said|Seen|Sent|Shown|Taken|Told)"
+)
 NOUNS: Final = frozenset({"Need", "Speed"})
 """Classes that look like participles."""
-TO_RENAME: Final = frozenset({"Asked", "Created", "Finished", "Learned", "Measured", "Reported", "Shown", "Stopped", "_Known"})
+TO_RENAME: Final = frozenset(
+    {"Asked", "Created", "Finished", "Learned", "Measured", "Reported", "Shown", "Stopped", "_Known"}
+)
 """Classes that are participles still; none is added, and who renames one takes it out."""
 MOST_COLUMNS: Final = 120
 MOST_LINES: Final = 400
@@ -66,7 +70,9 @@ def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def _docstrings(tree: ast.Module) -> Iterator[Breach]:
     """Docstrings, of fields and constants too: each statement that is a string alone."""
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):
+        if not (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ):
             continue
         first = node.value.value.split(None, 1)[:1]
         if first and first[0].strip(",.:;`") in OPENERS:

@@ -26,8 +26,25 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 IN_IMAGE: Final = ("torch",)
 """With what it depends on: the image's own is used, whatever its version."""
 NOT_NEEDED: Final = (
-    *("anthropic", "autogen-agentchat", "autogen-ext", "bm25s", "datasets", "import-linter", "ipykernel", "mkdocs", "mypy"),
-    *("nbclient", "ollama", "omegaconf", "openinference-instrumentation-langchain", "openinference-instrumentation-openai", "psycopg"),
+    *(
+        "anthropic",
+        "autogen-agentchat",
+        "autogen-ext",
+        "bm25s",
+        "datasets",
+        "import-linter",
+        "ipykernel",
+        "mkdocs",
+        "mypy",
+    ),
+    *(
+        "nbclient",
+        "ollama",
+        "omegaconf",
+        "openinference-instrumentation-langchain",
+        "openinference-instrumentation-openai",
+        "psycopg",
+    ),
     *("pydantic-ai-slim", "pymdown-extensions", "ruff", "tensorboard", "tensordict", "types-requests", "verl"),
 )
 TREE: Final = (
@@ -71,7 +88,9 @@ def main() -> None:
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
     uv = str(Path(sys.executable).with_name("uv"))
-    subprocess.run([uv, "build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(wheels), str(ROOT)], check=True)
+    subprocess.run(
+        [uv, "build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(wheels), str(ROOT)], check=True
+    )
     (wheels / ".gitignore").unlink(missing_ok=True)
     ours = sorted(f"{wheel.name.split('-')[0].replace('_', '-')}" for wheel in wheels.glob("*.whl"))
     for version in options.python:
@@ -90,9 +109,24 @@ def main() -> None:
 def requirements(uv: str, version: str) -> list[str]:
     """What uv.lock names for Linux and this Python, without what the image has and what no check needs."""
     pruned = [word for name in (*IN_IMAGE, *NOT_NEEDED) for word in ("--prune", name)]
-    command = [uv, "export", "--quiet", "--frozen", "--no-emit-workspace", "--no-hashes", "--no-annotate", "--no-header", *pruned]
+    command = [
+        uv,
+        "export",
+        "--quiet",
+        "--frozen",
+        "--no-emit-workspace",
+        "--no-hashes",
+        "--no-annotate",
+        "--no-header",
+        *pruned,
+    ]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    machine = {"python_version": version, "python_full_version": f"{version}.0", "sys_platform": "linux", "platform_system": "Linux"}
+    machine = {
+        "python_version": version,
+        "python_full_version": f"{version}.0",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+    }
     machine |= {
         "platform_machine": "x86_64",
         "implementation_name": "cpython",
@@ -104,8 +138,28 @@ def requirements(uv: str, version: str) -> list[str]:
 
 
 def download(names: list[str], version: str, wheels: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels)]
-    command += ["--python-version", version, "--implementation", "cp", "--abi", f"cp{version.replace('.', '')}", "--abi", "abi3"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(wheels),
+    ]
+    command += [
+        "--python-version",
+        version,
+        "--implementation",
+        "cp",
+        "--abi",
+        f"cp{version.replace('.', '')}",
+        "--abi",
+        "abi3",
+    ]
     command += ["--abi", "none"]
     for glibc in (
         "manylinux_2_28",

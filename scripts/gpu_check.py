@@ -1,4 +1,5 @@
-"""What a machine with a GPU has to show, each check in a process of its own: a failure is a line of the report, and the next one runs.
+"""What a machine with a GPU has to show, each check in a process of its own: a failure is a line of the report, and the
+next one runs.
 
     python scripts/gpu_check.py                              on the GPU; half an hour
     python scripts/gpu_check.py --device cpu --quick         the same ways, tiny sizes: minutes on two cores
@@ -10,8 +11,8 @@
     text_to_sql   the example: seconds of a step, accuracy before and after
     whole_step    steps of a random-weight policy of 0.5 and of 1.5 billion parameters through server, agent, engine and learner
 
-No network is needed: weights are made on the spot. OUT/report.md has the figures, OUT/NAME.log what each check said. `scripts/gpu-check`
-makes a folder that brings all of this to a machine without a network.
+No network is needed: weights are made on the spot. OUT/report.md has the figures, OUT/NAME.log what each check said.
+`scripts/gpu-check` makes a folder that brings all of this to a machine without a network.
 """
 
 from __future__ import annotations
@@ -38,9 +39,27 @@ LIMIT_S: Final = 3600
 Figures = dict[str, float | str]
 
 SHAPES: Final[dict[str, dict[str, int]]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
-    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
-    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "0.5B": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "1.5B": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
 }
 """Qwen2.5's, with its vocabulary; `tiny` has 512 tokens."""
 AGENT: Final = """
@@ -133,11 +152,28 @@ class Machine:
 
 def suite(machine: Machine) -> Figures:
     """The tests of the torch backend, on the device."""
-    command = [sys.executable, "-m", "pytest", "-q", "packages/trainer-torch/tests", "-p", "no:cacheprovider", "--timeout", "900"]
-    command += ["--ignore=packages/trainer-torch/tests/test_torch_docs.py"]  # it reads the pages, which the bundle leaves out
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "packages/trainer-torch/tests",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        "900",
+    ]
+    command += [
+        "--ignore=packages/trainer-torch/tests/test_torch_docs.py"
+    ]  # it reads the pages, which the bundle leaves out
     command += ["-k", "conformance or engine and logprobs"] if machine.quick else []
     ran = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "LIGHTNINGRL_TEST_DEVICE": machine.device}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, "LIGHTNINGRL_TEST_DEVICE": machine.device},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     print(ran.stdout, ran.stderr)
     last = next((line for line in reversed(ran.stdout.splitlines()) if line.strip()), "")
@@ -170,7 +206,13 @@ def engine(machine: Machine) -> Figures:
             asyncio.run(sample(backend, prompts, new))
             ours = rows * new / (time.perf_counter() - began)
             ids = torch.tensor(prompts, device=machine.device)
-            options = {"do_sample": True, "top_k": 0, "max_new_tokens": new, "min_new_tokens": new, "attention_mask": torch.ones_like(ids)}
+            options = {
+                "do_sample": True,
+                "top_k": 0,
+                "max_new_tokens": new,
+                "min_new_tokens": new,
+                "attention_mask": torch.ones_like(ids),
+            }
             seconds = machine.seconds(lambda: theirs.generate(ids, **options), times=2)  # noqa: B023
             figures[f"tokens/s, {rows} rows"] = ours
             figures[f"of transformers' generate, {rows} rows"] = ours / (rows * new / seconds)
@@ -194,7 +236,8 @@ async def sample(backend: Any, prompts: list[tuple[int, ...]], new: int) -> None
 
 
 def learner(machine: Machine) -> Figures:
-    """One step on rows of the same length; the second is counted. MFU is 6 operations for each parameter and token (Kaplan et al. 2020)."""
+    """One step on rows of the same length; the second is counted. MFU is 6 operations for each parameter and token
+    (Kaplan et al. 2020)."""
     from lightningrl_torch.backend import TorchBackend
     from lightningrl_torch.testing import make_sample
 
@@ -206,7 +249,9 @@ def learner(machine: Machine) -> Figures:
         parameters = sum(parameter.numel() for parameter in backend.learner.parameters.values())
         rng = random.Random(0)
         ids = [[rng.randrange(257, 500) for _ in range(2 * half)] for _ in range(rows)]
-        samples = [make_sample(row[:half], row[half:], rng.gauss(0, 1), rollout=str(number)) for number, row in enumerate(ids)]
+        samples = [
+            make_sample(row[:half], row[half:], rng.gauss(0, 1), rollout=str(number)) for number, row in enumerate(ids)
+        ]
         seconds = machine.seconds(lambda: backend.learn(samples), times=3)
         backend.close()
     tokens, arithmetic = rows * 2 * half, machine.arithmetic()
@@ -220,11 +265,22 @@ def learner(machine: Machine) -> Figures:
 
 def text_to_sql(machine: Machine) -> Figures:
     """The example, on the device."""
-    sizes = ["--steps", "2", "--set", "loop.tasks_per_step=4", "--set", "validation.tasks=16"] if machine.quick else ["--steps", "50"]
-    lines = train([str(ROOT / "examples/text_to_sql"), "--set", f"learner.device={machine.device}", *sizes], machine.out / "text_to_sql")
+    sizes = (
+        ["--steps", "2", "--set", "loop.tasks_per_step=4", "--set", "validation.tasks=16"]
+        if machine.quick
+        else ["--steps", "50"]
+    )
+    lines = train(
+        [str(ROOT / "examples/text_to_sql"), "--set", f"learner.device={machine.device}", *sizes],
+        machine.out / "text_to_sql",
+    )
     steps = [line["seconds"] for line in lines if "seconds" in line]
     scores = [line["validation/reward"] for line in lines if "validation/reward" in line]
-    return {"seconds a step": sorted(steps)[len(steps) // 2], "accuracy before": scores[0], "accuracy after": scores[-1]}
+    return {
+        "seconds a step": sorted(steps)[len(steps) // 2],
+        "accuracy before": scores[0],
+        "accuracy after": scores[-1],
+    }
 
 
 def whole_step(machine: Machine) -> Figures:
@@ -236,7 +292,9 @@ def whole_step(machine: Machine) -> Figures:
             make_policy(folder / "policy", shape)
             (folder / "agent.py").write_text(AGENT)
             tasks, max_tokens = (2, 8) if machine.quick else (8, 128)
-            (folder / "recipe.toml").write_text(RECIPE.format(device=machine.device, tasks=tasks, max_tokens=max_tokens))
+            (folder / "recipe.toml").write_text(
+                RECIPE.format(device=machine.device, tasks=tasks, max_tokens=max_tokens)
+            )
             line = train([str(folder / "recipe.toml")], folder / "run")[-1]
         for name in ("seconds", "seconds_collect", "seconds_learn", "tokens_per_second"):
             figures[f"{shape}: {name}"] = line[name]
@@ -252,7 +310,8 @@ def train(arguments: list[str], run: Path) -> list[dict[str, Any]]:
 
 
 def make_policy(folder: Path, shape: str) -> str:
-    """Random weights in a real shape, with a tokenizer of bytes and words that nobody says, as many as the vocabulary has."""
+    """Random weights in a real shape, with a tokenizer of bytes and words that nobody says, as many as the vocabulary
+    has."""
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.models import BPE
@@ -267,12 +326,17 @@ def make_policy(folder: Path, shape: str) -> str:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
     build: Any = PreTrainedTokenizerFast
-    build(tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=4096, chat_template=CHAT_TEMPLATE).save_pretrained(
-        folder
-    )
+    build(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=4096, chat_template=CHAT_TEMPLATE
+    ).save_pretrained(folder)
     shape_of: dict[str, Any] = {**SHAPES[shape]}
     config = Qwen2Config(
-        **shape_of, vocab_size=vocabulary, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None
+        **shape_of,
+        vocab_size=vocabulary,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     torch.manual_seed(0)
     model: Any = Qwen2ForCausalLM(config)
@@ -293,7 +357,9 @@ def run_one(name: str, options: argparse.Namespace) -> tuple[Figures | None, str
     figures.unlink(missing_ok=True)
     with (options.out / f"{name}.log").open("w") as log:
         try:
-            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False).returncode
+            status = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             return None, f"not over after {LIMIT_S} s"
     if status or not figures.exists():
@@ -306,7 +372,9 @@ def run_one(name: str, options: argparse.Namespace) -> tuple[Figures | None, str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: whether everything runs; the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes: whether everything runs; the figures mean nothing"
+    )
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
     parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check")
     parser.add_argument("--check", choices=CHECKS, help=argparse.SUPPRESS)
@@ -320,7 +388,12 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; --device cpu --quick shows that everything runs")
     what = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {os.cpu_count()} cores"
-    report = [f"# Check of {what}", "", f"torch {torch.__version__}{', quick: the figures mean nothing' if options.quick else ''}", ""]
+    report = [
+        f"# Check of {what}",
+        "",
+        f"torch {torch.__version__}{', quick: the figures mean nothing' if options.quick else ''}",
+        "",
+    ]
     failed = 0
     for name in options.only:
         print(f"{name} …", flush=True)

@@ -1,4 +1,5 @@
-"""Writes docs/panel.svg: what `lightningrl train first` shows on a terminal, from a run of it that is made for the picture.
+"""Writes docs/panel.svg: what `lightningrl train first` shows on a terminal, from a run of it that is made for the
+picture.
 
 python scripts/make_panel.py
 """
@@ -55,7 +56,9 @@ def main(folder: Path) -> None:
     picture.print(progress)
     picture.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
     picture.save_svg(str(PICTURE), title=COMMAND, unique_id="lightningrl-panel")
-    without_fonts = re.sub(r"@font-face \{.*?\}\s*", "", PICTURE.read_text(), flags=re.DOTALL)  # a picture loads nothing from elsewhere
+    without_fonts = re.sub(
+        r"@font-face \{.*?\}\s*", "", PICTURE.read_text(), flags=re.DOTALL
+    )  # a picture loads nothing from elsewhere
     PICTURE.write_text("\n".join(line.rstrip() for line in without_fonts.splitlines()) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""Writes docs/reference.md: every key of a recipe, every setting of the backends, every hook, from the code that defines them.
+"""Writes docs/reference.md: every key of a recipe, every setting of the backends, every hook, from the code that
+defines them.
 
 python scripts/make_reference.py
 """
@@ -86,17 +87,25 @@ def reference() -> str:
 
 
 def classes(path: Path) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)}
+    return {
+        node.name: node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)
+    }
 
 
 def functions(path: Path) -> dict[str, ast.FunctionDef]:
-    return {node.name: node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name: node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def table(title: str, node: ast.ClassDef | ast.FunctionDef, known: dict[str, ast.ClassDef]) -> str:
     """Of a class's fields, its bases' among them, or of a function's parameters."""
     found = fields(node, known) if isinstance(node, ast.ClassDef) else parameters(node)
-    rows = [f"| `{name}` | {default} | {said} |" for name, (default, said) in dict(found).items()]  # one that is set anew stands once
+    rows = [
+        f"| `{name}` | {default} | {said} |" for name, (default, said) in dict(found).items()
+    ]  # one that is set anew stands once
     said = " ".join((ast.get_docstring(node) or "").split())
     return f"### {title}\n\n{said}\n\n| key | default | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
@@ -117,7 +126,13 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple
         said = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             said = " ".join(str(after.value.value).split()).replace("|", "\\|")
-        yield name, (default_of(statement.value), " ".join(part for part in (said, choices(statement.annotation), see(name)) if part))
+        yield (
+            name,
+            (
+                default_of(statement.value),
+                " ".join(part for part in (said, choices(statement.annotation), see(name)) if part),
+            ),
+        )
 
 
 def see(name: str) -> str:
@@ -166,7 +181,8 @@ def toml(value: ast.expr) -> str:
 
 
 def hooks() -> str:
-    """What a plugin may implement with `@hookimpl`, in a module that an entry point of the group `lightningrl` names."""
+    """What a plugin may implement with `@hookimpl`, in a module that an entry point of the group `lightningrl`
+    names."""
     lines = ["## Hooks\n", f"{hooks.__doc__}\n", "| hook | |", "|---|---|"]
     for name, hook in vars(plugins.HookSpecs).items():
         if name.startswith(plugins.PREFIX):

@@ -1,11 +1,13 @@
-"""Let real clients and coding harnesses write a file through `lightningrl try`, with a scripted policy, and check what was recorded.
+"""Let real clients and coding harnesses write a file through `lightningrl try`, with a scripted policy, and check what
+was recorded.
 
     make test-peers-clients                  all of them; make test-peers-clients ONLY="codex aider" some
     tests/clients/clients.toml               what is installed, how it is started, what the policy says, what has to be recorded
     tests/clients/NAME_client.{py,mjs}       an SDK's tool loop; its first line pins what is installed for it
     tests/clients/scripted/                  the policy, as a trainer backend of `lightningrl try`
 
-pins ─► .clients/NAME (environment) ─► lightningrl try (command_agent: the client) ─► sampled, recorded ─► checks ─► a row of the table
+pins ─► .clients/NAME (environment) ─► lightningrl try (command_agent: the client) ─► sampled, recorded ─► checks ─► a
+row of the table
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ class Client:
         """A shell's: in a folder of the rollout's own, the client with the task, then its file as the output."""
         started = self.command
         if not started:
-            started = f'node {self.folder / self.program.name} "$TASK"' if self.is_node else f'python {self.program} "$TASK"'
+            started = (
+                f'node {self.folder / self.program.name} "$TASK"' if self.is_node else f'python {self.program} "$TASK"'
+            )
         bin_folder = self.folder / ("node_modules/.bin" if self.is_node else "bin")
         lines = [
             "set -e; unset PYTHONPATH; TASK=$(sed -e 's/^\"//' -e 's/\"$//')",
@@ -150,7 +154,18 @@ def install(client: Client) -> str | None:
     shutil.rmtree(client.folder, ignore_errors=True)
     uv = str(Path(sys.executable).with_name("uv"))
     if client.is_node:
-        commands = [["npm", "install", "--loglevel=error", "--no-audit", "--no-fund", "--prefix", str(client.folder), *client.packages]]
+        commands = [
+            [
+                "npm",
+                "install",
+                "--loglevel=error",
+                "--no-audit",
+                "--no-fund",
+                "--prefix",
+                str(client.folder),
+                *client.packages,
+            ]
+        ]
         client.folder.mkdir(parents=True)
     else:
         commands = [
@@ -197,7 +212,9 @@ def try_client(client: Client, *, show: bool) -> Row:
         began = time.perf_counter()
         command = [str(Path(sys.executable).with_name("lightningrl")), "try", "recipe.toml", "--full"]
         try:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * LIMIT_S)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * LIMIT_S
+            )
         except subprocess.TimeoutExpired:
             row.problems = [f"lightningrl try did not end in {2 * LIMIT_S:.0f} s: {read_end(folder / 'client.log')}"]
             return row
@@ -205,10 +222,16 @@ def try_client(client: Client, *, show: bool) -> Row:
         if show:
             print(done.stdout, done.stderr, read_end(folder / "client.log"), sep="\n")
         if not (folder / "seen.json").exists():
-            row.problems = [f"lightningrl try ended with status {done.returncode}: {read_end(folder / 'client.log') or done.stderr}"]
+            row.problems = [
+                f"lightningrl try ended with status {done.returncode}: {read_end(folder / 'client.log') or done.stderr}"
+            ]
             return row
         row.seen = json.loads((folder / "seen.json").read_text())
-        emitted = [json.loads(line) for line in (folder / "emitted.json").read_text().splitlines()] if row.seen["calls"] else []
+        emitted = (
+            [json.loads(line) for line in (folder / "emitted.json").read_text().splitlines()]
+            if row.seen["calls"]
+            else []
+        )
     row.problems = check(client, row.seen, {emission.pop("id"): emission for emission in emitted})
     return row
 
@@ -229,10 +252,18 @@ def check(client: Client, seen: Mapping[str, Any], emitted: Mapping[str, Mapping
     if tools != list(client.tools):
         problems.append(f"tools {tools}, not {list(client.tools)}")
     problems += [f"tool {tool['name']} is of no call" for tool in seen["tools"] if not tool["is_joined"]]
-    problems += [f"call {index} is not what was sampled" for index, call in enumerate(seen["calls"]) if not is_exact(call, emitted)]
+    problems += [
+        f"call {index} is not what was sampled"
+        for index, call in enumerate(seen["calls"])
+        if not is_exact(call, emitted)
+    ]
     problems += [f"call {index} breaks its history" for index, call in enumerate(seen["calls"]) if call["is_break"]]
     refused = [call["message"] for call in seen["others"]]
-    problems += [f"a call was refused: {message}" for message in refused if not (client.refused and message.startswith(client.refused))]
+    problems += [
+        f"a call was refused: {message}"
+        for message in refused
+        if not (client.refused and message.startswith(client.refused))
+    ]
     return problems
 
 
@@ -255,14 +286,18 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Let real clients do a task through `lightningrl try` and check what was recorded.")
+    parser = argparse.ArgumentParser(
+        description="Let real clients do a task through `lightningrl try` and check what was recorded."
+    )
     parser.add_argument("only", nargs="*", metavar="CLIENT", help="some of them")
     parser.add_argument("--show", action="store_true", help="print what `lightningrl try` prints")
     arguments = parser.parse_args()
     clients = load_clients()
     unknown = set(arguments.only) - {client.name for client in clients}
     if unknown:
-        raise SystemExit(f"no client {', '.join(sorted(unknown))}; there are {', '.join(client.name for client in clients)}")
+        raise SystemExit(
+            f"no client {', '.join(sorted(unknown))}; there are {', '.join(client.name for client in clients)}"
+        )
     rows: list[Row] = []
     for client in clients:
         if arguments.only and client.name not in arguments.only:

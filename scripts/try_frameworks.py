@@ -5,8 +5,8 @@
     tests/frameworks/expected.toml        what the policy says to it, and what has to be recorded
     tests/frameworks/examples.toml        the same for examples of the frameworks' authors, which pip brings with the framework's sdist
 
-NAME_agent.py ─► .frameworks/NAME (environment) ─► lightningrl work ─► server here ─► ROLLOUTS trajectories ─► checks ─► a row of the table
-sdist's file ──► a copy of its folder ──► command_agent ──────┘
+NAME_agent.py ─► .frameworks/NAME (environment) ─► lightningrl work ─► server here ─► ROLLOUTS trajectories ─► checks ─►
+a row of the table sdist's file ──► a copy of its folder ──► command_agent ──────┘
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Case:
 
     name: str
     says: Mapping[str, Sequence[str]]
-    """By a text of the prompt, the first that is in it: what the policy says at its first turn, at its second, …; `{task}` is the task."""
+    """By a text of the prompt, the first that is in it: what the policy says at its first turn, at its second, …;
+    `{task}` is the task."""
     roles: Sequence[str]
     """Of each call, in order; "-" is none."""
     tools: Sequence[str]
@@ -84,7 +85,8 @@ class Case:
     task: str = "What is the weather in {city}?"
     is_node: bool = False
     example: str = ""
-    """A file in the framework's sdist, or `PAGE.md#3`: that page's third block of Python. "" = the agent is of this folder."""
+    """A file in the framework's sdist, or `PAGE.md#3`: that page's third block of Python. "" = the agent is of this
+    folder."""
     installs: Sequence[str] = ()
     """For an example: what its environment has; the first is the framework."""
     command: str = "python {file}"
@@ -156,7 +158,8 @@ def download_sdist(case: Case) -> None:
 
 
 def example_command(case: Case) -> str:
-    """The example as its users start it, in a folder of its own for each rollout: some write files beside themselves."""
+    """The example as its users start it, in a folder of its own for each rollout: some write files beside
+    themselves."""
     [sdist] = (case.folder / "sdist").iterdir()
     path, _, block = case.example.partition("#")
     file = sdist / path
@@ -169,7 +172,8 @@ def example_command(case: Case) -> str:
 
 
 def build_policy(case: Case) -> Any:
-    """What the engine answers: the case's text for this prompt and this turn, without what the prompt has begun already.
+    """What the engine answers: the case's text for this prompt and this turn, without what the prompt has begun
+    already.
 
     `{answer}` in it is never said twice: where a prompt has it, its rollout was the one that was told so.
     `call Name_* {…}` is a tool whose name goes on as the prompt has it.
@@ -195,7 +199,9 @@ def written(text: str) -> str:
     lines = []
     for line in text.split("\n"):
         found = re.fullmatch(r"call (\S+) (.*)", line)
-        lines.append(line if found is None else f'<tool_call>\n{{"name": "{found[1]}", "arguments": {found[2]}}}\n</tool_call>')
+        lines.append(
+            line if found is None else f'<tool_call>\n{{"name": "{found[1]}", "arguments": {found[2]}}}\n</tool_call>'
+        )
     return "\n".join(lines)
 
 
@@ -204,7 +210,15 @@ async def workers(case: Case, path: WholePath, folder: Path, spans: str) -> Asyn
     """`lightningrl work` in the framework's environment, as its user runs it."""
     many = case.concurrency > 1
     is_program = case.is_node or bool(case.example)
-    runs = "example_agent.py" if case.example else "node_agent.py" if case.is_node else "record_spans.py" if spans else case.file
+    runs = (
+        "example_agent.py"
+        if case.example
+        else "node_agent.py"
+        if case.is_node
+        else "record_spans.py"
+        if spans
+        else case.file
+    )
     recipe = RECIPE.format(
         agent=f"{AGENTS / runs}:answer",
         adapters=json.dumps(list(case.adapters)),
@@ -220,7 +234,12 @@ async def workers(case: Case, path: WholePath, folder: Path, spans: str) -> Asyn
         environment["AGENT"] = str(shutil.copy(AGENTS / case.file, case.folder))
     if case.example:
         path_variable = os.pathsep.join((str(case.folder / "bin"), str(bin_folder), os.environ["PATH"]))
-        environment |= {"AGENT": example_command(case), "PATH": path_variable, "TMPDIR": str(folder), "OTEL_METRICS_EXPORTER": "none"}
+        environment |= {
+            "AGENT": example_command(case),
+            "PATH": path_variable,
+            "TMPDIR": str(folder),
+            "OTEL_METRICS_EXPORTER": "none",
+        }
     with (folder / "work.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             str(bin_folder / "lightningrl"), "work", "recipe.toml", "--server", path.url,
@@ -247,7 +266,9 @@ async def try_case(case: Case, *, show: bool, spans: str = "") -> Row:
             ended.cancel()
             if run.done() and not run.exception():
                 row.trajectories = run.result()
-                row.problems = [problem for trajectory in row.trajectories for problem in check(case, trajectory, engine)]
+                row.problems = [
+                    problem for trajectory in row.trajectories for problem in check(case, trajectory, engine)
+                ]
             else:
                 why = repr(run.exception()) if run.done() else "the worker ended"
                 run.cancel()
@@ -288,7 +309,9 @@ def check(case: Case, trajectory: Trajectory, engine: ScriptedEngine) -> list[st
         if cities - {mine} or not (cities or case.example) or set(NUMBERED.findall(prompt)) - numbers:
             problems.append(f"call {number} is another rollout's")
     problems += [
-        f"tool {call.name} is another rollout's" for call in trajectory.tool_calls if set(re.findall(r"city-\d+", call.arguments)) - {mine}
+        f"tool {call.name} is another rollout's"
+        for call in trajectory.tool_calls
+        if set(re.findall(r"city-\d+", call.arguments)) - {mine}
     ]
     return [f"{trajectory.rollout_id}: {problem}" for problem in problems]
 
@@ -298,13 +321,17 @@ def roles_of(trajectory: Trajectory) -> list[str]:
 
 
 def tools_of(trajectory: Trajectory) -> list[str]:
-    return [f"{call.name} {call.status}{'' if call.transition_id else ' (of no call)'}" for call in trajectory.tool_calls]
+    return [
+        f"{call.name} {call.status}{'' if call.transition_id else ' (of no call)'}" for call in trajectory.tool_calls
+    ]
 
 
 def told(trajectory: Trajectory, engine: ScriptedEngine) -> str:
     lines = [f"{trajectory.rollout_id} {trajectory.outcome} {trajectory.error or ''} output {trajectory.output!r}"]
     for transition in trajectory.transitions:
-        prompt, text = (engine.tokenizer.decode(ids.tolist()) for ids in (transition.prompt_ids, transition.completion_ids))
+        prompt, text = (
+            engine.tokenizer.decode(ids.tolist()) for ids in (transition.prompt_ids, transition.completion_ids)
+        )
         lines.append(f"--- call {transition.index} role {transition.agent!r}\n{prompt}\n>>> {text}")
     lines += [
         f"tool {call.name} {call.arguments} {call.status} {call.error_type} of {call.transition_id}: {call.result!r:.300}"
@@ -314,7 +341,10 @@ def told(trajectory: Trajectory, engine: ScriptedEngine) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| framework | calls of each rollout | streamed | roles | tools | limits | holds |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| framework | calls of each rollout | streamed | roles | tools | limits | holds |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         first = row.trajectories[0] if row.trajectories else None
         roles = ", ".join(dict.fromkeys(roles_of(first))) if first else ""
@@ -330,7 +360,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run agents of other frameworks and print what was recorded of them.")
     parser.add_argument("only", nargs="*", help="names of agents; none = all")
     parser.add_argument("--show", action="store_true", help="print the first rollout of each, and the worker's log")
-    parser.add_argument("--spans", default="", help="append the spans of all rollouts to this file, a line of JSON each")
+    parser.add_argument(
+        "--spans", default="", help="append the spans of all rollouts to this file, a line of JSON each"
+    )
     arguments = parser.parse_args()
     cases = [case for case in load_cases() if not arguments.only or case.name in arguments.only]
     rows: list[Row] = []

@@ -1,9 +1,10 @@
-"""A newcomer's walk: README's shell blocks up to "From a clone", typed word for word into one shell in an empty folder, with LightningRL
-installed from wheels built from here.
+"""A newcomer's walk: README's shell blocks up to "From a clone", typed word for word into one shell in an empty folder,
+with LightningRL installed from wheels built from here.
 
     python scripts/walk.py [FOLDER]
 
-Prints every line with the seconds since the beginning. Where PyTorch's own index is not reached, it says which line was replaced by what.
+Prints every line with the seconds since the beginning. Where PyTorch's own index is not reached, it says which line was
+replaced by what.
 """
 
 from __future__ import annotations

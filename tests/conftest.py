@@ -16,5 +16,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512}
-    make_model(**sizes, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
+    make_model(**sizes, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(
+        folder
+    )
     return folder

@@ -45,18 +45,28 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_importing_lightningrl_and_listing_plugins_stays_light() -> None:
-    loaded = modules_after("import lightningrl; from lightningrl.plugins import load_plugins; m = load_plugins(); m.trainers; m.adapters")
+    loaded = modules_after(
+        "import lightningrl; from lightningrl.plugins import load_plugins; m = load_plugins(); m.trainers; m.adapters"
+    )
     assert not loaded.intersection(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["lightningrl_server.app", "lightningrl_server.gateway.app", "lightningrl_server.rendering.renderer"])
+@pytest.mark.parametrize(
+    "module", ["lightningrl_server.app", "lightningrl_server.gateway.app", "lightningrl_server.rendering.renderer"]
+)
 def test_the_server_has_no_torch(module: str) -> None:
     assert "torch" not in modules_after(f"import {module}")
 
 
-def test_the_verl_backend_takes_losses_settings_and_how_weights_are_written_from_the_torch_one_and_nothing_else() -> None:
+def test_the_verl_backend_takes_losses_settings_and_how_weights_are_written_from_the_torch_one_and_nothing_else() -> (
+    None
+):
     sources = (Path(__file__).parents[1] / "packages" / "trainer-verl" / "src").rglob("*.py")
-    taken = {name for file in sources for name in re.findall(r"from lightningrl_torch\.(\w+) import", file.read_text(encoding="utf-8"))}
+    taken = {
+        name
+        for file in sources
+        for name in re.findall(r"from lightningrl_torch\.(\w+) import", file.read_text(encoding="utf-8"))
+    }
     assert taken == {"chosen_loss", "exported", "learner_settings", "losses"}
 
 
@@ -68,10 +78,16 @@ def test_public_names_are_sorted_and_there() -> None:
 
 
 def python_of_strangers() -> dict[str, str]:
-    """What we give others to build upon: the templates of `lightningrl new` and `init`, and every Python block of a page."""
-    code = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in sorted(TEMPLATES.rglob("*.py.template"))}
+    """What we give others to build upon: the templates of `lightningrl new` and `init`, and every Python block of a
+    page."""
+    code = {
+        str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
+        for file in sorted(TEMPLATES.rglob("*.py.template"))
+    }
     for page in sorted(PAGES):
-        blocks = re.findall(r"^( *)```python[^\n]*\n(.*?)^\1```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        blocks = re.findall(
+            r"^( *)```python[^\n]*\n(.*?)^\1```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
         for number, (_, block) in enumerate(blocks):
             code[f"{page.relative_to(ROOT)}, python block {number + 1}"] = block
     return code
@@ -91,7 +107,11 @@ def imported_names(code: str) -> list[tuple[str, str]]:
 def test_templates_and_pages_import_public_names_from_the_places_that_the_page_of_plugins_names() -> None:
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
     table = page.partition("What is imported from where")[2].partition("\n\n")[2].partition("\n\n")[0]
-    places = {place for line in table.splitlines() for place in re.findall(r"`(lightningrl[\w.]*)(?:\.…)?`", line.split("|")[1])}
+    places = {
+        place
+        for line in table.splitlines()
+        for place in re.findall(r"`(lightningrl[\w.]*)(?:\.…)?`", line.split("|")[1])
+    }
     assert {"lightningrl", "lightningrl_testing", "lightningrl_credit"} <= places
     elsewhere = []
     for where, code in python_of_strangers().items():
@@ -105,11 +125,19 @@ def test_templates_and_pages_import_public_names_from_the_places_that_the_page_o
 def test_the_map_of_the_house_has_every_room_in_the_order_of_imports_and_leads_to_files() -> None:
     core = ROOT / "packages" / "core" / "src" / "lightningrl"
     house = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The house")[2]
-    rooms = re.findall(r"`(\w+)`(?=[^|]*\|)", "\n".join(re.findall(r"^(\|[^|]*\|)", house.partition("**One call**")[0], re.MULTILINE)))
+    rooms = re.findall(
+        r"`(\w+)`(?=[^|]*\|)", "\n".join(re.findall(r"^(\|[^|]*\|)", house.partition("**One call**")[0], re.MULTILINE))
+    )
     assert sorted(rooms) == sorted(path.name for path in core.iterdir() if (path / "__init__.py").is_file())
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
     (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
-    floor = {name: number for number, layer in enumerate(reversed(layers)) for name in re.findall(r"lightningrl\.(\w+)", layer)}
+    floor = {
+        name: number
+        for number, layer in enumerate(reversed(layers))
+        for name in re.findall(r"lightningrl\.(\w+)", layer)
+    }
     assert [floor[room] for room in rooms] == sorted(floor[room] for room in rooms)
     for path in re.findall(r"`([\w/-]+(?:\.py|/))`", house):
         assert (core / path).exists() or (ROOT / path).exists(), path
@@ -117,7 +145,9 @@ def test_the_map_of_the_house_has_every_room_in_the_order_of_imports_and_leads_t
 
 # ------------------------------------------------------------------ how the code reads
 
-PARTICIPLES = re.compile(r"_?(?:[A-Z][a-z]+ed|Begun|Done|Found|Given|Kept|Known|Left|Lost|Made|Said|Seen|Sent|Shown|Taken|Told)")
+PARTICIPLES = re.compile(
+    r"_?(?:[A-Z][a-z]+ed|Begun|Done|Found|Given|Kept|Known|Left|Lost|Made|Said|Seen|Sent|Shown|Taken|Told)"
+)
 NO_PARTICIPLES = {"Need", "Speed"}
 IDIOMS = {"one", "found", "said", "told"}
 MOST = {
@@ -131,7 +161,9 @@ MOST = {
 def counts_of_idioms(trees: Iterable[ast.Module]) -> dict[str, int]:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)} - NO_PARTICIPLES
-    documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+    documented = [
+        node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     stored += [node.arg for node in nodes if isinstance(node, ast.arg)]
     counts = (
@@ -143,8 +175,8 @@ def counts_of_idioms(trees: Iterable[ast.Module]) -> dict[str, int]:
 
 
 def test_names_say_the_type_and_docstrings_their_subject() -> None:
-    """A class is a noun of the field (`RunningServices`, not `Served`), a variable says what it is (`for choice in choices`), a docstring
-    begins with its subject ("The last text, held back until the call is stored.")."""
+    """A class is a noun of the field (`RunningServices`, not `Served`), a variable says what it is (`for choice in
+    choices`), a docstring begins with its subject ("The last text, held back until the call is stored.")."""
     files = [file for file in sorted(ROOT.glob("packages/*/src/**/*.py")) if TEMPLATES not in file.parents]
     counts = counts_of_idioms(ast.parse(file.read_text(encoding="utf-8")) for file in files)
     assert {name: count for name, count in counts.items() if count > MOST[name]} == {}, f"at most {MOST}"

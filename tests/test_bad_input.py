@@ -94,7 +94,9 @@ class Here:
 
     def train(self, *settings: str) -> str:
         """The sentence with which a training run is refused or ends."""
-        return self.refused("train", "recipe.toml", "--run", "run", *(word for setting in settings for word in ("--set", setting)))
+        return self.refused(
+            "train", "recipe.toml", "--run", "run", *(word for setting in settings for word in ("--set", setting))
+        )
 
 
 @pytest.fixture
@@ -113,7 +115,10 @@ def here(tmp_path: Path, warm: WarmCommand) -> Here:
         ("backend=troch", "no trainer backend named 'troch'; installed: torch; did you mean 'torch'?"),
         ('adapters=["langgraph"]', "no adapter named 'langgraph'; installed: autogen, langchain, openai-agents"),
         ("loop.stps=3", "unknown key 'loop.stps'; did you mean 'steps'?"),
-        ("learner.learning_rte=1", "trainer backend 'torch' has no setting 'learning_rte'; did you mean 'learning_rate'?"),
+        (
+            "learner.learning_rte=1",
+            "trainer backend 'torch' has no setting 'learning_rte'; did you mean 'learning_rate'?",
+        ),
         ("learner.schedule=cosin", "schedule is 'cosin'; choose 'constant', 'linear' or 'cosine'"),
         ("backends.toch.threads=1", "no trainer backend named 'toch'"),
         ("credit.options.gamma=1", "'grpo' has no setting 'gamma'"),
@@ -182,7 +187,9 @@ def test_a_bad_reward_stops_the_run_and_loses_nothing(here: Here, function: str,
 
 
 def test_a_reward_that_raises_stops_the_run_and_a_mended_one_goes_on_where_it_stopped(here: Here) -> None:
-    source = DATA.replace("def one(task, output, trajectory): return 1.0", "def one(task, output, trajectory): raise KeyError('gold')")
+    source = DATA.replace(
+        "def one(task, output, trajectory): return 1.0", "def one(task, output, trajectory): raise KeyError('gold')"
+    )
     (here.folder / "data.py").write_text(source)
     said = here.train()
     assert "score: KeyError: 'gold' (data.py, line" in said
@@ -220,10 +227,14 @@ def test_an_agent_that_raises_is_mended_and_its_rollouts_are_made_anew(here: Her
     assert "RuntimeError: the database is on fire" in said
     assert "mend the agent; then go on with `lightningrl train --resume --run run`" in said
     assert set(rollouts(here.folder).values()) == {"failed"}
-    (here.folder / "agent.py").write_text(AGENT.replace('raise RuntimeError("the database is on fire")', "return ask(question)"))
+    (here.folder / "agent.py").write_text(
+        AGENT.replace('raise RuntimeError("the database is on fire")', "return ask(question)")
+    )
     status, said = here.run("train", "--resume", "--run", "run")
     assert status == 1, said
-    assert "nothing was learned in 1 steps: all 2 rewards are 1" in said, "they came to their end, and the reward finds all alike"
+    assert "nothing was learned in 1 steps: all 2 rewards are 1" in said, (
+        "they came to their end, and the reward finds all alike"
+    )
     assert list(rollouts(here.folder).values()) == ["succeeded"] * 2
 
 

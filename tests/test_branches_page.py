@@ -1,4 +1,5 @@
-"""docs/credit/branches.md, run from top to bottom: a run with branches, `lightningrl branch`, and an agent that does not repeat."""
+"""docs/credit/branches.md, run from top to bottom: a run with branches, `lightningrl branch`, and an agent that does
+not repeat."""
 
 from __future__ import annotations
 
@@ -21,18 +22,23 @@ BAD = {
 }
 
 
-def test_the_page_runs_and_a_rollout_can_be_branched_again(run_page: Callable[..., str], tmp_path: Path, warm: WarmCommand) -> None:
+def test_the_page_runs_and_a_rollout_can_be_branched_again(
+    run_page: Callable[..., str], tmp_path: Path, warm: WarmCommand
+) -> None:
     said = run_page("docs/credit/branches.md")
     rows = [line.split() for line in said.splitlines() if re.match(r" +[01] +[\d.]+ +[\d.]+ +3 +0", line)]
     assert [row[0] for row in rows] == ["0", "1"], said
-    assert re.search(r"diverged: the branch diverged at call 0: its prompt differs from token \d+ on: '.*asked at.*' now, .* then", said), (
-        said
-    )
+    assert re.search(
+        r"diverged: the branch diverged at call 0: its prompt differs from token \d+ on: '.*asked at.*' now, .* then",
+        said,
+    ), said
     trained = [line for line in read_metrics(tmp_path / "runs" / "two" / "metrics.jsonl") if "rows" in line]
     assert sum(line.get("branches", 0) for line in trained) > 0
     assert all(line.get("branches_diverged", 0) == 0 for line in trained)
     before = Run(tmp_path / "runs" / "two").rollouts()
-    again = warm.run("lightningrl", "branch", "runs/two", "g000000-000", "--samples", "4", "--at", "1", "--json", cwd=tmp_path)
+    again = warm.run(
+        "lightningrl", "branch", "runs/two", "g000000-000", "--samples", "4", "--at", "1", "--json", cwd=tmp_path
+    )
     (state,) = map(json.loads, again.stdout.splitlines())
     assert (state["calls"], state["diverged"], len(state["returns"])) == (1, 0, 4), "three were there, one is new"
     assert Run(tmp_path / "runs" / "two").rollouts() == before, "the run stays as it is"

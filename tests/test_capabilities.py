@@ -1,4 +1,5 @@
-"""What a trainer backend declares is enforced: a recipe that asks for more is refused before anything heavy, and told what there is."""
+"""What a trainer backend declares is enforced: a recipe that asks for more is refused before anything heavy, and told
+what there is."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Small:
 
     @hookimpl
     def lightningrl_trainers(self) -> Iterator[Plugin]:
-        capabilities = Capabilities(losses=frozenset({"policy_gradient"}), devices=frozenset({"cpu"}), lora=False, reference_kl=False)
+        capabilities = Capabilities(
+            losses=frozenset({"policy_gradient"}), devices=frozenset({"cpu"}), lora=False, reference_kl=False
+        )
         yield Plugin(name="small", summary="", factory=lambda **options: options, capabilities=capabilities)
 
 
@@ -74,10 +77,14 @@ def make_recipe(folder: Path, **tables: Any) -> Recipe:
         ({"critic": {}}, "learner.critic is {}"),
     ],
 )
-def test_what_a_backend_does_not_declare_is_refused(plugins: PluginManager, tmp_path: Path, learner: dict[str, Any], said: str) -> None:
+def test_what_a_backend_does_not_declare_is_refused(
+    plugins: PluginManager, tmp_path: Path, learner: dict[str, Any], said: str
+) -> None:
     (tmp_path / "mine.py").write_text("", encoding="utf-8")
     recipe = make_recipe(tmp_path, backend="small", learner=learner)
-    with pytest.raises(ConfigError, match=f"{said}, which trainer backend 'small' does not have; it has: cpu, policy_gradient$"):
+    with pytest.raises(
+        ConfigError, match=f"{said}, which trainer backend 'small' does not have; it has: cpu, policy_gradient$"
+    ):
         Parts.build(recipe, plugins)
 
 
@@ -96,18 +103,28 @@ def test_what_it_declares_is_taken(plugins: PluginManager, tmp_path: Path) -> No
             "learner.loss is 'dpo', which trainer backend 'torch' .* it has: cpu, cuda, cispo, gspo, ppo_clip, reinforce, own losses, LoRA",
         ),
         ({"device": "tpu"}, "learner.device is 'tpu', which"),
-        ({"critic": {"lam": 0.9}}, "critic has no setting 'lam'; it takes: clip, coefficient, joint, learning_rate, model"),
+        (
+            {"critic": {"lam": 0.9}},
+            "critic has no setting 'lam'; it takes: clip, coefficient, joint, learning_rate, model",
+        ),
         ({"loss": "nowhere.py:loss"}, "no file '.*nowhere.py'; paths are relative to"),
         ({"loss": "capable_tasks.py:loss"}, "has no 'loss'; it has: answer, right, tasks"),
     ],
 )
-def test_torch_refuses_before_a_model_is_looked_for(plugins: PluginManager, tmp_path: Path, learner: dict[str, Any], said: str) -> None:
+def test_torch_refuses_before_a_model_is_looked_for(
+    plugins: PluginManager, tmp_path: Path, learner: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
-        Parts.build(make_recipe(tmp_path, learner=learner, credit={"use": "turn_gae" if "critic" in learner else "grpo"}), plugins)
+        Parts.build(
+            make_recipe(tmp_path, learner=learner, credit={"use": "turn_gae" if "critic" in learner else "grpo"}),
+            plugins,
+        )
 
 
 def test_a_loss_beside_the_recipe_reaches_the_backend_by_its_whole_path(plugins: PluginManager, tmp_path: Path) -> None:
-    (tmp_path / "capable_loss.py").write_text("from lightningrl_torch.losses import ppo_clip as loss\n", encoding="utf-8")
+    (tmp_path / "capable_loss.py").write_text(
+        "from lightningrl_torch.losses import ppo_clip as loss\n", encoding="utf-8"
+    )
     recipe = make_recipe(tmp_path, learner={"loss": "capable_loss.py:loss"})
     factory: Any = Parts.build(recipe, plugins).backends["policy"]
     assert factory.keywords["loss"] == f"{tmp_path / 'capable_loss.py'}:loss"
@@ -121,7 +138,13 @@ def test_what_torch_declares_is_read_off_its_table_and_settings() -> None:
     assert can is not None
     assert can.losses == set(LOSSES)
     assert can.devices == {"cpu", "cuda"}
-    assert (can.lora, can.reference_kl, can.critic, can.own_losses, can.several_policies) == (True, True, True, True, True)
+    assert (can.lora, can.reference_kl, can.critic, can.own_losses, can.several_policies) == (
+        True,
+        True,
+        True,
+        True,
+        True,
+    )
     assert can.services == {"logprobs", "values"}
 
 

@@ -1,4 +1,5 @@
-"""Commands that need more than one process: workers that join from elsewhere, an endpoint tried by hand, Spider's own format."""
+"""Commands that need more than one process: workers that join from elsewhere, an endpoint tried by hand, Spider's own
+format."""
 
 import json
 import os
@@ -52,12 +53,32 @@ def has_learned_nothing(said: str) -> int:
 
 @pytest.mark.slow
 def test_workers_join_a_run_from_elsewhere(tmp_path: Path, warm: WarmCommand) -> None:
-    small = ["--steps", "1", "--set", "loop.tasks_per_step=2", "--set", "loop.group_size=2", "--set", "validation.tasks=2"]
+    small = [
+        "--steps",
+        "1",
+        "--set",
+        "loop.tasks_per_step=2",
+        "--set",
+        "loop.group_size=2",
+        "--set",
+        "validation.tasks=2",
+    ]
     log = tmp_path / "train.log"
     command = ("train", str(EXAMPLE), "--workers", "0", "--run", str(tmp_path / "run"), *small)
     with fresh_starts(), running(warm, *command, log=log) as trainer:
         join = wait_for(r"LIGHTNINGRL_KEY=(\S+) lightningrl work RECIPE --server (\S+)", log, trainer)
-        with running(warm, "work", str(EXAMPLE), "--server", join[2], "--key", join[1], "--workers", "1", log=tmp_path / "work.log"):
+        with running(
+            warm,
+            "work",
+            str(EXAMPLE),
+            "--server",
+            join[2],
+            "--key",
+            join[1],
+            "--workers",
+            "1",
+            log=tmp_path / "work.log",
+        ):
             status = trainer.wait(timeout=PATIENCE_S)
             said = log.read_text()
             assert status == has_learned_nothing(said), said + (tmp_path / "work.log").read_text()
@@ -81,7 +102,13 @@ def test_serve_gives_an_endpoint_for_any_openai_client(tmp_path: Path, warm: War
 @pytest.mark.slow
 def test_the_spider_recipe_trains_on_a_folder_in_spiders_own_format(tmp_path: Path, warm: WarmCommand) -> None:
     spider = write_spider(tmp_path / "spider")
-    settings = ["loop.steps=1", "loop.tasks_per_step=1", "loop.group_size=2", "runtime.workers=1", "sampling.max_tokens=16"]
+    settings = [
+        "loop.steps=1",
+        "loop.tasks_per_step=1",
+        "loop.group_size=2",
+        "runtime.workers=1",
+        "sampling.max_tokens=16",
+    ]
     settings += ["learner.dtype=float32", "learner.gradient_checkpointing=false"]
     command = [str(EXAMPLE / "train_spider.py"), "--spider", str(spider), "--policy", str(EXAMPLE / "starter")]
     command += ["--run", str(tmp_path / "run"), *(word for setting in settings for word in ("--set", setting))]
@@ -122,9 +149,13 @@ def write_spider(root: Path) -> Path:
 @pytest.mark.slow
 def test_the_commands_that_a_run_ends_with_can_be_typed(first_agent: Path, tmp_path: Path, warm: WarmCommand) -> None:
     settings = ["--set", "validation.every=0", "--set", "name=a name of several words that is wider than the terminal"]
-    ran = warm.run("lightningrl", "train", str(first_agent), "--steps", "0", *settings, cwd=tmp_path, environment={"COLUMNS": "40"})
+    ran = warm.run(
+        "lightningrl", "train", str(first_agent), "--steps", "0", *settings, cwd=tmp_path, environment={"COLUMNS": "40"}
+    )
     assert ran.returncode == 0, ran.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    typed = [shlex.split(line.partition("lightningrl ")[2]) for line in ran.stdout.splitlines() if "lightningrl " in line]
+    typed = [
+        shlex.split(line.partition("lightningrl ")[2]) for line in ran.stdout.splitlines() if "lightningrl " in line
+    ]
     assert [words[0] for words in typed] == ["view", "rollouts", "export"]
     assert {words[-1] for words in typed} == {f"runs/{run.name}"}

@@ -1,4 +1,5 @@
-"""`lightningrl train`, killed with `kill -9` at random moments: nothing acknowledged is lost, nothing is trained twice."""
+"""`lightningrl train`, killed with `kill -9` at random moments: nothing acknowledged is lost, nothing is trained
+twice."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(
 
 
 @pytest.mark.timeout(4 * 3600)
-def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_that_is_too_old(run: TrainRun, tiny_policy: Path) -> None:
+def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_that_is_too_old(
+    run: TrainRun, tiny_policy: Path
+) -> None:
     """At full size 20 moments."""
     chance = random.Random(SEED)
     loop = ["--set", "loop.asynchronous=true", "--set", "loop.max_staleness=2"]
@@ -118,7 +121,9 @@ def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_tha
     check_run(run, steps=steps, max_staleness=2)
     lines = read_metrics(run.folder)
     assert any(line.get("learn/staleness_mean") for line in lines), "steps were collected while others were learned"
-    print(f"{len(victims) + 1} kills, {steps} steps, {sum(line.get('groups_stale', 0) for line in lines):g} groups left out")
+    print(
+        f"{len(victims) + 1} kills, {steps} steps, {sum(line.get('groups_stale', 0) for line in lines):g} groups left out"
+    )
 
 
 # ------------------------------------------------------------------ what is not a kill
@@ -200,10 +205,14 @@ def test_a_folder_in_use_a_changed_recipe_and_a_store_in_use_are_refused(copy: T
     folder, _ = RunFolder.resume(copy.folder, {})
     assert f"run folder '{copy.folder}' is in use by process {os.getpid()}" in refused(copy, "--resume")
     folder.close()
-    assert "has changed since it started: 'loop.group_size' was 2, is 3" in refused(copy, "--resume", "--set", "loop.group_size=3")
+    assert "has changed since it started: 'loop.group_size' was 2, is 3" in refused(
+        copy, "--resume", "--set", "loop.group_size=3"
+    )
     with (copy.folder / "store.sqlite-lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert f"the store '{copy.folder / 'store.sqlite'}' is in use by another process; stop it first" in refused(copy, "--resume")
+        assert f"the store '{copy.folder / 'store.sqlite'}' is in use by another process; stop it first" in refused(
+            copy, "--resume"
+        )
     if sized(False, True):
         copy.start("--resume", "--steps", "5")
         finish(copy)
@@ -226,7 +235,9 @@ def test_a_second_trainer_leaves_the_first_alone(run: TrainRun, tiny_policy: Pat
 
 
 @pytest.mark.long
-def test_a_store_that_somebody_else_locks_for_long_ends_the_run_and_loses_nothing(run: TrainRun, tiny_policy: Path) -> None:
+def test_a_store_that_somebody_else_locks_for_long_ends_the_run_and_loses_nothing(
+    run: TrainRun, tiny_policy: Path
+) -> None:
     """Before the first checkpoint, too."""
     begin(run, tiny_policy, steps=2)
     wait_for_answers(run, 3)
@@ -235,14 +246,19 @@ def test_a_store_that_somebody_else_locks_for_long_ends_the_run_and_loses_nothin
     assert run.wait() == 1, run.describe()
     run.wait_for_orphans()
     other.close()
-    assert f"the store '{run.folder / 'store.sqlite'}' is in use by another process; stop it first" in run.said().partition("error: ")[2]
+    assert (
+        f"the store '{run.folder / 'store.sqlite'}' is in use by another process; stop it first"
+        in run.said().partition("error: ")[2]
+    )
     run.start("--resume")
     finish(run)
     check_run(run, steps=2)
 
 
 @pytest.mark.long
-def test_pauses_beyond_the_lease_end_no_attempt_but_that_of_a_worker_which_stood_still_alone(run: TrainRun, tiny_policy: Path) -> None:
+def test_pauses_beyond_the_lease_end_no_attempt_but_that_of_a_worker_which_stood_still_alone(
+    run: TrainRun, tiny_policy: Path
+) -> None:
     begin(run, tiny_policy, steps=100_000)
     for roles in (("server",), ("trainer",), ("trainer", "server", "worker")):
         wait_for_answers(run, 7)
@@ -267,7 +283,9 @@ def test_pauses_beyond_the_lease_end_no_attempt_but_that_of_a_worker_which_stood
 
 
 @pytest.mark.long
-def test_a_clock_that_jumps_ends_no_attempt(run: TrainRun, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_ends_no_attempt(
+    run: TrainRun, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That of server and workers, by a day, forth and back; the server is killed between."""
     library = find_faketime()
     clock = tmp_path / "clock"
@@ -300,7 +318,12 @@ def test_a_clock_that_jumps_ends_no_attempt(run: TrainRun, tiny_policy: Path, tm
 
 def expired(run: TrainRun) -> list[str]:
     """Rollouts of which an attempt's lease ended."""
-    return [record.spec.id for record in read_rollouts(run.folder) for one in record.attempts if "lease expired" in (one.error or "")]
+    return [
+        record.spec.id
+        for record in read_rollouts(run.folder)
+        for one in record.attempts
+        if "lease expired" in (one.error or "")
+    ]
 
 
 @pytest.fixture
@@ -351,12 +374,23 @@ def test_a_full_disk_ends_the_run_in_a_sentence_and_loses_nothing(
 def test_kills_in_mid_branch_lose_nothing(run: TrainRun, tiny_policy: Path) -> None:
     """Each while a branch runs; a branch that was interrupted repeats its calls again, and is made once."""
     chance = random.Random(SEED)
-    branches = ("--set", "credit.use=branches", "--set", "credit.options.samples=2", "--set", "credit.options.equal=true")
+    branches = (
+        "--set",
+        "credit.use=branches",
+        "--set",
+        "credit.options.samples=2",
+        "--set",
+        "credit.options.equal=true",
+    )
     begin(run, tiny_policy, *branches, steps=100_000)
     victims: list[Literal["trainer", "all"] | Role] = ["server", "worker", "trainer", "all"]
     for victim in victims * sized(1, 10):
         wait_for_answers(run, 1)
-        run.wait_for(lambda: any(one.spec.branch is not None and one.state is RolloutState.RUNNING for one in read_rollouts(run.folder)))
+        run.wait_for(
+            lambda: any(
+                one.spec.branch is not None and one.state is RolloutState.RUNNING for one in read_rollouts(run.folder)
+            )
+        )
         kill(run, victim, chance)
     steps = last_step(run) + 2
     kill_trainer_and_resume(run, "--steps", str(steps))
@@ -366,7 +400,8 @@ def test_kills_in_mid_branch_lose_nothing(run: TrainRun, tiny_policy: Path) -> N
 
 
 def check_branches(run: TrainRun) -> None:
-    """Two at each state between two calls of every rollout, none diverged, and what they repeat is what was recorded."""
+    """Two at each state between two calls of every rollout, none diverged, and what they repeat is what was
+    recorded."""
     records = read_rollouts(run.folder)
     branches = [record.spec for record in records if record.spec.branch is not None]
     trained = [record.spec.id for record in records if record.spec.mode is RolloutMode.TRAIN]

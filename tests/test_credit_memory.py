@@ -46,7 +46,12 @@ class RunningMean:
     def load(self, state):
         self.mean = state["mean"]
 """
-SETTINGS = ("credit.use=credit.py:RunningMean", "validation.every=0", "loop.checkpoint_every=2", "loop.tasks_per_step=2")
+SETTINGS = (
+    "credit.use=credit.py:RunningMean",
+    "validation.every=0",
+    "loop.checkpoint_every=2",
+    "loop.tasks_per_step=2",
+)
 
 
 @pytest.fixture
@@ -65,7 +70,9 @@ async def read_steps(folder: Path) -> list[tuple[Trajectory, ...]]:
 
 
 @pytest.mark.timeout(600)
-def test_what_an_assigner_remembers_goes_on_exactly_after_kill_9(run: TrainRun, tmp_path: Path, tiny_policy: Path) -> None:
+def test_what_an_assigner_remembers_goes_on_exactly_after_kill_9(
+    run: TrainRun, tmp_path: Path, tiny_policy: Path
+) -> None:
     recipe = tmp_path / "recipe"
     shutil.copytree(RECIPE.parent, recipe)
     (recipe / "credit.py").write_text(CREDIT, encoding="utf-8")

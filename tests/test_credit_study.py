@@ -56,7 +56,9 @@ def test_a_value_is_the_mean_of_its_words_and_advantages_sum_to_zero(game: Game,
             policy = values.policy[state]
             assert sum(policy.values()) == pytest.approx(1.0, abs=1e-12)
             assert v == sum(share * values.q[state][word] for word, share in policy.items())
-            assert sum(share * values.advantage(state, word) for word, share in policy.items()) == pytest.approx(0.0, abs=1e-12)
+            assert sum(share * values.advantage(state, word) for word, share in policy.items()) == pytest.approx(
+                0.0, abs=1e-12
+            )
 
 
 def test_what_is_counted_out_is_what_the_engine_plays(game: Game, backend: TorchBackend) -> None:
@@ -129,7 +131,10 @@ def test_an_oracle_is_wrong_as_often_as_it_is_told_to(game: Game, backend: Torch
             true, said = np.round(study.advantages(trajectory), 9), trajectory.evidence.calls["grade"]
             assert set(said.tolist()) <= {0.0, 0.5, 1.0}
             decided = true != 0.0
-            wrong, total = wrong + int((np.sign(true) != np.sign(said - 0.5))[decided].sum()), total + int(decided.sum())
+            wrong, total = (
+                wrong + int((np.sign(true) != np.sign(said - 0.5))[decided].sum()),
+                total + int(decided.sum()),
+            )
     assert abs(wrong / total - 0.25) < 4 * math.sqrt(0.25 * 0.75 / total)
 
 
@@ -146,7 +151,9 @@ class Verdict:
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return tuple(
-            tuple(one.evidence.calls["grade"][[t]] for t in range(len(one.transitions))) for one in group.trajectories if one.evidence
+            tuple(one.evidence.calls["grade"][[t]] for t in range(len(one.transitions)))
+            for one in group.trajectories
+            if one.evidence
         )
 
 
@@ -166,7 +173,9 @@ def test_branches_come_from_the_state_they_left_and_count_as_rollouts(game: Game
         assert branch.branch is not None
         source, point = sources[branch.branch.rollout_id], branch.branch.calls
         assert states(branch.task, branch.output)[: point + 1] == states(source.task, source.output)[: point + 1]
-        assert [call.replayed_from for call in branch.transitions[:point]] == [call.id for call in source.transitions[:point]]
+        assert [call.replayed_from for call in branch.transitions[:point]] == [
+            call.id for call in source.transitions[:point]
+        ]
 
 
 def test_the_command_makes_the_runs_that_are_published(tmp_path: Path) -> None:
@@ -180,7 +189,9 @@ def test_the_command_makes_the_runs_that_are_published(tmp_path: Path) -> None:
         for rate in plan.rates
         for seed in plan.seeds
     }
-    published = json.loads((Path(__file__).resolve().parents[1] / "docs" / "credit" / "study.json").read_text(encoding="utf-8"))["runs"]
+    published = json.loads(
+        (Path(__file__).resolve().parents[1] / "docs" / "credit" / "study.json").read_text(encoding="utf-8")
+    )["runs"]
     assert {(run["game"], run["method"], run["rate"], run["seed"]) for run in published if run["rate"]} == made
 
 
@@ -234,5 +245,7 @@ def test_what_branching_measures_is_what_is_counted_out(tmp_path: Path) -> None:
     found = measure("guess", tmp_path / "policy", tmp_path / "run", samples=sized(8, 64), groups=sized(8, 20))
     assert found.branches > 0 and found.diverged == 0
     assert found.rare + len(found.deviations) >= 4
-    assert all(abs(deviation) < 4.5 for deviation in found.deviations), found  # of 4.5 standard errors one state in 100,000
+    assert all(abs(deviation) < 4.5 for deviation in found.deviations), (
+        found
+    )  # of 4.5 standard errors one state in 100,000
     assert found.rare_within >= found.rare - 2, found

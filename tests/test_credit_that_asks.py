@@ -1,4 +1,5 @@
-"""Credit that asks, in whole runs: a judge that ranks groups and fails on one of them; the policy itself, on a gold answer."""
+"""Credit that asks, in whole runs: a judge that ranks groups and fails on one of them; the policy itself, on a gold
+answer."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ from lightningrl_server.store.location import find_store
 
 pytestmark = pytest.mark.slow
 SETTINGS = (
-    *("credit.use=judge", "credit.options.per=group", "judge.model=grader", "judge.retries=0", "outcomes.max_failed_rewards=0.5"),
+    *(
+        "credit.use=judge",
+        "credit.options.per=group",
+        "judge.model=grader",
+        "judge.retries=0",
+        "outcomes.max_failed_rewards=0.5",
+    ),
     *("validation.every=0", "loop.checkpoint_every=100"),
 )
 """Three groups of two rollouts a step."""
@@ -33,7 +40,8 @@ SAID = "the judge's own words"
 
 
 class Judge(PostServer):
-    """Scores the first rollout of a group 1 and the second 0. It fails on the `hard` task, and keeps the question on the `held` one."""
+    """Scores the first rollout of a group 1 and the second 0. It fails on the `hard` task, and keeps the question on
+    the `held` one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +84,9 @@ def read_trajectories(run: TrainRun, groups: int) -> tuple[Trajectory, ...]:
     async def read() -> tuple[Trajectory, ...]:
         store = await SqlStore.open(find_store(run.folder), read_only=True)
         try:
-            return await store.trajectories([f"g{group:06d}-{member:03d}" for group in range(groups) for member in range(2)])
+            return await store.trajectories(
+                [f"g{group:06d}-{member:03d}" for group in range(groups) for member in range(2)]
+            )
         finally:
             await store.close()
 
@@ -115,12 +125,16 @@ def test_a_run_goes_on_without_the_group_that_its_judge_cannot_rank_and_asks_nob
     assert [(line["rewards_failed"], line["rollouts"]) for line in lines] == [(2, 6), (0, 6)]
     assert [line["groups_without_signal"] for line in lines] == [1, 0]
     taught = sum(len(call.completion_ids) for one in trajectories if one.reward is not None for call in one.transitions)
-    assert sum(line["trained_tokens"] for line in lines) == taught, "the policy's own tokens, and nothing that the judge said"
+    assert sum(line["trained_tokens"] for line in lines) == taught, (
+        "the policy's own tokens, and nothing that the judge said"
+    )
     assert set(first_step) == {one.task.input for one in trajectories[:6]}
 
 
 @pytest.mark.timeout(1200)
-def test_a_run_asks_its_own_policy_how_likely_the_gold_answer_is_before_each_call(run: TrainRun, tiny_policy: Path) -> None:
+def test_a_run_asks_its_own_policy_how_likely_the_gold_answer_is_before_each_call(
+    run: TrainRun, tiny_policy: Path
+) -> None:
     recipe = run.folder.parent / "recipe"
     shutil.copytree(RECIPE.parent, recipe)
     (recipe / "gold.py").write_text("def gold(task):\n    return task.input\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""A run with a critic goes on bit for bit after `kill -9` and `--resume`: policy, critic, optimisers, values and advantages."""
+"""A run with a critic goes on bit for bit after `kill -9` and `--resume`: policy, critic, optimisers, values and
+advantages."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ SETTINGS = (
     *("validation.every=0", "loop.checkpoint_every=2", "runtime.workers=1", f"loop.tasks_per_step={sized(2, 3)}"),
     "learner.prefix_cache_tokens=0",
 )
-"""With one worker calls come one after the other, and without a cache none of them finds a prompt that another, as it happened, had just
-left there: numbers are rounded alike only where they are computed beside the same others."""
+"""With one worker calls come one after the other, and without a cache none of them finds a prompt that another, as it
+happened, had just left there: numbers are rounded alike only where they are computed beside the same others."""
 CRITICS = {
     "values of turns, of the policy's trunk": (),
     "bi-level, values of a model of its own": ("credit.options.level=both", "learner.critic.model={policy}"),
@@ -41,7 +42,9 @@ CRITICS = {
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("critic", sized(list(CRITICS)[:2], list(CRITICS)))
-def test_a_run_with_a_critic_goes_on_bit_for_bit_after_kill_9(warm: WarmCommand, tmp_path: Path, tiny_policy: Path, critic: str) -> None:
+def test_a_run_with_a_critic_goes_on_bit_for_bit_after_kill_9(
+    warm: WarmCommand, tmp_path: Path, tiny_policy: Path, critic: str
+) -> None:
     """At full size three times, at random moments; else once, after a step that no checkpoint has yet."""
     chance = random.Random(0)
     settings = [setting.format(policy=tiny_policy) for setting in (*SETTINGS, *CRITICS[critic])]

@@ -1,4 +1,5 @@
-"""The pages as a whole: the site builds, every link leads somewhere, the blocks of the pages that no package owns run."""
+"""The pages as a whole: the site builds, every link leads somewhere, the blocks of the pages that no package owns
+run."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*/README.md")],
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*/README.md"),
+    ],
 )
 RUN_OTHERWISE = {
     "docs/index.md": "tests/test_docs.py",  # its lines are README's
@@ -55,7 +61,9 @@ def test_every_link_and_picture_leads_to_a_file_and_its_heading(page: Path) -> N
         path, _, heading = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{name_of(page)}: {link} leads nowhere"
-        assert not heading or heading in headings(target), f"{name_of(page)}: {name_of(target)} has no heading {heading}"
+        assert not heading or heading in headings(target), (
+            f"{name_of(page)}: {name_of(target)} has no heading {heading}"
+        )
 
 
 def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
@@ -84,7 +92,9 @@ def test_a_blocks_title_stands_in_the_site_and_links_stay_within_it(tmp_path: Pa
 
 @pytest.mark.parametrize("page", OWN_PROJECTS, ids=name_of)
 def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -> None:
-    (block,) = re.findall(r"^```toml title=\S*pyproject\.toml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(
+        r"^```toml title=\S*pyproject\.toml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     project = tomllib.loads(block)
     ((name, module),) = project["project"]["entry-points"]["lightningrl"].items()
     assert module == f"lightningrl_{name}.plugin"
@@ -113,7 +123,9 @@ def test_the_first_line_that_installs_torch_brings_no_cuda_and_is_one_that_uv_ob
     assert (ran.returncode, "Would make no changes" in ran.stderr) == (0, True), ran.stderr
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "lightningrl[torch," in page.read_text(encoding="utf-8")], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "lightningrl[torch," in page.read_text(encoding="utf-8")], ids=name_of
+)
 def test_a_page_that_asks_pip_for_torch_says_how_it_comes_without_cuda(page: Path) -> None:
     assert "--torch-backend cpu" in page.read_text(encoding="utf-8")
 
@@ -125,9 +137,15 @@ def blocks_of(page: Path, *languages: str) -> list[str]:
 
 def pages_that_tests_run() -> set[str]:
     """By `run_page("…")`, or as a row of the table below."""
-    tests = [*ROOT.glob("tests/test_*.py"), *ROOT.glob("packages/*/tests/test_*.py"), *ROOT.glob("examples/*/tests/test_*.py")]
+    tests = [
+        *ROOT.glob("tests/test_*.py"),
+        *ROOT.glob("packages/*/tests/test_*.py"),
+        *ROOT.glob("examples/*/tests/test_*.py"),
+    ]
     return {
-        page for test in tests for page in re.findall(r"""(?:run_page\(|^        \()"([\w/-]+\.md)\"""", test.read_text(), re.MULTILINE)
+        page
+        for test in tests
+        for page in re.findall(r"""(?:run_page\(|^        \()"([\w/-]+\.md)\"""", test.read_text(), re.MULTILINE)
     }
 
 
@@ -146,7 +164,9 @@ def test_the_first_pages_lines_are_those_of_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if re.search(r"^make ", page.read_text(encoding="utf-8"), re.MULTILINE)], ids=name_of
+    "page",
+    [page for page in PAGES if re.search(r"^make ", page.read_text(encoding="utf-8"), re.MULTILINE)],
+    ids=name_of,
 )
 def test_what_a_page_makes_is_a_target(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

@@ -1,7 +1,9 @@
-"""`lightningrl doctor`: planted faults are found, each by its check and by no other; a recipe that is well is left in peace; the bill.
+"""`lightningrl doctor`: planted faults are found, each by its check and by no other; a recipe that is well is left in
+peace; the bill.
 
-Faults of the agent share one run in which each task plants its own, faults of rewards and of the recipe look at that run's healthy rollouts
-with other settings, faults of learning teach the real backend. With `--long` each is a recipe of its own for the whole command.
+Faults of the agent share one run in which each task plants its own, faults of rewards and of the recipe look at that
+run's healthy rollouts with other settings, faults of learning teach the real backend. With `--long` each is a recipe of
+its own for the whole command.
 """
 
 from __future__ import annotations
@@ -79,34 +81,50 @@ def of_agent(agent: str, check: str, verdict: Verdict, said: str, *also: str) ->
     return Fault(agent=agent, check=check, verdict=verdict, said=said, also=frozenset(also))
 
 
-def of_reward(name: str, verdict: Verdict, said: str, check: str = "rewards", settings: Mapping[str, Any] | None = None) -> Fault:
-    return Fault(check=check, verdict=verdict, said=said, settings={"rewards.given.use": f"{HERE}:{name}", **(settings or {})})
+def of_reward(
+    name: str, verdict: Verdict, said: str, check: str = "rewards", settings: Mapping[str, Any] | None = None
+) -> Fault:
+    return Fault(
+        check=check, verdict=verdict, said=said, settings={"rewards.given.use": f"{HERE}:{name}", **(settings or {})}
+    )
 
 
 AGENT_FAULTS = {
     "it makes no call": of_agent("makes_no_call", "calls", FAIL, r"(\d+) of \1 rollouts made no model call"),
-    "it calls another endpoint": of_agent("calls_another_endpoint", "calls", FAIL, r"models were called at 127\.0\.0\.1 \(\d+ rollouts\)"),
+    "it calls another endpoint": of_agent(
+        "calls_another_endpoint", "calls", FAIL, r"models were called at 127\.0\.0\.1 \(\d+ rollouts\)"
+    ),
     "every call is refused": of_agent("asks_in_vain", "calls", FAIL, "every call was refused: .*function", "errors"),
-    "it raises": of_agent("raises", "errors", FAIL, r"\d+ of \d+ rollouts raised; .*ValueError: no \\x1b\[2J table \\u202e named singers"),
+    "it raises": of_agent(
+        "raises", "errors", FAIL, r"\d+ of \d+ rollouts raised; .*ValueError: no \\x1b\[2J table \\u202e named singers"
+    ),
     "it retries by hand": of_agent("retries_by_hand", "retries", WARN, r"(\d+) calls of \1 rollouts repeat the prompt"),
     "it rewrites its history": of_agent("rewrites_history", "histories", WARN, r"(\d+) of \1 calls that go on"),
     "it outgrows the context": of_agent(
         "outgrows_the_context", "context", FAIL, r"\d+ of \d+ rollouts went over the context of 1024", "calls"
     ),
     "its answers are cut off": of_agent(
-        "cuts_answers_off", "cut off", FAIL, r"\d+ of \d+ answers were cut off, most at 1 tokens \(the agent's", "sampling"
+        "cuts_answers_off",
+        "cut off",
+        FAIL,
+        r"\d+ of \d+ answers were cut off, most at 1 tokens \(the agent's",
+        "sampling",
     ),
     "its tool never works": of_agent(
         "breaks_its_tool", "tools", FAIL, r"lookup: (\d+) of \1 failed; lookup said: no such column \\x1b\[31m"
     ),
-    "its tool is unsteady": of_agent("has_an_unsteady_tool", "repeats", WARN, "the same call of 'clock' was answered otherwise"),
+    "its tool is unsteady": of_agent(
+        "has_an_unsteady_tool", "repeats", WARN, "the same call of 'clock' was answered otherwise"
+    ),
     "it tells the time": of_agent("tells_the_time", "repeats", WARN, r"(\d+) of \1 rollouts, run again .*Say it again"),
     "it fixes its seed": of_agent("fixes_its_seed", "sampling", FAIL, "said the same: the agent sends a fixed seed"),
     "it stops at once": of_agent("stops_at_once", "sampling", FAIL, "said the same: the agent stops at"),
     "it asks for temperature 0": of_agent(
         "asks_for_no_chance", "sampling", WARN, r"temperature=0 in \d+ calls, top_p=0.5 in \d+ calls; the run"
     ),
-    "it leaves its streams": of_agent("leaves_its_streams", "captured", WARN, r"\d+ of them streams that the agent left"),
+    "it leaves its streams": of_agent(
+        "leaves_its_streams", "captured", WARN, r"\d+ of them streams that the agent left"
+    ),
     "it names no role": Fault(
         agent="names_no_role",
         check="roles",
@@ -118,7 +136,9 @@ AGENT_FAULTS = {
 REWARD_FAULTS = {
     "all rewards are equal": of_reward("same_for_all", FAIL, r"all rewards are 0\.5", "variety"),
     "a reward is not finite": of_reward("no_number", FAIL, "given: returned nan"),
-    "a reward is out of its range": of_reward("too_much", FAIL, r"outside of its range \[0, 1\]", settings={"rewards.given.range": [0, 1]}),
+    "a reward is out of its range": of_reward(
+        "too_much", FAIL, r"outside of its range \[0, 1\]", settings={"rewards.given.range": [0, 1]}
+    ),
     "no reward has an opinion": of_reward("nothing", FAIL, r"given said nothing \(None\)"),
     "a reward is no number": of_reward("a_text", FAIL, r"returned 'very \\x1b\[2J good' of type str"),
     "a reward raises": of_reward("raising", FAIL, r"RuntimeError: the grader \\x1b\[2J is away"),
@@ -132,11 +152,15 @@ REWARD_FAULTS = {
         "settings",
         {"intermediate_rewards.each.use": f"{HERE}:of_calls"},
     ),
-    "no role fits": of_reward("of_rollout", WARN, "roles.critic: no call fits it", "settings", {"roles.critic.model": "critic"}),
+    "no role fits": of_reward(
+        "of_rollout", WARN, "roles.critic: no call fits it", "settings", {"roles.critic.model": "critic"}
+    ),
     "a schedule that is constant": of_reward(
         "of_rollout", WARN, "learner.total_steps: schedule is", "settings", {"learner.total_steps": 9}
     ),
-    "the warm-up never ends": of_reward("of_rollout", WARN, "10 steps end within 50", "settings", {"learner.warmup_steps": 50}),
+    "the warm-up never ends": of_reward(
+        "of_rollout", WARN, "10 steps end within 50", "settings", {"learner.warmup_steps": 50}
+    ),
     "held-out tasks are trained": of_reward(
         "of_rollout", WARN, "1 of 1 validation tasks", "tasks", {"tasks.validation": f"{HERE}:trained_too"}
     ),
@@ -151,7 +175,9 @@ REWARD_FAULTS = {
     ),
 }
 LEARNING_FAULTS = {
-    "the learning rate is 0": Fault(check="learning", verdict=FAIL, said=r"\+0 nats", settings={"learner.learning_rate": 0.0}),
+    "the learning rate is 0": Fault(
+        check="learning", verdict=FAIL, said=r"\+0 nats", settings={"learner.learning_rate": 0.0}
+    ),
     "the learning rate is far too small": Fault(
         check="learning",
         verdict=WARN,
@@ -159,7 +185,10 @@ LEARNING_FAULTS = {
         settings={"learner.learning_rate": 1e-6, "loop.steps": 2},
     ),
     "the loss has the wrong sign": Fault(
-        check="learning", verdict=FAIL, said=r"moved their tokens by -\d", settings={"learner.loss": f"{HERE}:upside_down"}
+        check="learning",
+        verdict=FAIL,
+        said=r"moved their tokens by -\d",
+        settings={"learner.loss": f"{HERE}:upside_down"},
     ),
     "the learner raises": Fault(
         check="learning",
@@ -184,7 +213,11 @@ REFUSED = {
 }
 WHOLE = {
     "it never ends": Fault(
-        agent="never_ends", check="time", verdict=FAIL, said=r"\d+ of \d+ rollouts ran longer", settings={"runtime.timeout_s": 5.0}
+        agent="never_ends",
+        check="time",
+        verdict=FAIL,
+        said=r"\d+ of \d+ rollouts ran longer",
+        settings={"runtime.timeout_s": 5.0},
     ),
 }
 EVERY = {**AGENT_FAULTS, **REWARD_FAULTS, **LEARNING_FAULTS, **REFUSED, **WHOLE}
@@ -411,7 +444,10 @@ def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of(seen: Obser
     few = replace(few, tasks=replace(few.tasks, train=few.tasks.train[:1], validation=()))
     finding = tasks_differ(few)
     assert finding.verdict == WARN
-    assert finding.evidence == "loop.tasks_per_step is 99, but there is 1 training task: each step asks for some more than once"
+    assert (
+        finding.evidence
+        == "loop.tasks_per_step is 99, but there is 1 training task: each step asks for some more than once"
+    )
     assert "set loop.tasks_per_step=1" in str(finding.remedy)
 
 
@@ -427,7 +463,8 @@ def test_the_bill_multiplies_what_was_tried(seen: Observation) -> None:
     prompts = 30 * sum(len(call.prompt_ids) for call in calls) + 4 * sum(len(call.prompt_ids) for call in checked)
     assert bill.prompt_tokens == pytest.approx(prompts)
     assert bill.trained_tokens == pytest.approx(30 * COSTS.trained_tokens)
-    # start 6, a group 2, learning 1 for each group, a validation 3, a checkpoint 0.5 before the first step and after the last
+    # start 6, a group 2, learning 1 for each group, a validation 3, a checkpoint 0.5 before the first step and after
+    # the last
     assert 60 * bill.minutes == pytest.approx(6 + 30 * (2 + 1) + 4 * 3 + 2 * 0.5)
     assert bill.cpu_minutes is None, "nobody said what learning took"
     assert bill.disk_bytes == pytest.approx(124 * 500 / 5 + 2 * 1000)
@@ -446,14 +483,17 @@ def test_curves_that_are_drawn_beside_the_work_are_in_cpu_minutes_alone(seen: Ob
 
 
 def test_the_bill_ends_with_the_recipes_minutes(seen: Observation) -> None:
-    bill = make_bill(with_loop(replace(only(seen, "converse"), costs=COSTS), steps=1000, tasks_per_step=1, validation=0, minutes=1.0))
+    bill = make_bill(
+        with_loop(replace(only(seen, "converse"), costs=COSTS), steps=1000, tasks_per_step=1, validation=0, minutes=1.0)
+    )
     assert bill.steps == pytest.approx(20, rel=0.1)  # of some 3 s each
     assert "loop.minutes = 1 ends it" in bill.lines[0].how
     assert 60 * bill.minutes == pytest.approx(60 + 6, abs=4)
 
 
 def test_the_bill_says_from_where_to_where_learning_may_lead(seen: Observation) -> None:
-    """Two rollouts of one task: one of two calls, and the same rollout stopped after its first call; whichever earns more is the end."""
+    """Two rollouts of one task: one of two calls, and the same rollout stopped after its first call; whichever earns
+    more is the end."""
     healthy = only(seen, "converse")
     whole = healthy.rollouts[0]
     first = replace(whole, transitions=whole.transitions[:1])
@@ -467,8 +507,12 @@ def test_the_bill_says_from_where_to_where_learning_may_lead(seen: Observation) 
             next(line for line in make_bill(replace(tried, lessons=lessons)).lines if line.what == "prompt tokens")
             for lessons in ({}, {"policy": Lesson(rows=1, gain=1e9)})
         )
-        assert (line.low, line.high) == pytest.approx((min(beyond, mean) / mean * line.amount, max(beyond, mean) / mean * line.amount))
-        assert f"leads to {100 * best / mean:.0f} % of that; 0 % of the way in 10 steps" in line.how, "nobody says how far a step goes"
+        assert (line.low, line.high) == pytest.approx(
+            (min(beyond, mean) / mean * line.amount, max(beyond, mean) / mean * line.amount)
+        )
+        assert f"leads to {100 * best / mean:.0f} % of that; 0 % of the way in 10 steps" in line.how, (
+            "nobody says how far a step goes"
+        )
         assert moved.amount == pytest.approx(best / mean * line.amount)
         assert (moved.low, moved.high) == pytest.approx((line.low, line.high))
     nothing = make_bill(replace(healthy, groups=(), signals=()))
@@ -476,7 +520,8 @@ def test_the_bill_says_from_where_to_where_learning_may_lead(seen: Observation) 
 
 
 def test_a_rehearsal_is_billed_as_it_was_and_what_comes_after_it_as_it_ended(seen: Observation) -> None:
-    """Four steps of rollouts of one call, where the policy as it is makes two: nothing else is left of its length in the run."""
+    """Four steps of rollouts of one call, where the policy as it is makes two: nothing else is left of its length in
+    the run."""
     healthy = replace(only(seen, "converse"), costs=COSTS, lessons={})
     whole = healthy.rollouts[0]
     assert len(whole.transitions) == 2
@@ -487,7 +532,9 @@ def test_a_rehearsal_is_billed_as_it_was_and_what_comes_after_it_as_it_ended(see
 
     long, short = step(2), step(1)
     share = prompt_tokens(short.groups[0].trajectories[0]) / prompt_tokens(long.groups[0].trajectories[0])
-    tried = with_loop(replace(healthy, groups=long.groups, signals=(True,), validation=()), steps=12, tasks_per_step=1, validation=0)
+    tried = with_loop(
+        replace(healthy, groups=long.groups, signals=(True,), validation=()), steps=12, tasks_per_step=1, validation=0
+    )
     as_it_is = make_bill(tried)
     bill = make_bill(replace(tried, rehearsed=(long, long, short, short, short, short)))
     assert bill.prompt_tokens == pytest.approx(as_it_is.prompt_tokens * (2 + 10 * share) / 12)
@@ -511,22 +558,34 @@ def test_a_rehearsal_takes_steps_with_the_weights_of_those_before(tmp_path: Path
     recipe = make_recipe(tmp_path, **{"tasks.options.faults": ["converse"], "loop.steps": 7, "validation.every": 0})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "ENOUGH_S", 0.0)
-        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path / "scratch", tmp_path, rehearse=1e9))
+        seen = asyncio.run(
+            observe(recipe, build_checked(recipe, load_plugins()), tmp_path / "scratch", tmp_path, rehearse=1e9)
+        )
     versions = [
-        {call.policy_version for group in step.groups for one in group.trajectories for call in one.transitions} for step in seen.steps
+        {call.policy_version for group in step.groups for one in group.trajectories for call in one.transitions}
+        for step in seen.steps
     ]
     assert versions == [{0}, {1}, {2}], "a third of seven steps, and each by the newest weights"
-    assert [group.trajectories[0].group_id for step in seen.steps for group in step.groups] == [f"g{number:06d}" for number in range(6)]
+    assert [group.trajectories[0].group_id for step in seen.steps for group in step.groups] == [
+        f"g{number:06d}" for number in range(6)
+    ]
     assert re.search(r"; mean reward [\d.]+, in 2 more steps [\d.]+$", row_of(diagnose(seen), "learning"))
     assert "after 2 rehearsed steps" in next(line.how for line in make_bill(seen).lines if line.what == "prompt tokens")
 
 
 def test_a_learner_that_fails_in_a_rehearsal_is_found(tmp_path: Path) -> None:
-    settings = {"tasks.options.faults": ["converse"], "loop.steps": 30, "validation.every": 0, "learner.loss": f"{HERE}:fails_at_the_third"}
+    settings = {
+        "tasks.options.faults": ["converse"],
+        "loop.steps": 30,
+        "validation.every": 0,
+        "learner.loss": f"{HERE}:fails_at_the_third",
+    }
     recipe = make_recipe(tmp_path, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "ENOUGH_S", 0.0)
-        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path / "scratch", tmp_path, rehearse=1e9))
+        seen = asyncio.run(
+            observe(recipe, build_checked(recipe, load_plugins()), tmp_path / "scratch", tmp_path, rehearse=1e9)
+        )
     assert len(seen.rehearsed) == 1
     verdict, evidence = complaints(diagnose(seen))["learning"]
     assert verdict is FAIL and "ValueError: no third step" in evidence
@@ -536,7 +595,9 @@ def test_a_learner_that_fails_in_a_rehearsal_is_found(tmp_path: Path) -> None:
 
 
 def test_the_command_and_python_rehearse_as_long() -> None:
-    in_command, in_python = (inspect.signature(function).parameters["rehearse"].default for function in (doctor_command, run.doctor))
+    in_command, in_python = (
+        inspect.signature(function).parameters["rehearse"].default for function in (doctor_command, run.doctor)
+    )
     assert in_command == in_python > 0
 
 
@@ -558,7 +619,10 @@ def test_a_range_of_the_bill_holds_the_mean_of_other_samples_in_95_of_100(seen: 
     held, trials = 0, 400
     for _ in range(trials):
         tried, real = rng.integers(0, 3, (8, 4)), rng.integers(0, 3, (40, 4))
-        groups = [replace(seen.groups[0], trajectories=tuple(lengths[int(calls)] for calls in row), branches=()) for row in tried]
+        groups = [
+            replace(seen.groups[0], trajectories=tuple(lengths[int(calls)] for calls in row), branches=())
+            for row in tried
+        ]
         step = TriedStep(groups=tuple(groups), signals=())
         ahead = forecast([step], prompt_tokens, ToCome(steps=10, groups=len(real), gone=0.0))
         mean, truth = (np.mean([[tokens[int(calls)] for calls in row] for row in rows]) for rows in (tried, real))
@@ -570,7 +634,8 @@ def test_the_bill_has_the_groups_that_dynamic_sampling_leaves_out(seen: Observat
     healthy = replace(only(seen, "converse"), costs=COSTS)
     half = replace(healthy, groups=healthy.groups * 4, signals=(True, False, True, False))
     plain, dynamic, capped = (
-        make_bill(with_loop(half, steps=10, tasks_per_step=2, validation=0, dynamic_sampling=extra)).rollouts for extra in (0, 3, 0)
+        make_bill(with_loop(half, steps=10, tasks_per_step=2, validation=0, dynamic_sampling=extra)).rollouts
+        for extra in (0, 3, 0)
     )
     assert (plain, dynamic, capped) == (80, 160, 80)
 
@@ -591,7 +656,9 @@ COSTS = Costs(
 
 def with_loop(seen: Observation, *, steps: int, tasks_per_step: int, validation: int, **loop: Any) -> Observation:
     settings = {"loop.steps": steps, "loop.tasks_per_step": tasks_per_step, "validation.every": validation}
-    return replace(seen, recipe=with_settings(seen.recipe, {**settings, **{f"loop.{name}": value for name, value in loop.items()}}))
+    return replace(
+        seen, recipe=with_settings(seen.recipe, {**settings, **{f"loop.{name}": value for name, value in loop.items()}})
+    )
 
 
 # ------------------------------------------------------------------ the command
@@ -636,7 +703,17 @@ def test_a_page_that_is_piped_breaks_no_line_and_in_brief_says_what_is_wrong(
 @pytest.mark.slow
 def test_a_failed_check_is_the_exit_status(tmp_path: Path, warm: WarmCommand) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
-    ran = warm.run("lightningrl", "doctor", ".", "--json", "--set", "loop.group_size=1", "--set", "policy.model=nowhere", cwd=tmp_path)
+    ran = warm.run(
+        "lightningrl",
+        "doctor",
+        ".",
+        "--json",
+        "--set",
+        "loop.group_size=1",
+        "--set",
+        "policy.model=nowhere",
+        cwd=tmp_path,
+    )
     assert ran.returncode == 1
     found = json.loads(ran.stdout)
     assert [row["verdict"] for row in found["checks"]] == ["fail", "fail"], "all that is wrong, not the first"
@@ -652,7 +729,11 @@ def test_every_fault_is_found_by_the_whole_command(name: str, tmp_path: Path, wa
     fault = EVERY[name]
     (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
     settings = {"tasks.options.faults": [fault.agent], "tasks.options.each": 4, **fault.settings}
-    given = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value) if value != {} else '{}'}")]
+    given = [
+        word
+        for key, value in settings.items()
+        for word in ("--set", f"{key}={json.dumps(value) if value != {} else '{}'}")
+    ]
     ran = warm.run("lightningrl", "doctor", ".", "--json", *given, cwd=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"], "nothing is left behind"
     rows = json.loads(ran.stdout)["checks"]

@@ -1,4 +1,5 @@
-"""`lightningrl eval` on a real run: checkpoints, an exported folder, a provider's model; alone and against each other."""
+"""`lightningrl eval` on a real run: checkpoints, an exported folder, a provider's model; alone and against each
+other."""
 
 from __future__ import annotations
 
@@ -27,7 +28,20 @@ SMALL = {
     "validation.tasks": 12,
     "runtime.workers": 1,
 }
-MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("runs/a@7", {}, "has no checkpoint of step '7'; take 'newest', 'best', or one of: 0, 1, 2"),
     ("nowhere", {}, "'nowhere' is no run folder, no transformers folder and no model of a provider"),
@@ -94,7 +108,16 @@ def test_an_evaluation_says_what_validation_said_of_the_same_weights(project: Pa
     scores = {row["step"]: row["validation/reward"] for row in run.metrics if "validation/reward" in row}
     before = run.rollouts()
     ran = warm.run(
-        "lightningrl", "eval", "runs/a@newest", "--against", "runs/a@0", "--price", "1", "2", cwd=project, environment={"COLUMNS": "160"}
+        "lightningrl",
+        "eval",
+        "runs/a@newest",
+        "--against",
+        "runs/a@0",
+        "--price",
+        "1",
+        "2",
+        cwd=project,
+        environment={"COLUMNS": "160"},
     )
     assert ran.returncode == 0, ran.stderr
     for words in ("runs/a after step 2", "pass@1", "mean reward", "on 12 of 12 tasks", "kept in runs/a/evaluations/"):
@@ -103,7 +126,11 @@ def test_an_evaluation_says_what_validation_said_of_the_same_weights(project: Pa
     found = json.loads(path.read_text(encoding="utf-8"))
     for evaluation, step in zip(found["evaluations"], (2, 0), strict=True):
         assert (evaluation["step"], len(evaluation["tasks"])) == (step, 12)
-        assert evaluation["summary"]["reward"]["mean"] == evaluation["summary"]["pass_at"]["1"]["mean"] == pytest.approx(scores[step])
+        assert (
+            evaluation["summary"]["reward"]["mean"]
+            == evaluation["summary"]["pass_at"]["1"]["mean"]
+            == pytest.approx(scores[step])
+        )
     assert found["comparison"]["difference"]["mean"] == pytest.approx(scores[2] - scores[0])
     assert found["evaluations"][0]["summary"]["cost"] > 0 and found["evaluations"][1]["summary"]["cost"] is None
     assert run.rollouts() == before, "the run's own store stays as it is"
@@ -114,7 +141,12 @@ def test_exported_weights_earn_what_their_checkpoint_earns_on_the_same_tasks(pro
     run.export(tmp_path / "weights", step=1)
     tasks = tmp_path / "held_out.jsonl"
     rows = [
-        {"id": f"x{number}", "input": f"{number} / 3 / 2011", "answer": f"{number} March 2011", "metadata": {"odd": number % 2}}
+        {
+            "id": f"x{number}",
+            "input": f"{number} / 3 / 2011",
+            "answer": f"{number} March 2011",
+            "metadata": {"odd": number % 2},
+        }
         for number in range(1, 9)
     ]
     tasks.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -160,7 +192,9 @@ def test_a_providers_model_is_better_after_a_look_at_some_tasks(
     assert ours.cost is None and ours.step == 0
 
 
-def test_a_comparison_with_an_earlier_evaluation_stops_once_it_is_decided(project: Path, provider: str, tmp_path: Path) -> None:
+def test_a_comparison_with_an_earlier_evaluation_stops_once_it_is_decided(
+    project: Path, provider: str, tmp_path: Path
+) -> None:
     run = lightningrl.Run(project / "runs" / "a")
     earlier = run.evaluate(step=0, out=tmp_path / "earlier.json", settings={"validation.tasks": 100})
     report = lightningrl.evaluate(
@@ -180,7 +214,9 @@ def test_a_comparison_with_an_earlier_evaluation_stops_once_it_is_decided(projec
 
 def test_what_can_be_refused_is_refused_before_anything_has_run(project: Path, tmp_path: Path) -> None:
     run = lightningrl.Run(project / "runs" / "a")
-    with pytest.raises(lightningrl.LightningError, match=r"no task has 'colour' in its metadata or its input.* there are: "):
+    with pytest.raises(
+        lightningrl.LightningError, match=r"no task has 'colour' in its metadata or its input.* there are: "
+    ):
         run.evaluate(slices=["colour"], out=tmp_path / "a.json")
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"id": "another", "input": "1 / 3 / 2011", "answer": "1 March 2011"}), encoding="utf-8")
@@ -194,7 +230,9 @@ def test_what_can_be_refused_is_refused_before_anything_has_run(project: Path, t
             run.evaluate(out=out)
 
 
-def test_a_provider_that_is_not_there_is_said_with_its_address_and_the_reason(project: Path, tmp_path: Path, warm: WarmCommand) -> None:
+def test_a_provider_that_is_not_there_is_said_with_its_address_and_the_reason(
+    project: Path, tmp_path: Path, warm: WarmCommand
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     words = ("--recipe", str(project), "--limit", "2", "--set", "runtime.workers=1")

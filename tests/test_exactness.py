@@ -1,4 +1,5 @@
-"""Exactness, end to end with the real torch engine, server and SDK: what was sampled is what is stored, recomputed and trained.
+"""Exactness, end to end with the real torch engine, server and SDK: what was sampled is what is stored, recomputed and
+trained.
 
 OpenAI SDK ─► server process (gateway, store) ─► engine link ─► RecordingEngine(TorchEngine)
                     └─ trajectories ─► rows ─► learner
@@ -78,7 +79,9 @@ class World:
         """Run agents at the same time that talk in `TURNS` turns; half of them stream."""
         sampling = SamplingSettings(temperature=temperature, max_tokens=max_tokens)
         task = Task(id="task", input="tell me")
-        await self.client.create_rollouts([RolloutSpec(id=name, task=task, group_id="group", sampling=sampling) for name in names])
+        await self.client.create_rollouts(
+            [RolloutSpec(id=name, task=task, group_id="group", sampling=sampling) for name in names]
+        )
         await asyncio.gather(*(self._act(stream=number % 2 == 1) for number in range(len(names))))
         await self.client.wait(names, PATIENCE_S)  # an agent may have been given another call's rollout
         return list(await self.client.trajectories(names))
@@ -96,7 +99,9 @@ class World:
 
 async def ask(openai: AsyncOpenAI, messages: list[Any], *, stream: bool) -> str:
     if not stream:
-        return (await openai.chat.completions.create(model="policy", messages=messages)).choices[0].message.content or ""
+        return (await openai.chat.completions.create(model="policy", messages=messages)).choices[
+            0
+        ].message.content or ""
     parts = await openai.chat.completions.create(model="policy", messages=messages, stream=True)
     return "".join([part.choices[0].delta.content or "" async for part in parts if part.choices])
 
@@ -105,7 +110,9 @@ async def ask(openai: AsyncOpenAI, messages: list[Any], *, stream: bool) -> str:
 async def world(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     folder = tmp_path_factory.mktemp("world")
     settings = ServerSettings(
-        store_url=f"sqlite:///{folder / 'store.sqlite'}", run_key=RUN_KEY, policies={"policy": PolicySettings(model=tiny_policy)}
+        store_url=f"sqlite:///{folder / 'store.sqlite'}",
+        run_key=RUN_KEY,
+        policies={"policy": PolicySettings(model=tiny_policy)},
     )
     backend = TorchBackend(policy=str(tiny_policy), name="policy", device="cpu", threads=1, learning_rate=1e-2)
     engine = RecordingEngine(backend)
@@ -127,14 +134,18 @@ def calls_of(trajectories: list[Trajectory]) -> list[Transition]:
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 async def test_the_store_holds_exactly_what_the_engine_sampled(world: World, temperature: float) -> None:
     before = set(world.engine.chunks)
-    calls = calls_of(await world.run(*(f"stored-{temperature}-{number}" for number in range(8)), temperature=temperature))
+    calls = calls_of(
+        await world.run(*(f"stored-{temperature}-{number}" for number in range(8)), temperature=temperature)
+    )
     assert {call.id for call in calls} == world.engine.chunks.keys() - before
     assert len(calls) == 8 * TURNS
     for call in calls:
         sampled = world.engine.chunks[call.id]
         assert tuple(call.prompt_ids.tolist()) == world.engine.requests[call.id].prompt_ids
         assert call.completion_ids.tolist() == [token for chunk in sampled for token in chunk.token_ids]
-        np.testing.assert_array_equal(call.logprobs, np.array([value for chunk in sampled for value in chunk.logprobs], np.float32))
+        np.testing.assert_array_equal(
+            call.logprobs, np.array([value for chunk in sampled for value in chunk.logprobs], np.float32)
+        )
         assert {call.policy_version} == {chunk.policy_version for chunk in sampled}
         assert call.finish_reason is sampled[-1].finish_reason
 
@@ -143,7 +154,9 @@ async def test_the_store_holds_exactly_what_the_engine_sampled(world: World, tem
 async def test_recomputed_logprobs_agree_within_1e_4(world: World, tmp_path: Path, temperature: float) -> None:
     from transformers import AutoModelForCausalLM
 
-    calls = calls_of(await world.run(*(f"recomputed-{temperature}-{number}" for number in range(4)), temperature=temperature))
+    calls = calls_of(
+        await world.run(*(f"recomputed-{temperature}-{number}" for number in range(4)), temperature=temperature)
+    )
     world.backend.export(tmp_path / "exported")
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
     model.eval()

@@ -1,7 +1,8 @@
 """Examples with an agent framework train for a step, and each token was trained as it was sampled.
 
-The others are certified where they are trained: from_scratch, node_agent and two_policies in their own tests, text_to_sql by workers that
-join from elsewhere (test_cli_whole.py), and on verl in packages/trainer-verl/tests/test_verl_runs.py.
+The others are certified where they are trained: from_scratch, node_agent and two_policies in their own tests,
+text_to_sql by workers that join from elsewhere (test_cli_whole.py), and on verl in
+packages/trainer-verl/tests/test_verl_runs.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ def test_an_example_is_trained_on_what_was_sampled(
     settings = [word for setting in (*SMALL, f"rewards.{reward}.use={OF_EVERY_OTHER}") for word in ("--set", setting)]
     cache = {"LIGHTNINGRL_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
     ran = warm.run(
-        "lightningrl", "train", str(EXAMPLES / example), "--run", str(tmp_path / "run"), *settings, cwd=tmp_path, environment=cache
+        "lightningrl",
+        "train",
+        str(EXAMPLES / example),
+        "--run",
+        str(tmp_path / "run"),
+        *settings,
+        cwd=tmp_path,
+        environment=cache,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = certified(tmp_path / "run", warm)

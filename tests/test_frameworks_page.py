@@ -1,4 +1,5 @@
-"""docs/frameworks.md says of each framework what tests/frameworks pins and expects, and nothing else; nothing is installed for that."""
+"""docs/frameworks.md says of each framework what tests/frameworks pins and expects, and nothing else; nothing is
+installed for that."""
 
 from __future__ import annotations
 

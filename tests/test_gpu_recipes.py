@@ -1,4 +1,5 @@
-"""Recipes for GPUs and the pages about them hold what they say: keys exist, layouts are valid, sums add up. Nothing here needs a GPU."""
+"""Recipes for GPUs and the pages about them hold what they say: keys exist, layouts are valid, sums add up. Nothing
+here needs a GPU."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def verl_keys() -> dict[str, Any]:
     """verl's own settings, as its wheel lists them; reading them imports no verl."""
     omegaconf = pytest.importorskip("omegaconf")
     try:
-        wheel = importlib.metadata.distribution("verl")  # not find_spec: other tests have put a part of verl in its place
+        wheel = importlib.metadata.distribution(
+            "verl"
+        )  # not find_spec: other tests have put a part of verl in its place
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("verl is not installed")
     path = Path(str(wheel.locate_file("verl"))) / "trainer" / "config" / "_generated_ppo_trainer.yaml"
@@ -89,8 +92,8 @@ def verl_keys() -> dict[str, Any]:
 
 @pytest.fixture
 def own_modules() -> Iterator[None]:
-    """Folders of plain files have files of the same names (`data`, `agent`): what other tests imported of theirs is away meanwhile, and
-    what this one imports is gone afterwards."""
+    """Folders of plain files have files of the same names (`data`, `agent`): what other tests imported of theirs is
+    away meanwhile, and what this one imports is gone afterwards."""
     names, path = {file.stem for file in (ROOT / "examples").glob("*/*.py")}, list(sys.path)
     others = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
     yield
@@ -129,7 +132,9 @@ def read_tables(page: str) -> list[Table]:
 
 
 def find_table(*columns: str) -> Table:
-    return next(table for table in read_tables(PAGES["verl.md"]) if table and list(table[0])[: len(columns)] == list(columns))
+    return next(
+        table for table in read_tables(PAGES["verl.md"]) if table and list(table[0])[: len(columns)] == list(columns)
+    )
 
 
 def test_there_is_a_recipe_for_one_gpu_eight_gpus_and_several_nodes() -> None:
@@ -140,7 +145,9 @@ def test_there_is_a_recipe_for_one_gpu_eight_gpus_and_several_nodes() -> None:
 
 @pytest.mark.usefixtures("own_modules")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
-def test_a_gpu_recipe_is_complete_and_verl_can_honour_it(path: Path, settings_of: Any, verl_keys: dict[str, Any]) -> None:
+def test_a_gpu_recipe_is_complete_and_verl_can_honour_it(
+    path: Path, settings_of: Any, verl_keys: dict[str, Any]
+) -> None:
     recipe = load_recipe(path)
     assert recipe.backend == "verl"
     check_agent_file(recipe)
@@ -177,7 +184,9 @@ def test_a_misspelt_verl_setting_is_seen_by_these_tests(verl_keys: dict[str, Any
 def test_an_algorithm_is_written_as_the_page_says(row: dict[str, str], settings_of: Any) -> None:
     lines = re.findall(r"`([^`]+)`", row["in the recipe"])
     assert tomllib.loads("\n".join(lines)), "the lines are TOML"
-    recipe = with_settings(Recipe.model_validate(BASE), dict(parse_setting(line.replace(" = ", "=", 1)) for line in lines))
+    recipe = with_settings(
+        Recipe.model_validate(BASE), dict(parse_setting(line.replace(" = ", "=", 1)) for line in lines)
+    )
     settings_of(recipe)
     plugins = load_plugins()
     assert plugins.find("lightningrl_credit_assigners", recipe.credit.use)
@@ -187,7 +196,9 @@ def test_an_algorithm_is_written_as_the_page_says(row: dict[str, str], settings_
 
 def test_the_page_names_every_setting_and_which_are_shared(verl_backend: Any) -> None:
     verl_fields = set(verl_backend.Settings.model_fields) - {"policy", "name", "seed", "verl"}
-    shared = verl_fields & set(TorchSettings.model_fields) - {"critic"}  # each has one of its own, with its own settings
+    shared = verl_fields & set(TorchSettings.model_fields) - {
+        "critic"
+    }  # each has one of its own, with its own settings
     rows = {row["where"]: set(re.findall(r"`(\w+)`", row["settings"])) for row in find_table("where", "settings")}
     assert rows["`[learner]`, shared with torch"] == shared
     alone = rows["`[backends.verl]`: layout"] | rows["`[backends.verl]`: algorithm"]
@@ -218,8 +229,12 @@ def test_the_memory_of_learning_is_what_its_formulas_give() -> None:
 def test_the_models_have_the_parameters_that_the_page_counts() -> None:
     for row in find_table("model (Qwen2.5)", "P"):
         layers, width, inner, keys, vocabulary = (int(row[name]) for name in ("L", "h", "f", "h_kv", "V"))
-        layer = 2 * width * width + width + 2 * (width * keys + keys) + 3 * width * inner + 2 * width  # q, k and v have biases
-        root = vocabulary * width * (1 if row["model (Qwen2.5)"] == "1.5B" else 2) + width  # the smallest shares embeddings and head
+        layer = (
+            2 * width * width + width + 2 * (width * keys + keys) + 3 * width * inner + 2 * width
+        )  # q, k and v have biases
+        root = (
+            vocabulary * width * (1 if row["model (Qwen2.5)"] == "1.5B" else 2) + width
+        )  # the smallest shares embeddings and head
         assert [float(row[name].removesuffix(" M")) for name in ("P", "P_layer", "P_root")] == pytest.approx(
             [(root + layers * layer) / 1e6, layer / 1e6, root / 1e6], abs=0.06
         )
@@ -235,7 +250,9 @@ def test_the_memory_of_sampling_is_what_its_formulas_give() -> None:
         budget = width * float(row["gpu_memory_utilization"]) * 80
         cache = budget - 2 * parameters / 1e9 - 4 * width
         token = 4 * layers * keys
-        assert float(row["learner stays"]) == pytest.approx(12 * parameters / int(gpus) / 1e9 if gpus else 0.0, abs=0.06)
+        assert float(row["learner stays"]) == pytest.approx(
+            12 * parameters / int(gpus) / 1e9 if gpus else 0.0, abs=0.06
+        )
         assert [float(row[column]) for column in ("vLLM", "its weights", "cache of a replica")] == pytest.approx(
             [budget, 2 * parameters / 1e9, cache], abs=0.06
         )
@@ -244,8 +261,12 @@ def test_the_memory_of_sampling_is_what_its_formulas_give() -> None:
 
 
 def test_every_error_that_the_page_explains_is_one_that_we_raise() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "packages" / "trainer-verl" / "src").rglob("*.py"))
-    said = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*\n\s*f?"', "", source))  # literals joined, what is filled in as on the page
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "packages" / "trainer-verl" / "src").rglob("*.py")
+    )
+    said = re.sub(
+        r"\{[^{}]*\}", "…", re.sub(r'"\s*\n\s*f?"', "", source)
+    )  # literals joined, what is filled in as on the page
     for row in find_table("it says", "do"):
         for sentence in re.findall(r"`([^`]+)`", row["it says"]):
             shown = sentence.replace("CUDA out of memory", "…")
@@ -269,5 +290,7 @@ def test_checkpoints_may_lie_behind_a_link_to_shared_storage(tmp_path: Path) -> 
     link.symlink_to(tmp_path / "shared")
     with pytest.raises(RunFolderError, match="holds 'checkpoints' and no run"):  # they are another run's
         RunFolder.create(link.parent, Recipe.model_validate(BASE), "recipe.toml", {}, models={"policy": "m"})
-    RunFolder.create(tmp_path / "run", Recipe.model_validate(BASE), "recipe.toml", {}, models={"policy": "m"}, overwrite=True).close()
+    RunFolder.create(
+        tmp_path / "run", Recipe.model_validate(BASE), "recipe.toml", {}, models={"policy": "m"}, overwrite=True
+    ).close()
     assert (tmp_path / "run" / "checkpoints").is_symlink() and list((tmp_path / "shared").iterdir()) == []

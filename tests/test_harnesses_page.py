@@ -1,4 +1,5 @@
-"""docs/harnesses.md says of each client what tests/clients pins, starts and expects, and nothing else; nothing is installed for that."""
+"""docs/harnesses.md says of each client what tests/clients pins, starts and expects, and nothing else; nothing is
+installed for that."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def version_of(name: str) -> str:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_row_of_a_client_says_how_it_is_started_and_what_is_expected(name: str) -> None:
     client, version = CLIENTS[name], version_of(name)
-    is_own = (lambda row: row[1] == f"`{client['command']}`") if "command" in client else (lambda row: row[0] == version)
+    is_own = (
+        (lambda row: row[1] == f"`{client['command']}`") if "command" in client else (lambda row: row[0] == version)
+    )
     (row,) = filter(is_own, ROWS)
     assert row[0].endswith(version) and str(client["calls"]) in row
     if "command" in client:

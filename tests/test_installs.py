@@ -1,4 +1,5 @@
-"""What each way of installing brings, in empty environments, from wheels that are built here: no more than it needs, and it works.
+"""What each way of installing brings, in empty environments, from wheels that are built here: no more than it needs,
+and it works.
 
     lightningrl                        lists plugins, and a command that is not there names what installs it
     lightningrl[view]                  opens a run's folder
@@ -295,7 +296,8 @@ def write_package(kind: str, folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_plugin_of_each_kind_needs_the_core_alone(empty: Environment, tmp_path: Path) -> None:
-    """Written by the core's own command or copied from its page, it is installed and listed; its tests need lightningrl-testing."""
+    """Written by the core's own command or copied from its page, it is installed and listed; its tests need
+    lightningrl-testing."""
     empty.install("lightningrl")
     projects = {}
     for kind in NEW:

@@ -1,4 +1,5 @@
-"""A judge behind HTTP that fails now and then: the run goes on without what it could not judge, and asks nobody twice after `kill -9`."""
+"""A judge behind HTTP that fails now and then: the run goes on without what it could not judge, and asks nobody twice
+after `kill -9`."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ SETTINGS = (
 
 
 class Judge(PostServer):
-    """Counts what it is asked and what it answers, by rollout. It cannot judge those that end in one of `hard`, and keeps those `held`
-    waiting."""
+    """Counts what it is asked and what it answers, by rollout. It cannot judge those that end in one of `hard`, and
+    keeps those `held` waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +127,9 @@ def test_a_run_goes_on_without_what_its_judge_cannot_judge_and_asks_nobody_twice
 
     hard = [of_step(step)[7] for step in range(3)]
     everyone = [rollout for step in range(3) for rollout in of_step(step)]
-    assert judge.judged == {rollout: 1 for rollout in everyone if rollout not in hard}, "each that could be judged was, once"
+    assert judge.judged == {rollout: 1 for rollout in everyone if rollout not in hard}, (
+        "each that could be judged was, once"
+    )
     assert {rollout: judge.asked[rollout] for rollout in before} == dict.fromkeys(before, 1)
     assert judge.asked[hard[0]] == 2 * 2, "tried twice by each process"
 
@@ -144,7 +147,10 @@ def test_a_run_goes_on_without_what_its_judge_cannot_judge_and_asks_nobody_twice
             assert one.rewards["judge"] == sum(map(ord, one.output)) % 7 / 6
     said = run.said()
     assert "rewards failed 1/10" in said
-    assert "a reward or evidence failed on 1 rollouts; first, on 'g000003-001': judge: HTTPStatusError: Server error '503" in said
+    assert (
+        "a reward or evidence failed on 1 rollouts; first, on 'g000003-001': judge: HTTPStatusError: Server error '503"
+        in said
+    )
 
 
 @pytest.mark.timeout(1200)
@@ -156,7 +162,10 @@ def test_above_the_limit_the_run_stops_with_a_sentence_and_a_mended_judge_is_ask
     assert run.wait() == 1, run.describe()
     run.wait_for_orphans()
     said = run.said()
-    assert "error: step 1: a reward or evidence failed on 3 of 10 rollouts, more than outcomes.max_failed_rewards = 0.2 of them" in said
+    assert (
+        "error: step 1: a reward or evidence failed on 3 of 10 rollouts, more than outcomes.max_failed_rewards = 0.2 of them"
+        in said
+    )
     assert "judge: HTTPStatusError: Server error '503" in said
     assert "then go on with `lightningrl train --resume --run" in said
     assert "Traceback" not in said

@@ -1,6 +1,8 @@
-"""A judge for real: `lightningrl serve` answers for a small model that has learned to grade, and a run's credit asks it about each turn.
+"""A judge for real: `lightningrl serve` answers for a small model that has learned to grade, and a run's credit asks it
+about each turn.
 
-cold start ─► judge's folder ─► lightningrl serve ◄─ POST chat/completions ─ credit.use = "judge" ◄─ rollouts of another policy
+cold start ─► judge's folder ─► lightningrl serve ◄─ POST chat/completions ─ credit.use = "judge" ◄─ rollouts of another
+policy
 """
 
 from __future__ import annotations
@@ -140,4 +142,6 @@ def test_a_served_model_judges_each_turn_and_is_recorded_bounded_and_never_train
     lines = [line for line in read_metrics(run.folder) if "rows" in line]
     assert sum(line["rewards_failed"] for line in lines) == len(refused)
     own = sum(len(call.completion_ids) for one in trajectories if one not in refused for call in one.transitions)
-    assert 0 < sum(line["trained_tokens"] for line in lines) <= own, "the policy's own tokens, and nothing that the judge said"
+    assert 0 < sum(line["trained_tokens"] for line in lines) <= own, (
+        "the policy's own tokens, and nothing that the judge said"
+    )

@@ -16,7 +16,10 @@ yaml: Any = importlib.import_module("yaml")
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "cluster.md").read_text(encoding="utf-8")
 POD = "spec.template.spec"
 FIELDS = {
-    "Secret": {"": "apiVersion kind metadata type data stringData immutable", "metadata": "name namespace labels annotations"},
+    "Secret": {
+        "": "apiVersion kind metadata type data stringData immutable",
+        "metadata": "name namespace labels annotations",
+    },
     "Deployment": {
         "": "apiVersion kind metadata spec",
         "metadata": "name namespace labels annotations",
@@ -52,12 +55,17 @@ def unknown_fields(value: Any, known: dict[str, str], path: str = "") -> list[st
 
 
 def test_its_fields_are_kubernetes_own(manifest: dict[str, Any]) -> None:
-    assert {kind: unknown_fields(found, FIELDS[kind]) for kind, found in manifest.items()} == {"Secret": [], "Deployment": []}
+    assert {kind: unknown_fields(found, FIELDS[kind]) for kind, found in manifest.items()} == {
+        "Secret": [],
+        "Deployment": [],
+    }
     assert {kind: found["apiVersion"] for kind, found in manifest.items()} == {"Secret": "v1", "Deployment": "apps/v1"}
 
 
 def test_a_misspelt_field_would_be_told() -> None:
-    assert unknown_fields({"spec": {"template": {"spec": {"container": []}}}}, FIELDS["Deployment"]) == [f"{POD}.container"]
+    assert unknown_fields({"spec": {"template": {"spec": {"container": []}}}}, FIELDS["Deployment"]) == [
+        f"{POD}.container"
+    ]
 
 
 def test_it_runs_our_command_with_the_key_of_its_secret(manifest: dict[str, Any]) -> None:

@@ -27,7 +27,10 @@ def test_runs_of_a_table_are_told_apart_by_colour_and_by_marker_and_say_what_the
     for number, row in enumerate(table.rows):
         folder = tmp_path / table.example / row.name
         folder.mkdir(parents=True)
-        lines = [{"step": 0, "minutes": 0.0, "validation/reward": 0.4}, {"step": 5, "minutes": 3.0 + number, "validation/reward": 0.8}]
+        lines = [
+            {"step": 0, "minutes": 0.0, "validation/reward": 0.4},
+            {"step": 5, "minutes": 3.0 + number, "validation/reward": 0.8},
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     axes = Figure().subplots()
     script["plot"](axes, table, table.rows)

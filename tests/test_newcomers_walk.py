@@ -1,5 +1,5 @@
-"""A newcomer's walk: an empty folder, their own data in a file and in numpy, math-verify as the reward, LangChain with its cache on. Each
-line is typed as they would type it, and what it prints is read."""
+"""A newcomer's walk: an empty folder, their own data in a file and in numpy, math-verify as the reward, LangChain with
+its cache on. Each line is typed as they would type it, and what it prints is read."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ def test_data_that_cannot_be_read_is_a_sentence_before_anything_starts(typed: Ty
         "error: tasks.train 'dates.jsonl': line 1 has no 'date'; it has: 'prompt', 'answer', 'source'\n"
         "error: tasks.validation 'held_out.py:load': task 0 has no 'date'; it has: 'id', 'input', 'answer', 'metadata'\n"
     )
-    checked = typed("lightningrl doctor recipe.toml --brief --set tasks.train=held_out.py:with_dates", status=1).splitlines()
+    checked = typed(
+        "lightningrl doctor recipe.toml --brief --set tasks.train=held_out.py:with_dates", status=1
+    ).splitlines()
     assert checked[1] == (
         "recipe  fail  tasks.train 'held_out.py:with_dates': task 0 (id '1'): answer is a numpy.datetime64, which is not JSON; give text: "
         "value.astype(str)"
@@ -138,9 +140,21 @@ def test_a_file_and_numpy_are_trained_on_with_math_verify_and_the_list_says_what
     said = typed("lightningrl train recipe.toml --run runs/mine")
     assert "on 8 tasks, 2 held out; " in said and "rewards failed" not in said and "done: 1 step" in said, said
     listed = typed("lightningrl rollouts list --run runs/mine --limit 2").splitlines()
-    assert re.split(r" +", listed[1].strip()) == ["rollout", "task", "mode", "outcome", "reward", "calls", "input", "answer", "output"]
+    assert re.split(r" +", listed[1].strip()) == [
+        "rollout",
+        "task",
+        "mode",
+        "outcome",
+        "reward",
+        "calls",
+        "input",
+        "answer",
+        "output",
+    ]
     for line, day in zip(sorted(listed[2:]), ("3", "21"), strict=True):
-        cells = re.fullmatch(r"v000001-000\d +\d +validation +succeeded +(\d\.000) +1 +\d+ / \d+ / \d+ +(\d+) +(\S+) *", line)
+        cells = re.fullmatch(
+            r"v000001-000\d +\d +validation +succeeded +(\d\.000) +1 +\d+ / \d+ / \d+ +(\d+) +(\S+) *", line
+        )
         assert cells and cells[2] == day and float(cells[1]) == float(cells[3] == day), line
     shown = typed("lightningrl rollouts show g000000-000 --run runs/mine")
     assert re.search(r"^task +train-\d · \d / 6 / 2011", shown, re.MULTILINE)

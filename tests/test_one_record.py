@@ -1,4 +1,5 @@
-"""A noun has one definition: what a new field of a Transition costs, and how often the fields of a record are listed."""
+"""A noun has one definition: what a new field of a Transition costs, and how often the fields of a record are
+listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`tests/support/planted_mistakes.py`: each mistake of a newcomer is answered in time, and what the answer says mends it."""
+"""`tests/support/planted_mistakes.py`: each mistake of a newcomer is answered in time, and what the answer says mends
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ AT_ONCE = ("groupsize", "[learners]", "learning_rate in [sampling]", 'steps = "t
 """Refused when the recipe is read."""
 
 
-@pytest.mark.parametrize("mistake", [mistake for mistake in MISTAKES if mistake.name in AT_ONCE], ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize(
+    "mistake", [mistake for mistake in MISTAKES if mistake.name in AT_ONCE], ids=lambda mistake: mistake.name
+)
 def test_a_recipe_is_read_once_it_says_what_the_sentence_says(mistake: Mistake, tmp_path: Path) -> None:
     folder = new_agent(tmp_path / "mine")
     edit(folder, mistake.edits)

@@ -1,4 +1,5 @@
-"""Several policies in one run: each is trained on its own calls for its own rewards, and a frozen one stays as it was, bit for bit."""
+"""Several policies in one run: each is trained on its own calls for its own rewards, and a frozen one stays as it was,
+bit for bit."""
 
 from __future__ import annotations
 
@@ -150,17 +151,24 @@ def test_both_policies_go_on_from_their_own_weights_after_a_stop(recipe_file: Pa
     assert not run.is_untouched("writer") and not run.is_untouched("critic")
     run.train(**{"loop.steps": 1})
     for name in ("writer", "critic"):
-        assert all(torch.equal(value, before[name][key]) for key, value in run.weights[name].items()), "resumed from other weights"
+        assert all(torch.equal(value, before[name][key]) for key, value in run.weights[name].items()), (
+            "resumed from other weights"
+        )
     run.train(**{"loop.steps": 2})
     for name in ("writer", "critic"):
-        assert any(not torch.equal(value, before[name][key]) for key, value in run.weights[name].items()), "learned nothing more"
+        assert any(not torch.equal(value, before[name][key]) for key, value in run.weights[name].items()), (
+            "learned nothing more"
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"policy.name": "critic"}, "two policies are named 'critic'"),
-        ({"policies.other": {"model": "tiny", "agents": ["w"]}, "policies.critic.agents": ["w"]}, "role 'w' is given to two policies"),
+        (
+            {"policies.other": {"model": "tiny", "agents": ["w"]}, "policies.critic.agents": ["w"]},
+            "role 'w' is given to two policies",
+        ),
         ({"policy.trainable": False, "policies.critic.trainable": False}, "there is nothing to train"),
         ({"policies.critic.model": "./nowhere"}, "policy 'critic': no folder './nowhere'"),
         ({"policies.critic.learner": {"learning_rat": 1}}, "no setting 'learning_rat'; did you mean 'learning_rate'"),

@@ -1,4 +1,5 @@
-"""A run whose store is in PostgreSQL: two servers, killed with their workers, their trainer and their database; one folder, one schema."""
+"""A run whose store is in PostgreSQL: two servers, killed with their workers, their trainer and their database; one
+folder, one schema."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def run(tmp_path: Path, warm: WarmCommand) -> Iterator[TrainRun]:
 def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_double_nothing(
     run: TrainRun, tiny_policy: Path, postgresql: PostgreSQL
 ) -> None:
-    """At full size 100 moments, and trainers among the victims; prints the figures of docs/postgresql.md (`pytest --long -s`)."""
+    """At full size 100 moments, and trainers among the victims; prints the figures of docs/postgresql.md (`pytest
+    --long -s`)."""
     began = time.monotonic()
     chance = random.Random(SEED)
     counts: dict[Literal["database"] | Victim, int] = {
@@ -64,7 +66,15 @@ def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_
     }
     victims = draw(counts, chance)
     steps = 3
-    begin(run, tiny_policy, "--set", f'store_url="{postgresql.database}"', "--set", "runtime.servers=2", steps=sized(steps, 100_000))
+    begin(
+        run,
+        tiny_policy,
+        "--set",
+        f'store_url="{postgresql.database}"',
+        "--set",
+        "runtime.servers=2",
+        steps=sized(steps, 100_000),
+    )
     for victim in victims:
         wait_for_answers(run, chance.randint(1, 12))
         time.sleep(chance.uniform(0.0, 0.3))  # perhaps in a weight update or a checkpoint
@@ -85,7 +95,9 @@ def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_
 
 def new_run(path: Path, database: str | None, *, overwrite: bool = False) -> RunFolder:
     settings = {"policy.model": "none", **({} if database is None else {"store_url": database})}
-    folder = RunFolder.create(path, load_recipe(RECIPE, settings), str(RECIPE), settings, models={}, overwrite=overwrite)
+    folder = RunFolder.create(
+        path, load_recipe(RECIPE, settings), str(RECIPE), settings, models={}, overwrite=overwrite
+    )
     folder.close()
     return folder
 
@@ -100,9 +112,14 @@ def schemas(postgresql: PostgreSQL) -> set[str]:
     return {row[0] for row in postgresql.ask("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'lightningrl%'")}
 
 
-def test_each_run_has_a_schema_of_its_own_which_its_folder_names_and_which_goes_with_it(postgresql: PostgreSQL, tmp_path: Path) -> None:
+def test_each_run_has_a_schema_of_its_own_which_its_folder_names_and_which_goes_with_it(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
     before = schemas(postgresql)
-    first, second = new_run(tmp_path / "it's 100% mine", postgresql.database), new_run(tmp_path / "second", postgresql.database)
+    first, second = (
+        new_run(tmp_path / "it's 100% mine", postgresql.database),
+        new_run(tmp_path / "second", postgresql.database),
+    )
     assert first.store_url != second.store_url
     assert len(schemas(postgresql) - before) == 2
     asyncio.run(order(first.store_url, "a", "b"))
@@ -124,7 +141,9 @@ def test_a_moved_run_goes_on_and_a_copied_one_is_only_looked_at(postgresql: Post
     asyncio.run(order(folder.store_url, "a"))
     shutil.copytree(folder.path, tmp_path / "copy")
     assert len(Run(tmp_path / "copy").rollouts()) == 1
-    with pytest.raises(StoreError, match=r"are those of '.*run', of which this is a copy: look at it, and go on with that one"):
+    with pytest.raises(
+        StoreError, match=r"are those of '.*run', of which this is a copy: look at it, and go on with that one"
+    ):
         RunFolder.resume(tmp_path / "copy", {})
     new_run(tmp_path / "copy", postgresql.database, overwrite=True).discard()
     assert folder.has_rollouts(), "a copy drops nothing"
@@ -132,7 +151,10 @@ def test_a_moved_run_goes_on_and_a_copied_one_is_only_looked_at(postgresql: Post
     moved, _ = RunFolder.resume(tmp_path / "moved", {})
     assert moved.has_rollouts()
     moved.close()
-    with pytest.raises(RunFolderError, match=r"'store_url' was 'postgresql://.*', is None; restore it \(`--set .*`\), or start a new run"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"'store_url' was 'postgresql://.*', is None; restore it \(`--set .*`\), or start a new run",
+    ):
         RunFolder.resume(tmp_path / "moved", {"store_url": None})
     moved.discard()
 
@@ -144,11 +166,16 @@ def test_a_database_that_cannot_be_used_is_told_before_anything_is_written(
         with pytest.raises(StoreError) as refused:
             new_run(tmp_path / "run", database)
         assert not (tmp_path / "run").exists()
-        (sentence,) = [one for one in problems(RECIPE, settings={"store_url": database}) if one.startswith("store_url: ")]
+        (sentence,) = [
+            one for one in problems(RECIPE, settings={"store_url": database}) if one.startswith("store_url: ")
+        ]
         assert not sentence.endswith(".") and "\n" not in sentence
         return f"{refused.value} | {sentence}"
 
-    assert "PostgreSQL" not in (said := told("postgresql://me@127.0.0.1:9/none")) and said.count("check that its server runs") == 2
+    assert (
+        "PostgreSQL" not in (said := told("postgresql://me@127.0.0.1:9/none"))
+        and said.count("check that its server runs") == 2
+    )
     monkeypatch.setenv("PGPASSWORD", "not this")
     assert told(postgresql.guarded).count("set PGPASSWORD or write it to ~/.pgpass") == 2
     monkeypatch.setenv("PGPASSWORD", "open sesame")
@@ -158,7 +185,10 @@ def test_a_database_that_cannot_be_used_is_told_before_anything_is_written(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"store_url": "postgresql://me:sesame@host/name"}, "it names no password; set PGPASSWORD or write it to ~/.pgpass"),
+        (
+            {"store_url": "postgresql://me:sesame@host/name"},
+            "it names no password; set PGPASSWORD or write it to ~/.pgpass",
+        ),
         ({"store_url": "postgresql://me@host/name?password=sesame"}, "it names no password"),
         ({"store_url": "sqlite:///runs/store.sqlite"}, "write 'postgresql://user@host/name', or leave it out"),
         ({"store_url": "postgresql://host"}, "write 'postgresql://user@host/name', or leave it out"),

@@ -31,7 +31,9 @@ def test_every_table_key_and_hook_is_in_it() -> None:
     page = made()
     public = [getattr(module, name) for module in (recipe, recipe_tables) for name in module.__all__]
     tables = [
-        one for one in public if isinstance(one, type) and issubclass(one, pydantic.BaseModel) and one not in (Table, UpstreamModelConfig)
+        one
+        for one in public
+        if isinstance(one, type) and issubclass(one, pydantic.BaseModel) and one not in (Table, UpstreamModelConfig)
     ]
     said = {" ".join((one.__doc__ or "").split()) for one in tables}
     assert [sentence for sentence in said if f"\n\n{sentence}\n\n| key |" not in page] == []

@@ -108,19 +108,26 @@ async def test_ppo_with_a_critic_learns_from_calls_of_reward_zero_too(verl: Any,
         ({"verl": {"actor_rollout_ref.actor.entropy_coeff": 0.0}}, False),
     ],
 )
-def test_verl_keeps_rows_without_advantage_where_its_loss_has_other_terms(verl: Any, options: dict[str, Any], is_whole: bool) -> None:
+def test_verl_keeps_rows_without_advantage_where_its_loss_has_other_terms(
+    verl: Any, options: dict[str, Any], is_whole: bool
+) -> None:
     settings = verl("lightningrl_verl.settings").Settings(policy="org/model", **options)
     assert settings.learns_silent_rows is is_whole
 
 
 def test_dynamic_sampling_would_leave_a_critics_zeros_out_so_it_is_refused(verl: Any, tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, **PPO, loop={"dynamic_sampling": 2})
-    with pytest.raises(ConfigError, match=r"learns from calls of reward 0, which loop\.dynamic_sampling = 2 would leave out; set it to 0"):
+    with pytest.raises(
+        ConfigError,
+        match=r"learns from calls of reward 0, which loop\.dynamic_sampling = 2 would leave out; set it to 0",
+    ):
         verl("lightningrl_verl.recipe_check").check_recipe(recipe)
 
 
 async def test_rows_that_a_learner_leaves_out_change_no_weight_of_the_others(tmp_path: Path) -> None:
-    samples = await build_rows(make_recipe(tmp_path, samples={"aggregation": "rollout_mean"}, credit={"use": "reinforce"}))
+    samples = await build_rows(
+        make_recipe(tmp_path, samples={"aggregation": "rollout_mean"}, credit={"use": "reinforce"})
+    )
     assert len(samples) == 8
     chosen = teaching_rows(samples)
     assert [sample.rollout_id for sample in chosen] == ["r0", "r4"]

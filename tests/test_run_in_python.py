@@ -1,4 +1,5 @@
-"""`lightningrl.train` and `Run`: what the command line does, in a script, an event loop, and of a run that lies elsewhere now."""
+"""`lightningrl.train` and `Run`: what the command line does, in a script, an event loop, and of a run that lies
+elsewhere now."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def project(first_agent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("user") / "first"
     shutil.copytree(first_agent, folder)
     steps: list[int] = []
-    run = lightningrl.train(str(folder), run=folder / "runs" / "one", settings=QUICK, on_step=lambda report: steps.append(report.step))
+    run = lightningrl.train(
+        str(folder), run=folder / "runs" / "one", settings=QUICK, on_step=lambda report: steps.append(report.step)
+    )
     assert steps == [1, 2]
     assert run.steps == 2
     return folder
@@ -91,7 +94,9 @@ def test_a_run_shows_itself(project: Path, monkeypatch: pytest.MonkeyPatch) -> N
     run = lightningrl.Run(project / "runs" / "one")
     newest = run.rollouts()[0]
     assert newest.id == newest.spec.id and newest.output == newest.attempts[-1].output
-    assert repr(newest).startswith(f"<rollout {newest.id!r}: succeeded, reward {newest.reward:.3f}, task {newest.task.id!r}, ")
+    assert repr(newest).startswith(
+        f"<rollout {newest.id!r}: succeeded, reward {newest.reward:.3f}, task {newest.task.id!r}, "
+    )
     assert "\n" not in repr(newest) and len(repr(newest)) < 200
     page = run._repr_html_()
     (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
@@ -142,7 +147,9 @@ def test_what_is_exported_stops_where_the_run_s_answers_ended_in_the_policy_s_ow
         assert generation["eos_token_id"] == [tokens[end], tokens[closing]]
         assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
         assert {weight.dtype for weight in load_file(tmp_path / name / "model.safetensors").values()} == {dtype}
-    with pytest.raises(lightningrl.LightningError, match=r"weights cannot be written as 'int8'; choose float32, bfloat16, float16"):
+    with pytest.raises(
+        lightningrl.LightningError, match=r"weights cannot be written as 'int8'; choose float32, bfloat16, float16"
+    ):
         run.export(tmp_path / "other", dtype="int8")
 
 
@@ -175,21 +182,29 @@ def test_a_script_without_a_main_guard_ends_with_a_sentence_and_leaves_no_run(pr
         f"recipe = load_recipe(Path({str(project / 'recipe.toml')!r}), {{'agent': answer, 'loop.steps': 1}})\n"
         "lightningrl.train(recipe, run='runs/mine')\n"
     )
-    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode
     last = ended.stderr.strip().rpartition("\n")[2]
-    assert "lightningrl.train is called while" in last and 'put the call under `if __name__ == "__main__":` there' in last
+    assert (
+        "lightningrl.train is called while" in last and 'put the call under `if __name__ == "__main__":` there' in last
+    )
     assert not (tmp_path / "runs" / "mine").exists()
 
 
 def test_a_run_with_the_same_seed_samples_the_same_tokens(project: Path, tmp_path: Path) -> None:
     def sampled(run: lightningrl.Run) -> dict[str, list[list[int]]]:
         traces = [run.trace(rollout.spec.id) for rollout in run.rollouts()]
-        return {trace.rollout.spec.id: [shown.call.completion_ids.tolist() for shown in trace.calls] for trace in traces}
+        return {
+            trace.rollout.spec.id: [shown.call.completion_ids.tolist() for shown in trace.calls] for trace in traces
+        }
 
     run = lightningrl.Run(project / "runs" / "one")
     assert sampled(lightningrl.train(project, run=tmp_path / "again", settings=QUICK)) == sampled(run)
-    assert sampled(lightningrl.train(project, run=tmp_path / "other", settings={**QUICK, "loop.seed": 1})) != sampled(run)
+    assert sampled(lightningrl.train(project, run=tmp_path / "other", settings={**QUICK, "loop.seed": 1})) != sampled(
+        run
+    )
 
 
 def test_a_run_that_was_moved_with_its_recipe_is_exported_and_goes_on(moved: Path, tmp_path: Path) -> None:
@@ -198,7 +213,9 @@ def test_a_run_that_was_moved_with_its_recipe_is_exported_and_goes_on(moved: Pat
     went_on = lightningrl.train(run=run.folder, resume=True, settings={"loop.steps": 3})
     assert went_on.steps == 3
     (moved / "recipe.toml").rename(moved / "renamed.toml")
-    with pytest.raises(lightningrl.LightningError, match=r"is gone; say where it is: `lightningrl train RECIPE --resume"):
+    with pytest.raises(
+        lightningrl.LightningError, match=r"is gone; say where it is: `lightningrl train RECIPE --resume"
+    ):
         lightningrl.train(run=run.folder, resume=True)
     assert lightningrl.train(moved / "renamed.toml", run=run.folder, resume=True, settings={"loop.steps": 3}).steps == 3
 
@@ -208,7 +225,9 @@ def test_a_run_that_was_moved_with_its_model_is_shown_as_text(moved: Path) -> No
     rollout = run.rollouts()[0].spec
     kinds = {segment.kind for call in run.trace(rollout.id).calls for segment in call.segments}
     assert SegmentKind.USER in kinds, "its template is read"
-    assert str(rollout.task.input) in "".join(segment.text for call in run.trace(rollout.id).calls for segment in call.segments)
+    assert str(rollout.task.input) in "".join(
+        segment.text for call in run.trace(rollout.id).calls for segment in call.segments
+    )
 
 
 def test_a_run_of_a_large_policy_says_what_a_step_will_take_before_the_first(
@@ -226,12 +245,17 @@ def test_a_run_of_a_large_policy_says_what_a_step_will_take_before_the_first(
 
 
 def test_a_run_that_keeps_rollouts_of_some_steps_forgets_the_others_and_goes_on(project: Path, tmp_path: Path) -> None:
-    run = lightningrl.train(project, run=tmp_path / "run", settings={**QUICK, "loop.keep_rollouts": 1, "loop.keep_checkpoints": 1})
+    run = lightningrl.train(
+        project, run=tmp_path / "run", settings={**QUICK, "loop.keep_rollouts": 1, "loop.keep_checkpoints": 1}
+    )
     assert {one.trained_step for one in run.rollouts()} == {2}
     assert [row["step"] for row in run.metrics] == [1, 2]
     certificate = run.certify()
     assert certificate.is_passed
-    assert any("nothing is said of steps 1 to 1, whose rollouts were forgotten" in check.evidence for check in certificate.checks)
+    assert any(
+        "nothing is said of steps 1 to 1, whose rollouts were forgotten" in check.evidence
+        for check in certificate.checks
+    )
     said_now = {"loop.steps": 3, "learner.lora": False}  # what a large policy learned with before its size decided
     run = lightningrl.train(run=run.folder, resume=True, settings=said_now)
     assert {one.trained_step for one in run.rollouts()} == {3}
@@ -239,7 +263,9 @@ def test_a_run_that_keeps_rollouts_of_some_steps_forgets_the_others_and_goes_on(
 
 def test_training_within_an_event_loop_is_awaited(project: Path, tmp_path: Path) -> None:
     async def main() -> lightningrl.Run:
-        training = asyncio.create_task(lightningrl.train_async(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1}))
+        training = asyncio.create_task(
+            lightningrl.train_async(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1})
+        )
         others = 0
         while not training.done():
             await asyncio.sleep(0)
@@ -335,7 +361,9 @@ def test_a_recorded_run_is_credited_anew(project: Path, monkeypatch: pytest.Monk
     for one in rewarded_anew:
         assert one.step == 2
         assert (one.before.reward, one.after.reward) in {(0.0, 0.0), (1.0, 2.0)}
-        assert all(values is not None and np.allclose(values, (one.after.reward or 0.0) - 1.0) for values in one.advantages)
+        assert all(
+            values is not None and np.allclose(values, (one.after.reward or 0.0) - 1.0) for values in one.advantages
+        )
 
     async def nobody_is_asked(self: RewardSet, *_: object) -> float:
         raise AssertionError("asked again")
@@ -362,7 +390,11 @@ def test_what_cannot_run_leaves_no_folder(project: Path, tmp_path: Path) -> None
 
 
 def test_a_curve_that_cannot_be_drawn_is_not_named_at_the_end_and_why_is_said_once(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in [found for found in sys.modules if found.partition(".")[0] == "matplotlib"] + ["matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -371,7 +403,9 @@ def test_a_curve_that_cannot_be_drawn_is_not_named_at_the_end_and_why_is_said_on
     said = capsys.readouterr().out
     assert "done: 1 steps" in said and "lightningrl view" in said
     assert "curve.png" not in said
-    assert len([record for record in caplog.records if "the learning curve cannot be drawn" in record.getMessage()]) == 1
+    assert (
+        len([record for record in caplog.records if "the learning curve cannot be drawn" in record.getMessage()]) == 1
+    )
 
 
 def test_a_run_that_python_started_says_how_to_go_on(project: Path, tmp_path: Path, warm: WarmCommand) -> None:
@@ -387,7 +421,9 @@ def test_a_run_that_python_started_says_how_to_go_on(project: Path, tmp_path: Pa
     frozen = json.loads((run.folder / "recipe.json").read_text())
     assert frozen["rewards"]["right"]["use"].endswith(":of_every_other")
     assert frozen["credit"]["options"]["key"].endswith(":each_call_alone")
-    resumed = warm.run("lightningrl", "train", "--resume", "--run", str(run.folder), cwd=tmp_path, environment={"COLUMNS": "300"})
+    resumed = warm.run(
+        "lightningrl", "train", "--resume", "--run", str(run.folder), cwd=tmp_path, environment={"COLUMNS": "300"}
+    )
     assert resumed.returncode == 1
     assert "lightningrl.train(recipe, run=" in resumed.stderr + resumed.stdout
     assert lightningrl.train(recipe, run=run.folder, resume=True, settings={"loop.steps": 2}).steps == 2
@@ -415,7 +451,19 @@ def on_python_3_13(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., st
     run(*uv, "venv", "--quiet", "--python", "3.13", "venv")
     torch = f"torch=={version('torch').partition('+')[0]}"
     packages = (str(ROOT / "packages" / name) for name in ("core", "trainer-torch"))
-    run(*uv, "pip", "install", "--quiet", "--python", "venv/bin/python", torch, "openai", "ipykernel", "nbclient", *packages)
+    run(
+        *uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        "venv/bin/python",
+        torch,
+        "openai",
+        "ipykernel",
+        "nbclient",
+        *packages,
+    )
     run("venv/bin/lightningrl", "init", "first")
     return run
 

@@ -10,7 +10,14 @@ import pytest
 from processes import TrainRun
 from warm import WarmCommand
 
-SMALL = ("validation.every=1", "validation.tasks=2", "loop.tasks_per_step=1", "loop.group_size=2", "runtime.workers=1", "loop.steps=60")
+SMALL = (
+    "validation.every=1",
+    "validation.tasks=2",
+    "loop.tasks_per_step=1",
+    "loop.group_size=2",
+    "runtime.workers=1",
+    "loop.steps=60",
+)
 
 
 @pytest.mark.slow
@@ -23,7 +30,9 @@ def test_the_curve_is_drawn_while_the_run_goes_on_and_ctrl_c_says_so_and_ends_ev
         run.start(str(first_agent), *(word for setting in SMALL for word in ("--set", setting)))
         run.wait_for(curve.is_file)
         before = curve.read_bytes()
-        run.wait_for(lambda: curve.read_bytes() != before and bool(run.children("server")) and bool(run.children("worker")))
+        run.wait_for(
+            lambda: curve.read_bytes() != before and bool(run.children("server")) and bool(run.children("worker"))
+        )
         os.killpg(run.trainer.pid, signal.SIGINT)  # as a terminal does: all of its group are told
         assert run.wait() == 130, run.describe()
         assert "stopping: what runs is ended, which takes some seconds" in run.said()

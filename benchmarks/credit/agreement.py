@@ -1,4 +1,5 @@
-"""How far a method's credit of turns agrees with their true advantage, over many rollouts of a policy that stays as it is.
+"""How far a method's credit of turns agrees with their true advantage, over many rollouts of a policy that stays as it
+is.
 
     τ = Σ sign(c_i - c_j) · sign(A_i - A_j) / √(pairs with c_i ≠ c_j · pairs with A_i ≠ A_j)      Kendall's τ-b, over all pairs of turns
     sign agreement = right / (right + wrong), of the turns with A ≠ 0 to which the method says anything at all
@@ -54,7 +55,9 @@ def agree(credit: Sequence[float], true: Sequence[float], groups: Sequence[int],
     both, own, truth = (np.einsum("dg,gh,dh->d", weights, sums, weights) for sums in pairs)
     taus = np.divide(both, np.sqrt(own * truth), out=np.zeros_like(both), where=own * truth > 0)
     signs = np.sign(c) * np.sign(a)
-    tallies = [np.bincount(owners[chosen], minlength=count) for chosen in (signs > 0, signs < 0, (a != 0.0) & (c == 0.0))]
+    tallies = [
+        np.bincount(owners[chosen], minlength=count) for chosen in (signs > 0, signs < 0, (a != 0.0) & (c == 0.0))
+    ]
     right, wrong, silent = (weights @ tally for tally in tallies)
     shares = np.divide(right, right + wrong, out=np.full_like(right, np.nan), where=right + wrong > 0)
     quiet = silent[0] / max(1.0, silent[0] + right[0] + wrong[0])

@@ -1,11 +1,13 @@
-"""Are the values that replay branching measures the true ones? The real way: agent, worker, server, engine, `credit.use = "branches"`.
+"""Are the values that replay branching measures the true ones? The real way: agent, worker, server, engine, `credit.use
+= "branches"`.
 
     python benchmarks/credit/branched.py [--games guess sql] [--samples 32] [--groups 20]
 
-Rollouts of each game are branched at every state between two calls. Of each state that was reached, the mean return of its branches is
-held against its value as it is counted out under the same weights (`values.py`): V̂ - V in standard errors √(V(1 - V)/K) of K branches,
-as a game pays 1 or 0. Of states with few expected wins or losses (K·V·(1 - V) < 2) such an error is not near normal: they are counted
-apart, by whether their wins are within what 95 % of binomial draws are.
+Rollouts of each game are branched at every state between two calls. Of each state that was reached, the mean return of
+its branches is held against its value as it is counted out under the same weights (`values.py`): V̂ - V in standard
+errors √(V(1 - V)/K) of K branches, as a game pays 1 or 0. Of states with few expected wins or losses (K·V·(1 - V) < 2)
+such an error is not near normal: they are counted apart, by whether their wins are within what 95 % of binomial draws
+are.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ def compare(trajectories: list[Trajectory], values_of: Any) -> Measured:
             rare += 1
             within += _is_usual(round(sum(found)), count, value)
     diverged = sum(one.outcome is Outcome.DIVERGED for one in branches)
-    return Measured(branches=len(branches), diverged=diverged, deviations=tuple(deviations), rare=rare, rare_within=within)
+    return Measured(
+        branches=len(branches), diverged=diverged, deviations=tuple(deviations), rare=rare, rare_within=within
+    )
 
 
 def _is_usual(wins: int, count: int, value: float) -> bool:
@@ -138,11 +142,15 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32, help="branches at each state of a rollout")
     parser.add_argument("--groups", type=int, default=20, help="tasks")
     chosen = parser.parse_args()
-    table = Table("game", "branches", "diverged", "states", "within 2 SE", "mean z²", "rare states", "as usual", box=None)
+    table = Table(
+        "game", "branches", "diverged", "states", "within 2 SE", "mean z²", "rare states", "as usual", box=None
+    )
     for game in chosen.games:
         with tempfile.TemporaryDirectory() as scratch:
             build_starter(Path(scratch) / "starter", GAMES[game], skill=0.5)
-            found = measure(game, Path(scratch) / "starter", Path(scratch) / "run", samples=chosen.samples, groups=chosen.groups)
+            found = measure(
+                game, Path(scratch) / "starter", Path(scratch) / "run", samples=chosen.samples, groups=chosen.groups
+            )
         squares = np.mean(np.square(found.deviations))
         row = (
             found.branches,

@@ -8,8 +8,9 @@
 | `sql`   | 3–5   | table, column, condition of a query that SQLite runs after each word; its errors are seen and may be repaired |
 | `door`  | 16    | fetch a key, open a door; nothing is paid before, and every other turn somebody asks what does not matter |
 
-What the model sees depends on the state alone, the time left aside. A token that is none of the game's words is the word `None`: each game
-says what comes of it (the turn is lost). Nothing is random but the words, so a state's value is a finite sum.
+What the model sees depends on the state alone, the time left aside. A token that is none of the game's words is the
+word `None`: each game says what comes of it (the turn is lost). Nothing is random but the words, so a state's value is
+a finite sum.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class Game(Protocol):
 
 
 class Guess:
-    """Which number? Told what it lies between, one narrows it down by three guesses. Of seven numbers, halving finds each."""
+    """Which number? Told what it lies between, one narrows it down by three guesses. Of seven numbers, halving finds
+    each."""
 
     name = "guess"
     numbers: Final = 9
@@ -87,10 +89,14 @@ class Guess:
 
     def cases(self) -> Sequence[Case]:
         starts = range(1, self.numbers - self.width + 2)
-        return [{"low": low, "high": low + self.width - 1, "secret": low + k} for k in range(self.width) for low in starts]
+        return [
+            {"low": low, "high": low + self.width - 1, "secret": low + k} for k in range(self.width) for low in starts
+        ]
 
     def is_held_out(self, case: Case) -> bool:
-        return bool(case["low"] == 2)  # all numbers between these two: a policy that leaves out some wins the others all the same
+        return bool(
+            case["low"] == 2
+        )  # all numbers between these two: a policy that leaves out some wins the others all the same
 
     def start(self, case: Case) -> State:
         return case["low"], case["high"], self.guesses
@@ -123,12 +129,17 @@ class Guess:
 
 
 TABLES: Final = {"cities": ("size", "age"), "songs": ("year", "size"), "people": ("age", "year")}
-NAMES: Final = {"cities": ("Rome", "Oslo", "Lima"), "songs": ("Hello", "Yellow", "Help"), "people": ("Otto", "Emma", "Anna")}
+NAMES: Final = {
+    "cities": ("Rome", "Oslo", "Lima"),
+    "songs": ("Hello", "Yellow", "Help"),
+    "people": ("Otto", "Emma", "Anna"),
+}
 COLUMNS: Final = ("size", "age", "year")
 
 
 class Sql:
-    """A question of a database, answered by three words: table, column, condition. The query is run as far as it has come after each."""
+    """A question of a database, answered by three words: table, column, condition. The query is run as far as it has
+    come after each."""
 
     name = "sql"
     calls: Final = 5
@@ -144,7 +155,10 @@ class Sql:
 
     def cases(self) -> Sequence[Case]:
         return [
-            {"name": NAMES[table][k], "column": TABLES[table][j], "table": table} for k in range(3) for j in range(2) for table in TABLES
+            {"name": NAMES[table][k], "column": TABLES[table][j], "table": table}
+            for k in range(3)
+            for j in range(2)
+            for table in TABLES
         ]
 
     def is_held_out(self, case: Case) -> bool:
@@ -197,7 +211,8 @@ class Sql:
 
 
 class Door:
-    """A corridor of four places, a key at one and a door at another. Between any two acts somebody asks what one would like to drink."""
+    """A corridor of four places, a key at one and a door at another. Between any two acts somebody asks what one would
+    like to drink."""
 
     name = "door"
     places: Final = 4
@@ -241,7 +256,9 @@ class Door:
             at += 1
         else:
             known = word in ("left", "right", "take", "open")
-            status, result = (ToolStatus.ERROR, "nothing happens") if known else (ToolStatus.INVALID_ARGUMENTS, "no such act")
+            status, result = (
+                (ToolStatus.ERROR, "nothing happens") if known else (ToolStatus.INVALID_ARGUMENTS, "no such act")
+            )
         tool = word if word in self.words[:4] else "act"
         return Step(state=(at, has_key, True, left - 1) if left > 1 else None, tool=tool, status=status, result=result)
 
@@ -261,7 +278,8 @@ GAMES: Final[Mapping[str, Game]] = {game.name: game for game in (Guess(), Sql(),
 
 
 def walk(game: Game, case: Case, words: Sequence[str | None]) -> Iterator[tuple[State, str | None, Step]]:
-    """The states that `words` lead through, each with its word and what came of it. Words after the end are left unread."""
+    """The states that `words` lead through, each with its word and what came of it. Words after the end are left
+    unread."""
     state: State | None = game.start(case)
     for word in words:
         if state is None:

@@ -1,7 +1,9 @@
-"""Rollouts, credit and learning in one process: the backend's own engine, the recipe's own scorer, the backend's own learner.
+"""Rollouts, credit and learning in one process: the backend's own engine, the recipe's own scorer, the backend's own
+learner.
 
 Study.step: Player.sample(tasks) ─► trajectories, branches ─► Scorer (rewards, evidence, credit, rows) ─► backend.learn
-                                                              the server between them is left out: it is not what is measured
+                                                              the server between them is left out: it is not what is
+                                                              measured
 """
 
 from __future__ import annotations
@@ -93,20 +95,31 @@ class Player:
         """Rollouts that leave others at `points`, as often as they say."""
         by_id = {one.rollout_id: one for one in sources}
         orders = [(by_id[point.rollout_id], point, k) for point, count in points.items() for k in range(count)]
-        plays = (self._play(one.task, one.group_id, f"{one.rollout_id}/{point.calls}+{k}", (one, point)) for one, point, k in orders)
+        plays = (
+            self._play(one.task, one.group_id, f"{one.rollout_id}/{point.calls}+{k}", (one, point))
+            for one, point, k in orders
+        )
         return list(await asyncio.gather(*plays))
 
     async def outcomes(self, task: Task, state: State, *, count: int) -> list[float]:
         """How `count` continuations from a state end."""
-        return [outcome for *_, outcome in await asyncio.gather(*(self._go_on(task, state, "from", 0) for _ in range(count)))]
+        return [
+            outcome
+            for *_, outcome in await asyncio.gather(*(self._go_on(task, state, "from", 0) for _ in range(count)))
+        ]
 
-    async def _play(self, task: Task, group_id: str, name: str, left: tuple[Trajectory, BranchPoint] | None = None) -> Trajectory:
+    async def _play(
+        self, task: Task, group_id: str, name: str, left: tuple[Trajectory, BranchPoint] | None = None
+    ) -> Trajectory:
         self.rollouts += 1
         state, before, said, point = GAMES[task.input["game"]].start(task.input["case"]), [], [], None
         if left is not None:
             source, point = left
             state, said = states(task, source.output)[point.calls], list(source.output["words"][: point.calls])
-            before = [replace(one, id=f"{name}/{one.index}", replayed_from=one.id) for one in source.transitions[: point.calls]]
+            before = [
+                replace(one, id=f"{name}/{one.index}", replayed_from=one.id)
+                for one in source.transitions[: point.calls]
+            ]
         calls, tools, words, outcome = await self._go_on(task, state, name, len(before))
         return Trajectory(
             rollout_id=name,
@@ -136,7 +149,9 @@ class Player:
             words.append(said if said in game.words else None)
             step = game.act(case, state, words[-1])
             if step.tool is not None:
-                tool = ToolCall(id=f"{call.id}/tool", name=step.tool, arguments=said, result=step.result, status=step.status)
+                tool = ToolCall(
+                    id=f"{call.id}/tool", name=step.tool, arguments=said, result=step.result, status=step.status
+                )
                 tools.append(replace(tool, transition_id=call.id))
             state, outcome = step.state, step.outcome
         return calls, tools, words, outcome
@@ -167,10 +182,12 @@ class Player:
 
 
 class Oracle:
-    """A judge that knows the true advantage of each turn and is wrong as often as it is told to: its verdicts are the evidence of the real
-    assigner, which it stands before."""
+    """A judge that knows the true advantage of each turn and is wrong as often as it is told to: its verdicts are the
+    evidence of the real assigner, which it stands before."""
 
-    def __init__(self, judge: Any, error: float, advantages: Callable[[Trajectory], Sequence[float]], *, seed: int) -> None:
+    def __init__(
+        self, judge: Any, error: float, advantages: Callable[[Trajectory], Sequence[float]], *, seed: int
+    ) -> None:
         self.requires: frozenset[str] = judge.requires
         self.assign: Callable[[TrajectoryGroup], Advantages] = judge.assign
         self._error = error
@@ -181,14 +198,18 @@ class Oracle:
         """1 for a turn that helps, 0 for one that harms, 0.5 for one that does neither; some turned round."""
         true = np.round(self._advantages(trajectory), 9)
         is_wrong = self._random.random(len(true)) < self._error
-        verdicts = np.where(is_wrong, np.where(true == 0.0, self._random.choice([-1.0, 1.0], len(true)), -np.sign(true)), np.sign(true))
+        verdicts = np.where(
+            is_wrong, np.where(true == 0.0, self._random.choice([-1.0, 1.0], len(true)), -np.sign(true)), np.sign(true)
+        )
         return Evidence(calls={"grade": (0.5 + 0.5 * verdicts).astype(np.float32)})
 
 
 class Study:
     """One method on one game: rollouts go in, credit comes out, and what is true is known beside it."""
 
-    def __init__(self, backend: TorchBackend, method: Method, plugins: PluginManager, *, group_size: int, seed: int) -> None:
+    def __init__(
+        self, backend: TorchBackend, method: Method, plugins: PluginManager, *, group_size: int, seed: int
+    ) -> None:
         self.backend = backend
         self.player = Player(backend)
         self._group_size = group_size

@@ -1,4 +1,5 @@
-"""How many rollouts a method needs: one run is one game, one method, one seed, one learning rate, from the same weights.
+"""How many rollouts a method needs: one run is one game, one method, one seed, one learning rate, from the same
+weights.
 
     until the policy wins the target share of held-out cases, or the rollouts are used up
 
@@ -70,7 +71,16 @@ class Run:
         return asdict(self)
 
 
-def learn(plugins: PluginManager, starter: Path, game: str, method: Method, *, rate: float, seed: int, budget: int | None = None) -> Run:
+def learn(
+    plugins: PluginManager,
+    starter: Path,
+    game: str,
+    method: Method,
+    *,
+    rate: float,
+    seed: int,
+    budget: int | None = None,
+) -> Run:
     """`budget`: rollouts at most; None = the plan's."""
     started = time.process_time()
     critic: dict[str, Any] = {"critic": {}} if method.has_critic else {}

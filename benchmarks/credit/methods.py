@@ -59,19 +59,37 @@ METHODS: Final[tuple[Method, ...]] = (
     Method(name="grpo", family="identical", use="grpo"),
     Method(name="air: tool_status", family="turn", use="turns", intermediate=STATUS),
     Method(name="air: tool_status_shaping", family="turn", use="turns", intermediate=SHAPING),
-    Method(name="turns: MT-GRPO", family="turn", use="turns", options={"gamma": 0.0, "outcome_gamma": 1.0}, intermediate=STATUS),
+    Method(
+        name="turns: MT-GRPO",
+        family="turn",
+        use="turns",
+        options={"gamma": 0.0, "outcome_gamma": 1.0},
+        intermediate=STATUS,
+    ),
     Method(name="states: GiGPO", family="turn", use="states"),
     Method(name="states: ECPO", family="turn", use="states", options={"shrinkage": 2.0, "gate": 4.0}),
     Method(name="turn_gae", family="turn", use="turn_gae", has_critic=True),
     Method(name="likelihood: IGPO", family="turn", use="likelihood", options={"follows": "role"}, games=("guess",)),
     Method(name="branches: 4", family="turn", use="branches", options={"samples": 4}),
-    Method(name="branches: few", family="turn", use="branches", options={"samples": 4, "points": 2, "rollouts": 2, "train": True}),
+    Method(
+        name="branches: few",
+        family="turn",
+        use="branches",
+        options={"samples": 4, "points": 2, "rollouts": 2, "train": True},
+    ),
     *(
         Method(name=f"judge: {wrong}", family="turn", use="judge", judge_error=error)
         for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
     ),
     *(
-        Method(name=f"judge, min: {wrong}", family="turn", use="judge", options={"aggregate": "min"}, judge_error=error, learns=error < 0.4)
+        Method(
+            name=f"judge, min: {wrong}",
+            family="turn",
+            use="judge",
+            options={"aggregate": "min"},
+            judge_error=error,
+            learns=error < 0.4,
+        )
         for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
     ),
 )

@@ -1,4 +1,5 @@
-"""Tables, picture and numbers of the study, from what its runs left: docs/credit/study.json, study.png, and the tables of study.md."""
+"""Tables, picture and numbers of the study, from what its runs left: docs/credit/study.json, study.png, and the tables
+of study.md."""
 
 from __future__ import annotations
 
@@ -112,7 +113,10 @@ def _tau_table(lines: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:
     policies = list(dict.fromkeys(line["policy"] for line in lines))
     found = {(line["game"], line["policy"], line["method"]): line for line in lines}
     columns = [(game, policy) for game in games for policy in policies]
-    rows = ["| method | " + " | ".join(f"{game}, {policy}" for game, policy in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    rows = [
+        "| method | " + " | ".join(f"{game}, {policy}" for game, policy in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
     for method in METHODS:
         cells = [_tau_cell(found.get((game, policy, method.name))) for game, policy in columns]
         if any(cells):
@@ -146,14 +150,20 @@ def _learn_table(needed: Mapping[str, Mapping[str, Need]], games: Sequence[str])
                 cells += [""] * 4
                 continue
             share = f"{need.rollouts / best.rollouts:.2f}"
-            cells += [need.text, f"{need.reached}/{need.runs}", f"{need.tokens:.0f}", f"**{share}**" if float(share) <= 0.5 else share]
+            cells += [
+                need.text,
+                f"{need.reached}/{need.runs}",
+                f"{need.tokens:.0f}",
+                f"**{share}**" if float(share) <= 0.5 else share,
+            ]
         if any(cells):
             rows.append(f"| {method.name} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
 def _rank_agreement(taus: Sequence[Mapping[str, Any]], found: Mapping[str, Need], game: str) -> dict[str, float]:
-    """Kendall's τ of two rankings of the methods: by agreement with the truth, and by rollouts; by policy, and of the mean of both."""
+    """Kendall's τ of two rankings of the methods: by agreement with the truth, and by rollouts; by policy, and of the
+    mean of both."""
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for line in taus:
         if line["game"] == game and line["method"] in found:
@@ -164,10 +174,14 @@ def _rank_agreement(taus: Sequence[Mapping[str, Any]], found: Mapping[str, Need]
     rollouts = [-found[name].rollouts for name in names]
     result = {"methods": float(len(names))}
     for policy in dict.fromkeys(line["policy"] for line in taus):
-        chosen = [next((line["tau"] for line in by_method[name] if line["policy"] == policy), math.nan) for name in names]
+        chosen = [
+            next((line["tau"] for line in by_method[name] if line["policy"] == policy), math.nan) for name in names
+        ]
         if not any(map(math.isnan, chosen)):
             result[policy] = kendall(chosen, rollouts)
-    result["mean of both"] = kendall([float(np.mean([line["tau"] for line in by_method[name]])) for name in names], rollouts)
+    result["mean of both"] = kendall(
+        [float(np.mean([line["tau"] for line in by_method[name]])) for name in names], rollouts
+    )
     return result
 
 
@@ -188,7 +202,9 @@ def _control_table(learned: Sequence[Mapping[str, Any]], games: Sequence[str]) -
     for run in learned:
         if run["rate"] == 0.0 and run["game"] in games:
             sampled = [point[2] for point in run["curve"]]
-            rows.append(f"| {run['game']} | {sampled[0]:.4f} | {min(sampled):.4f} | {max(sampled):.4f} | {run['steps']} |")
+            rows.append(
+                f"| {run['game']} | {sampled[0]:.4f} | {min(sampled):.4f} | {max(sampled):.4f} | {run['steps']} |"
+            )
     return "\n".join(rows)
 
 
@@ -226,7 +242,9 @@ def draw(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Mapping[str, Ne
             y, colour = names.index(name), COLOURS[families[name]]
             margin = 0.0 if math.isnan(need.margin) else need.margin
             all_reached = need.reached == need.runs
-            axes.errorbar(need.rollouts, y, xerr=margin, fmt="o" if all_reached else ">", color=colour, capsize=2, markersize=6)
+            axes.errorbar(
+                need.rollouts, y, xerr=margin, fmt="o" if all_reached else ">", color=colour, capsize=2, markersize=6
+            )
         best = _best_identical(needed[game])
         if best is not None:
             axes.axvline(best.rollouts / 2, color="#b2182b", linewidth=1.0, linestyle="--")
@@ -234,7 +252,9 @@ def draw(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Mapping[str, Ne
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.set_xlabel("rollouts to the target (› = more)")
-        axes.set_title(f"{game}: {PLANS[game].target:.0%} of held-out cases", loc="left", fontsize=11, fontweight="bold")
+        axes.set_title(
+            f"{game}: {PLANS[game].target:.0%} of held-out cases", loc="left", fontsize=11, fontweight="bold"
+        )
     axes = panels[-1]
     for game in games:
         points = []

@@ -1,4 +1,5 @@
-"""Which credit is right, and does it matter? Methods of turn-level credit against the truth, and against each other as they learn.
+"""Which credit is right, and does it matter? Methods of turn-level credit against the truth, and against each other as
+they learn.
 
     python benchmarks/credit/study.py tau          agreement of each method's credit with the true advantage, for two policies
     python benchmarks/credit/study.py learn        rollouts and tokens until the target: games × methods × seeds × learning rates
@@ -110,9 +111,18 @@ def measure_agreement(plugins: PluginManager, plan: Plan) -> None:
                     continue
                 started = time.process_time()
                 found = asyncio.run(_agreement(plugins, plan, game, skill, method))
-                line = {"game": game, "policy": policy, "method": method.name, **found, "cpu_s": time.process_time() - started}
+                line = {
+                    "game": game,
+                    "policy": policy,
+                    "method": method.name,
+                    **found,
+                    "cpu_s": time.process_time() - started,
+                }
                 _keep(file, line)
-                print(f"{game}, {policy}, {method.name}: τ = {found['tau']:.2f}, {found['right']:.0%} of signs right", flush=True)
+                print(
+                    f"{game}, {policy}, {method.name}: τ = {found['tau']:.2f}, {found['right']:.0%} of signs right",
+                    flush=True,
+                )
 
 
 def measure_learning(plugins: PluginManager, plan: Plan) -> None:
@@ -125,7 +135,15 @@ def measure_learning(plugins: PluginManager, plan: Plan) -> None:
                 for method in plan.of(game):
                     if not method.learns or (game, method.name, rate, seed) in done:
                         continue
-                    run = learn(plugins, plan.starter(game, PLANS[game].skill), game, method, rate=rate, seed=seed, budget=plan.budget)
+                    run = learn(
+                        plugins,
+                        plan.starter(game, PLANS[game].skill),
+                        game,
+                        method,
+                        rate=rate,
+                        seed=seed,
+                        budget=plan.budget,
+                    )
                     _keep(file, run.as_dict())
                     end = f"{'reached the target' if run.reached else 'did not reach it'}, {run.rollouts} rollouts, {run.cpu_s:.0f} s"
                     print(f"{game}, {method.name}, rate {rate:g}, seed {seed}: {end}", flush=True)
@@ -133,7 +151,9 @@ def measure_learning(plugins: PluginManager, plan: Plan) -> None:
         if (game, CONTROL, 0.0, plan.seeds[0]) not in done:
             grpo = next(method for method in METHODS if method.name == "grpo")
             budget = (plan.budget or PLANS[game].rollouts) // 8
-            run = learn(plugins, plan.starter(game, PLANS[game].skill), game, grpo, rate=0.0, seed=plan.seeds[0], budget=budget)
+            run = learn(
+                plugins, plan.starter(game, PLANS[game].skill), game, grpo, rate=0.0, seed=plan.seeds[0], budget=budget
+            )
             _keep(file, {**run.as_dict(), "method": CONTROL})
 
 
@@ -152,7 +172,9 @@ async def _agreement(plugins: PluginManager, plan: Plan, game: str, skill: float
         groups: list[int] = []
         scored = await study.credit([tasks[number] for number in rng.choice(len(tasks), plan.groups)])
         for number, (group, advantages) in enumerate(zip(scored.groups, scored.advantages, strict=True)):
-            for trajectory, calls in zip(group.trajectories, advantages, strict=False):  # branches come last, and are not judged
+            for trajectory, calls in zip(
+                group.trajectories, advantages, strict=False
+            ):  # branches come last, and are not judged
                 credit += [0.0 if tokens is None else float(tokens[0]) for tokens in calls]
                 true += study.advantages(trajectory)
                 groups += [number] * len(calls)

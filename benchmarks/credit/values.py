@@ -70,9 +70,11 @@ def count_out(game: Game, case: Case, policy: Callable[[str], Probabilities]) ->
     return TrueValues(v=v, q=q, policy=chosen)
 
 
-def word_probabilities(backend: TorchBackend, game: Game, observations: Sequence[str], *, is_greedy: bool = False) -> NDArray[np.float64]:
-    """π [observation][word, then all else] of the backend's present weights at temperature 1, or 0 where greedy, in one forward. Nothing
-    may be learned meanwhile."""
+def word_probabilities(
+    backend: TorchBackend, game: Game, observations: Sequence[str], *, is_greedy: bool = False
+) -> NDArray[np.float64]:
+    """π [observation][word, then all else] of the backend's present weights at temperature 1, or 0 where greedy, in one
+    forward. Nothing may be learned meanwhile."""
     import torch
 
     tokenizer = tokenizer_of(backend.settings.policy)
@@ -103,7 +105,9 @@ def tokenizer_of(policy: str) -> PreTrainedTokenizerFast:
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, observation: str) -> tuple[int, ...]:
     """What the server renders the agent's call to."""
-    text = tokenizer.apply_chat_template([{"role": "user", "content": observation}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": observation}], tokenize=False, add_generation_prompt=True
+    )
     return tuple(tokenizer.encode(str(text), add_special_tokens=False))
 
 

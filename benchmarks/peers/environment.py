@@ -17,7 +17,8 @@ CACHE: Final = ROOT / ".peers"
 
 
 def environment(name: str, packages: Sequence[str], *, least: tuple[int, int] = (3, 11)) -> Path:
-    """The Python of the peer's environment, made anew where what it holds has changed. `least` is the Python that the peer needs."""
+    """The Python of the peer's environment, made anew where what it holds has changed. `least` is the Python that the
+    peer needs."""
     folder = CACHE / name
     python, mark, pins = folder / "bin/python", folder / "installed.txt", "\n".join(packages)
     if mark.exists() and mark.read_text() == pins:
@@ -26,9 +27,12 @@ def environment(name: str, packages: Sequence[str], *, least: tuple[int, int] = 
     shutil.rmtree(folder, ignore_errors=True)
     uv = str(Path(sys.executable).with_name("uv"))
     version = f"{least[0]}.{least[1]}"
-    interpreter = next((found for found in candidates() if is_at_least(found, least)), version)  # else uv finds or fetches one
+    interpreter = next(
+        (found for found in candidates() if is_at_least(found, least)), version
+    )  # else uv finds or fetches one
     subprocess.run([uv, "venv", "--quiet", "--python", interpreter, str(folder)], check=True)
-    # uv does not read pip's settings: the folder of wheels that pip would look in, if there is one, has torch's CPU build.
+    # uv does not read pip's settings: the folder of wheels that pip would look in, if there is one, has torch's CPU
+    # build.
     links = ["--find-links", where] if (where := os.environ.get("PIP_FIND_LINKS")) else []
     command = [uv, "pip", "install", "--quiet", "--python", str(python), *links]
     torch = [package for package in packages if package.startswith("torch==")]

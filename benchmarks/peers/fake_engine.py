@@ -1,4 +1,5 @@
-"""One engine that samples nothing and answers both gateways alike: ours over its engine link, theirs as vLLM's HTTP server would.
+"""One engine that samples nothing and answers both gateways alike: ours over its engine link, theirs as vLLM's HTTP
+server would.
 
     lightningrl server       ── engine link ──┐
                                               ├─ one process, one answer, its token ids and logprobs
@@ -41,7 +42,9 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{self._pipe.recv()}/v1"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.kill()
         self._process.join()
 
@@ -126,7 +129,10 @@ async def serve(pipe: Connection) -> None:
                 await gate.enter()
                 prompt_ids = list("".join(message["content"] for message in messages).encode())
                 body = b"%b%b%b" % (before, json.dumps(prompt_ids).encode(), after)
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                    % (len(body), body)
+                )
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
@@ -151,7 +157,8 @@ async def serve(pipe: Connection) -> None:
 
 
 def completion(token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> tuple[str, str]:
-    """A chat completion as vLLM writes it with `return_token_ids` and `logprobs`: what stands before and after the prompt's ids."""
+    """A chat completion as vLLM writes it with `return_token_ids` and `logprobs`: what stands before and after the
+    prompt's ids."""
     content = [
         {"token": letter, "logprob": logprob, "bytes": list(letter.encode()), "top_logprobs": []}
         for letter, logprob in zip((*ANSWER, "<|im_end|>"), logprobs, strict=True)

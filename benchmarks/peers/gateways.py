@@ -1,4 +1,5 @@
-"""Server CPU and waiting of a recorded call, ours against agent-lightning's: one fake engine, one lean client, in turns.
+"""Server CPU and waiting of a recorded call, ours against agent-lightning's: one fake engine, one lean client, in
+turns.
 
     python benchmarks/peers/gateways.py                    three rounds; a quarter of an hour, most of it theirs with 2,000 calls in flight
     python benchmarks/peers/gateways.py --rounds 1 --quick
@@ -6,9 +7,9 @@
     lean client ─ HTTP ─┬─► lightningrl server (SQLite, durable)          ── engine link ─┬─► fake engine
                         └─► agent-lightning server (in memory)            ── HTTP ────────┘
 
-Both servers are up all the time, each as its own documentation starts it (theirs with an access log); only one is spoken to at a time.
-Counted is user + system CPU of the server's process between the first call and the last. Ours renders and tokenises the prompt, which
-theirs leaves to the engine (not counted).
+Both servers are up all the time, each as its own documentation starts it (theirs with an access log); only one is
+spoken to at a time. Counted is user + system CPU of the server's process between the first call and the last. Ours
+renders and tokenises the prompt, which theirs leaves to the engine (not counted).
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class OurGateway:
         await asyncio.to_thread(self._engine.link, self._server.url, RUN_KEY)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await asyncio.to_thread(self._engine.unlink)
         await self._client.close()
         await self._server.stop()
@@ -120,9 +123,14 @@ class AgentLightning:
             self.port = free.getsockname()[1]
         settings = ["host=127.0.0.1", f"port={self.port}", f"key={RUN_KEY}", "default_proxy.model_name=policy"]
         command = [str(self._python), "-m", "agentlightning.server", *settings]
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, cwd=Path(self._log.name).parent)
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=subprocess.STDOUT, cwd=Path(self._log.name).parent
+        )
         self._http = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{self.port}", headers={"authorization": f"Bearer {RUN_KEY}"}, timeout=120, trust_env=False
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"authorization": f"Bearer {RUN_KEY}"},
+            timeout=120,
+            trust_env=False,
         )
         async with asyncio.timeout(START_S):
             while not await self._answers():
@@ -130,7 +138,9 @@ class AgentLightning:
         await self._post("/api/models", [{"model": "policy", "endpoint": self._engine.url}])
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self._http.aclose()
         self._process.terminate()
         await asyncio.to_thread(self._process.wait)
@@ -150,8 +160,13 @@ class AgentLightning:
         """Theirs are read back whole: there is no count."""
         calls = 0
         for name in self._rollouts:
-            events = (await self._http.get(f"/api/rollouts/{name}/events?event_type=model_request&format=triplet")).json()
-            calls += sum(len(event["data"]["response_log_probs"]) == len(event["data"]["response_token_ids"]) == 100 for event in events)
+            events = (
+                await self._http.get(f"/api/rollouts/{name}/events?event_type=model_request&format=triplet")
+            ).json()
+            calls += sum(
+                len(event["data"]["response_log_probs"]) == len(event["data"]["response_token_ids"]) == 100
+                for event in events
+            )
         return calls
 
     async def _answers(self) -> bool:
@@ -213,7 +228,10 @@ async def measure(gateway: Gateway, engine: FakeEngine, scene: Scene) -> Figures
     load: Load = await send_all(gateway.port, attempts, bodies(scene.turns, ANSWER), ANSWER, scene.in_flight)
     used = (cpu_seconds(gateway.pid) or 0.0) - used
     for failure in load.failures[:1]:
-        print(f"{type(gateway).__name__}, {scene.name}: {len(load.failures)} failed, the first: {failure}", file=sys.stderr)
+        print(
+            f"{type(gateway).__name__}, {scene.name}: {len(load.failures)} failed, the first: {failure}",
+            file=sys.stderr,
+        )
     answered = len(load.latencies_s)
     return Figures(
         cpu_ms=1000 * used / max(1, answered),
@@ -243,7 +261,11 @@ async def compare(wanted: Sequence[Scene], rounds: int) -> dict[str, dict[str, l
                     continue  # once will do: no ratio is taken of them
                 for name, gateway in pairs[:: -1 if number % 2 else 1]:
                     found[scene.name][name].append(await measure(gateway, engine, scene))
-                    print(f"round {number + 1}: {scene.name}: {name} {found[scene.name][name][-1]}", file=sys.stderr, flush=True)
+                    print(
+                        f"round {number + 1}: {scene.name}: {name} {found[scene.name][name][-1]}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     return found
 
 
@@ -252,14 +274,26 @@ def show(found: dict[str, dict[str, list[Figures]]], rounds: int) -> None:
         return float(statistics.median(getattr(one, name) for one in figures))
 
     title = f"ours and {PEER}, medians of {rounds} interleaved rounds on this machine"
-    columns = ("CPU ms/call: ours", "theirs", "ratio", "p50 ms: ours", "theirs", "ratio", "failed, unrecorded: ours", "theirs")
+    columns = (
+        "CPU ms/call: ours",
+        "theirs",
+        "ratio",
+        "p50 ms: ours",
+        "theirs",
+        "ratio",
+        "failed, unrecorded: ours",
+        "theirs",
+    )
     table = Table("scene", *columns, "at the engine at once", title=title, title_justify="left")
     for scene, by in found.items():
         cells = []
         for name in ("cpu_ms", "p50_ms"):
             ours, theirs = (middle(by[who], name) for who in ("ours", "theirs"))
             cells += [f"{ours:.3g}", f"{theirs:.3g}", f"{ours / theirs:.3f}"]
-        cells += [f"{sum(one.failed for one in by[who])}, {sum(one.unrecorded for one in by[who])}" for who in ("ours", "theirs")]
+        cells += [
+            f"{sum(one.failed for one in by[who])}, {sum(one.unrecorded for one in by[who])}"
+            for who in ("ours", "theirs")
+        ]
         held = [" ".join(str(one.held) for one in by[who] if one.held is not None) for who in ("ours", "theirs")]
         table.add_row(scene, *cells, f"ours {held[0]}; theirs {held[1]}" if held[0] else "")
     Console(width=200 if not sys.stdout.isatty() else None).print(table)
@@ -269,13 +303,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="fewer calls, at most 500 held")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/peers/gateways.json", help="the figures of every round")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs/peers/gateways.json", help="the figures of every round"
+    )
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a socket for each call in flight, here and in the servers
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (hard, hard)
+    )  # a socket for each call in flight, here and in the servers
     found = asyncio.run(compare(scenes(quick=options.quick), options.rounds))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = {scene: {who: [asdict(one) for one in figures] for who, figures in by.items()} for scene, by in found.items()}
+    kept = {
+        scene: {who: [asdict(one) for one in figures] for who, figures in by.items()} for scene, by in found.items()
+    }
     options.out.write_text(json.dumps(kept, indent=1))
     show(found, options.rounds)
 

@@ -1,4 +1,5 @@
-"""A client that costs next to nothing: a raw socket for each call in flight, bodies made beforehand, answers searched and not parsed."""
+"""A client that costs next to nothing: a raw socket for each call in flight, bodies made beforehand, answers searched
+and not parsed."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ async def send_all(port: int, attempts: Sequence[Attempt], turns: Sequence[bytes
     return load
 
 
-async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attempt: Attempt, body: bytes) -> tuple[int, bytes]:
+async def post(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attempt: Attempt, body: bytes
+) -> tuple[int, bytes]:
     """One request on a connection that stays open: status and body."""
     head = (
         f"POST {attempt.path}/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {attempt.key}\r\n"

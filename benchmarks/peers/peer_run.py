@@ -1,7 +1,8 @@
 """What a job of TRL's has besides its tasks and its reward: settings, a line for each step, accuracy at both ends.
 
-OUT/metrics.jsonl has lines as a run of ours has: `{"step": 1}`, and `validation/reward` before the first step and after the last.
-Settings are the recipe's; where TRL leaves a choice it is the quicker one (no checkpointing of gradients, one forward of all 128 rows).
+OUT/metrics.jsonl has lines as a run of ours has: `{"step": 1}`, and `validation/reward` before the first step and after
+the last. Settings are the recipe's; where TRL leaves a choice it is the quicker one (no checkpointing of gradients, one
+forward of all 128 rows).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Samples per second and what was learned, ours against TRL's GRPOTrainer on the CPU: same weights, tasks, reward, budget; run about run.
+"""Samples per second and what was learned, ours against TRL's GRPOTrainer on the CPU: same weights, tasks, reward,
+budget; run about run.
 
     python benchmarks/peers/trainers.py                        both jobs, three seeds, 40 steps of 128 samples; an hour
     python benchmarks/peers/trainers.py --quick                one seed, 12 steps
@@ -7,8 +8,9 @@
     single_call   ours: an agent on the `openai` client, over HTTP, every call durable;  TRL: prompts and a reward function
     two_tools     ours: an agent that calls its tools itself;                            TRL: `environment_factory`
 
-Counted from the first step's end to the last's: seconds on the clock, and CPU seconds of all processes (trainer, server, workers), which
-other work on the machine changes less. Validations and checkpoints are outside. Accuracy is the greedy policy's on held-out tasks.
+Counted from the first step's end to the last's: seconds on the clock, and CPU seconds of all processes (trainer,
+server, workers), which other work on the machine changes less. Validations and checkpoints are outside. Accuracy is the
+greedy policy's on held-out tasks.
 """
 
 from __future__ import annotations
@@ -58,17 +60,36 @@ class Figures:
 def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
     """Train once; the process and its children are watched from outside, both sides alike."""
     if side == "ours":
-        command = [sys.executable, "-m", "lightningrl", "train", str(HERE / job / "recipe.toml"), "--run", str(folder), "--overwrite"]
+        command = [
+            sys.executable,
+            "-m",
+            "lightningrl",
+            "train",
+            str(HERE / job / "recipe.toml"),
+            "--run",
+            str(folder),
+            "--overwrite",
+        ]
         command += ["--steps", str(steps), "--seed", str(seed), "--set", f"validation.every={steps}"]
         command += ["--set", f"loop.checkpoint_every={steps}"]
     else:
-        command = [str(environment("trl", PEER)), str(HERE / job / JOBS[job]), str(folder), "--steps", str(steps), "--seed", str(seed)]
+        command = [
+            str(environment("trl", PEER)),
+            str(HERE / job / JOBS[job]),
+            str(folder),
+            "--steps",
+            str(steps),
+            "--seed",
+            str(seed),
+        ]
     folder.parent.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").unlink(missing_ok=True)
     said = folder.with_suffix(".log")
     began = time.monotonic()
     with said.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        )
     marks: dict[int, tuple[float, float]] = {}  # step -> clock, CPU at its end
     try:
         while process.poll() is None:
@@ -82,10 +103,14 @@ def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
     lines = read(folder / "metrics.jsonl")
     scores = [line["validation/reward"] for line in lines if "validation/reward" in line]
     if process.returncode or len(scores) < 2 or len(marks) < 3:
-        sys.exit(f"{side}, {job}: no whole run (status {process.returncode}):\n{said.read_text(errors='replace')[-3000:]}")
+        sys.exit(
+            f"{side}, {job}: no whole run (status {process.returncode}):\n{said.read_text(errors='replace')[-3000:]}"
+        )
     first, last = min(marks), max(marks)
     wall, cpu = ((marks[last][place] - marks[first][place]) / (last - first) for place in (0, 1))
-    return Figures(seed=seed, wall_s=wall, cpu_s=cpu, to_first_step_s=marks[first][0] - began, before=scores[0], after=scores[-1])
+    return Figures(
+        seed=seed, wall_s=wall, cpu_s=cpu, to_first_step_s=marks[first][0] - began, before=scores[0], after=scores[-1]
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -116,7 +141,9 @@ def show(found: dict[str, dict[str, list[Figures]]], steps: int) -> None:
         cells = []
         for name, gain in (("wall_s", True), ("cpu_s", False)):
             ours, theirs = (statistics.median(getattr(one, name) for one in by[side]) for side in SIDES)
-            pairs = [(getattr(one, name), getattr(other, name)) for one, other in zip(by["ours"], by["theirs"], strict=True)]
+            pairs = [
+                (getattr(one, name), getattr(other, name)) for one, other in zip(by["ours"], by["theirs"], strict=True)
+            ]
             each = ", ".join(f"{(other / one if gain else one / other):.2f}" for one, other in pairs)
             if gain:
                 cells += [f"{SAMPLES / ours:.1f}", f"{SAMPLES / theirs:.1f}", f"{theirs / ours:.2f} ({each})"]
@@ -137,7 +164,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--quick", action="store_true", help="one seed, 12 steps")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/peers", help="runs, their logs, and the figures of each run")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs/peers", help="runs, their logs, and the figures of each run"
+    )
     options = parser.parse_args()
     steps = options.steps or (12 if options.quick else 40)
     seeds: Sequence[int] = range(options.seeds or (1 if options.quick else 3))

@@ -1,4 +1,5 @@
-"""An agent from scratch, on the plain `openai` client: it writes a query, runs it, and rewrites it once if SQLite refuses it."""
+"""An agent from scratch, on the plain `openai` client: it writes a query, runs it, and rewrites it once if SQLite
+refuses it."""
 
 import functools
 import json
@@ -15,7 +16,10 @@ lock = threading.Lock()
 KINDS = (
     ("how many {t} are there whose {n} is above {v}?", "SELECT count(*) FROM {t} WHERE {n} > {v}"),
     ("how many different name do the {t} have?", "SELECT count( DISTINCT name ) FROM {t}"),
-    ("list the name of the {t} whose {n} is below the average.", "SELECT name FROM {t} WHERE {n} < ( SELECT avg( {n} ) FROM {t} )"),
+    (
+        "list the name of the {t} whose {n} is below the average.",
+        "SELECT name FROM {t} WHERE {n} < ( SELECT avg( {n} ) FROM {t} )",
+    ),
     ("show the name of the 3 {t} with the highest {n}.", "SELECT name FROM {t} ORDER BY {n} DESC LIMIT 3"),
     ("which name have more than 2 {t}?", "SELECT name FROM {t} GROUP BY name HAVING count(*) > 2"),
 )
@@ -30,7 +34,9 @@ def ask(prompt: str) -> str:
 @functools.cache
 def queries() -> subprocess.Popen:
     """What a model wrote runs in a process of its own: the reward below is computed in the trainer's."""
-    return subprocess.Popen([sys.executable, "-I", Path(__file__).with_name("query.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-I", Path(__file__).with_name("query.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def run(script: str, query: str) -> str:
@@ -46,7 +52,9 @@ def run(script: str, query: str) -> str:
 
 
 def answer(task: dict[str, str]) -> str:
-    query = ask(f"Write one SQLite query that answers the question.\n{task['schema']}\nQuestion: {task['question']}\nAnswer with SQL only.")
+    query = ask(
+        f"Write one SQLite query that answers the question.\n{task['schema']}\nQuestion: {task['question']}\nAnswer with SQL only."
+    )
     result = run(task["script"], query)
     if not result.startswith("error"):
         return query
@@ -62,7 +70,11 @@ def make_tasks(tables: str, columns: str, count: int):
         rows = ", ".join(f"({one}, '{name}', {rng.randrange(20, 60)})" for one, name in enumerate(NAMES))
         script = f"CREATE TABLE {table} (id, name, {column}); INSERT INTO {table} VALUES {rows};"
         schema = f"- {table} : {table[:-1]}_id name {column}"
-        yield {"id": f"{tables.split()[0]}-{number}", "input": {"schema": schema, "question": question, "script": script}, "answer": gold}
+        yield {
+            "id": f"{tables.split()[0]}-{number}",
+            "input": {"schema": schema, "question": question, "script": script},
+            "answer": gold,
+        }
 
 
 def train_tasks():

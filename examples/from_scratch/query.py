@@ -1,4 +1,5 @@
-"""A process that runs queries which a model wrote: one JSON line `[script, query]` for each, answered by the rows or the error as a text.
+"""A process that runs queries which a model wrote: one JSON line `[script, query]` for each, answered by the rows or
+the error as a text.
 
 It reads its in-memory table and does nothing else. A query that takes too much time or memory ends the process.
 """

@@ -22,7 +22,9 @@ model = OpenAIChatCompletionClient(model="gpt-4o-mini", parallel_tool_calls=Fals
 
 async def answer(question: str) -> str:
     """The number that the agent answers with, as it wrote it; "" if it never said one."""
-    agent = AssistantAgent("calc", model, tools=[calculator], system_message=SYSTEM, max_tool_iterations=MOST_TOOL_CALLS)
+    agent = AssistantAgent(
+        "calc", model, tools=[calculator], system_message=SYSTEM, max_tool_iterations=MOST_TOOL_CALLS
+    )
     result = await agent.run(task=question)
     return extract_answer(str(getattr(result.messages[-1], "content", "")))
 

@@ -33,12 +33,15 @@ def calc_x_validation_tasks(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def load_calc_x(path: str | Path, split: str) -> Iterator[dict[str, Any]]:
-    """The problems of a split, or of `path` itself if it is a file. Raises `FileNotFoundError` or `ValueError` naming what is missing."""
+    """The problems of a split, or of `path` itself if it is a file. Raises `FileNotFoundError` or `ValueError` naming
+    what is missing."""
     files = _files(Path(path).expanduser().resolve(), split)
     for number, (file, record) in enumerate((one, record) for one in files for record in _read(one)):
         question, result = record.get("question"), record.get("result")
         if not question or result in (None, ""):
-            raise ValueError(f"record {number} of {str(file)!r} lacks a question or a result; its fields are {', '.join(record)}")
+            raise ValueError(
+                f"record {number} of {str(file)!r} lacks a question or a result; its fields are {', '.join(record)}"
+            )
         yield {
             "id": str(record.get("id") or f"calc_x/{split}/{number}"),
             "input": str(question),
@@ -73,7 +76,9 @@ def _read(path: Path) -> Iterable[Mapping[str, Any]]:
     try:
         import datasets
     except ImportError:
-        raise ValueError(f"{str(path)!r} needs the package `datasets` (pip install datasets); or save it as .jsonl") from None
+        raise ValueError(
+            f"{str(path)!r} needs the package `datasets` (pip install datasets); or save it as .jsonl"
+        ) from None
     if path.is_dir():
         return list(datasets.load_from_disk(str(path)))
     return list(datasets.Dataset.from_parquet(str(path)))

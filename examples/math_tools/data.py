@@ -33,7 +33,8 @@ DEPTHS = {
     "development": {2: 0.5, 3: 0.5},
     "validation": {2: 0.5, 3: 0.5},
 }
-"""Split -> steps of a problem -> how often. All problems of one step are the starter's, which learns from them what each step is."""
+"""Split -> steps of a problem -> how often. All problems of one step are the starter's, which learns from them what
+each step is."""
 TASKS = {"train": 2400, "development": 160, "validation": 160}
 
 Structure = tuple[str, ...]
@@ -56,7 +57,8 @@ def validation_tasks() -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def split_structures() -> dict[str, dict[int, list[Structure]]]:
-    """Split -> depth -> structures. All orders of up to three kinds of steps that have problems, dealt out at random."""
+    """Split -> depth -> structures. All orders of up to three kinds of steps that have problems, dealt out at
+    random."""
     rng = random.Random(f"{SEED} structures")
     dealt: dict[str, dict[int, list[Structure]]] = {name: {} for name in SHARES}
     for depth in DEPTHS["starter"]:

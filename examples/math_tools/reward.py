@@ -24,7 +24,8 @@ class Task(Protocol):
 
 
 def answer_match(task: Task, output: Any, trajectory: object = None) -> float:
-    """1.0 if the agent's answer is the task's, else 0.0. Raises `ValueError` if the task's own answer is empty: the data is broken then."""
+    """1.0 if the agent's answer is the task's, else 0.0. Raises `ValueError` if the task's own answer is empty: the
+    data is broken then."""
     return float(is_match(task.answer, output))
 
 

@@ -36,11 +36,15 @@ researcher = Agent[Retriever](
 
 
 def show(passages: list[Passage]) -> str:
-    return "\n".join(f"[{number}] {passage.title}: {passage.text}" for number, passage in enumerate(passages, start=1)) or "nothing found"
+    return (
+        "\n".join(f"[{number}] {passage.title}: {passage.text}" for number, passage in enumerate(passages, start=1))
+        or "nothing found"
+    )
 
 
 async def answer(task: dict[str, Any]) -> str:
-    """What the agent says to `task["question"]`, searching the index in the folder `task["index"]`; "" if it comes to no end."""
+    """What the agent says to `task["question"]`, searching the index in the folder `task["index"]`; "" if it comes to
+    no end."""
     retriever = open_retriever(task["index"])
     try:
         result = await Runner.run(researcher, task["question"], context=retriever, max_turns=MAX_TURNS)

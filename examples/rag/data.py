@@ -4,7 +4,8 @@
     train        questions reinforcement learning sees
     validation   questions about names that occur nowhere else
 
-Train and validation share one index, so each search meets the passages of both. `python data.py` builds it and prints a few tasks.
+Train and validation share one index, so each search meets the passages of both. `python data.py` builds it and prints a
+few tasks.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def build_splits() -> dict[str, list[Question]]:
     for split, world in worlds.items():
         rng = random.Random(f"{SEED} {split} questions")
         questions = [
-            one for hops, count in QUESTIONS[split].items() for one in build_questions(world, hops, count, rng, retriever, PASSAGES)
+            one
+            for hops, count in QUESTIONS[split].items()
+            for one in build_questions(world, hops, count, rng, retriever, PASSAGES)
         ]
         rng.shuffle(questions)
         splits[split] = questions
@@ -80,7 +83,8 @@ def build_splits() -> dict[str, list[Question]]:
 
 
 def index_folder(passages: Iterable[Passage], version: str, cache: str | Path | None, encoder: str | None) -> str:
-    """The folder with the index over `passages`, built where there is none of this `version` yet; it appears whole or not at all."""
+    """The folder with the index over `passages`, built where there is none of this `version` yet; it appears whole or
+    not at all."""
     place = cache_directory(cache).resolve()
     digest = hashlib.sha256(f"{version} {encoder}".encode()).hexdigest()[:12]
     target = place / f"{'dense' if encoder else 'bm25'}-{digest}"

@@ -20,7 +20,8 @@ __all__ = ["measure"]
 def measure(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means over all rollouts; one that failed or came to no answer counts as 0 in all but `searches`.
 
-    `searches` are the searches of a rollout, `repeated` the share of them that had been made before in the same rollout.
+    `searches` are the searches of a rollout, `repeated` the share of them that had been made before in the same
+    rollout.
     """
     count = max(1, len(trajectories))
     searches = [[str(call.arguments) for call in one.tool_calls if call.name == "search"] for one in trajectories]

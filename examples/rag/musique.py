@@ -1,4 +1,5 @@
-"""The MuSiQue data set (Trivedi et al., 2022), as it is unpacked from its own archive, as tasks of the same form as the generated ones.
+"""The MuSiQue data set (Trivedi et al., 2022), as it is unpacked from its own archive, as tasks of the same form as the
+generated ones.
 
     PATH/musique_ans_v1.0_train.jsonl  PATH/musique_ans_v1.0_dev.jsonl
 
@@ -25,18 +26,25 @@ __all__ = ["FILES", "load_musique", "musique_train_tasks", "musique_validation_t
 FILES = {"train": "musique_ans_v1.0_train.jsonl", "dev": "musique_ans_v1.0_dev.jsonl"}
 
 
-def musique_train_tasks(path: str | Path, cache: str | Path | None = None, encoder: str | None = None) -> Iterator[dict[str, Any]]:
+def musique_train_tasks(
+    path: str | Path, cache: str | Path | None = None, encoder: str | None = None
+) -> Iterator[dict[str, Any]]:
     """The questions of the train file; `cache` and `encoder` as in data.py."""
     yield from load_musique(path, "train", cache, encoder)
 
 
-def musique_validation_tasks(path: str | Path, cache: str | Path | None = None, encoder: str | None = None) -> Iterator[dict[str, Any]]:
+def musique_validation_tasks(
+    path: str | Path, cache: str | Path | None = None, encoder: str | None = None
+) -> Iterator[dict[str, Any]]:
     """The questions of the dev file."""
     yield from load_musique(path, "dev", cache, encoder)
 
 
-def load_musique(path: str | Path, split: str, cache: str | Path | None = None, encoder: str | None = None) -> Iterator[dict[str, Any]]:
-    """Tasks of one file over the index of both. Raises `FileNotFoundError` or `ValueError` naming what is missing, before any task."""
+def load_musique(
+    path: str | Path, split: str, cache: str | Path | None = None, encoder: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Tasks of one file over the index of both. Raises `FileNotFoundError` or `ValueError` naming what is missing,
+    before any task."""
     root = Path(path).expanduser().resolve()
     records = {name: _read(root / file) for name, file in FILES.items()}
     passages = dict.fromkeys(
@@ -45,7 +53,9 @@ def load_musique(path: str | Path, split: str, cache: str | Path | None = None, 
         for record in split_records
         for paragraph in record["paragraphs"]
     )
-    version = " ".join(f"{file} {(root / file).stat().st_size} {(root / file).stat().st_mtime_ns}" for file in FILES.values())
+    version = " ".join(
+        f"{file} {(root / file).stat().st_size} {(root / file).stat().st_mtime_ns}" for file in FILES.values()
+    )
     index = index_folder(passages, f"{root} {version}", cache, encoder)
     return (
         {
@@ -67,8 +77,12 @@ def _read(file: Path) -> list[dict[str, Any]]:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             record = json.loads(line)
-            missing = {"id", "question", "answer", "answer_aliases", "paragraphs", "question_decomposition"} - set(record)
+            missing = {"id", "question", "answer", "answer_aliases", "paragraphs", "question_decomposition"} - set(
+                record
+            )
             if missing:
-                raise ValueError(f"{file.name}, line {number}: no {min(missing)!r}; the files with answers are musique_ans_v1.0_*.jsonl")
+                raise ValueError(
+                    f"{file.name}, line {number}: no {min(missing)!r}; the files with answers are musique_ans_v1.0_*.jsonl"
+                )
             records.append(record)
     return records

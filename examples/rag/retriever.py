@@ -1,4 +1,5 @@
-"""Passages, and the two ways of finding them: by words (BM25, from the bm25s library) or by meaning (a transformers encoder).
+"""Passages, and the two ways of finding them: by words (BM25, from the bm25s library) or by meaning (a transformers
+encoder).
 
 build_index(passages, folder)                     folder/passages.jsonl, folder/bm25/
 build_index(passages, folder, encoder="NAME")     folder/passages.jsonl, folder/dense.json, folder/dense.npy
@@ -59,13 +60,16 @@ class DenseRetriever:
     """Cosine similarity of embeddings: the encoder's last hidden states, averaged over tokens."""
 
     def __init__(self, passages: Sequence[Passage], encoder: str, embeddings: np.ndarray | None = None) -> None:
-        """`encoder` is a folder or hub name; `embeddings[passage]` have length 1 and are computed where they are not given."""
+        """`encoder` is a folder or hub name; `embeddings[passage]` have length 1 and are computed where they are not
+        given."""
         from transformers import AutoModel, AutoTokenizer
 
         self.passages = list(passages)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(encoder)
         self.model: Any = AutoModel.from_pretrained(encoder).eval()
-        self.embeddings = self.embed([f"{one.title}: {one.text}" for one in self.passages]) if embeddings is None else embeddings
+        self.embeddings = (
+            self.embed([f"{one.title}: {one.text}" for one in self.passages]) if embeddings is None else embeddings
+        )
 
     def search(self, query: str, count: int) -> list[Passage]:
         scores = self.embeddings @ self.embed([query])[0]
@@ -77,7 +81,9 @@ class DenseRetriever:
 
         rows: list[np.ndarray] = []
         for start in range(0, len(texts), batch):
-            tokens = self.tokenizer(list(texts[start : start + batch]), padding=True, truncation=True, return_tensors="pt")
+            tokens = self.tokenizer(
+                list(texts[start : start + batch]), padding=True, truncation=True, return_tensors="pt"
+            )
             with torch.no_grad():
                 hidden = self.model(**tokens).last_hidden_state  # [text][token][feature]
             mask = tokens["attention_mask"].unsqueeze(-1)

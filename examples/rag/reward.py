@@ -1,7 +1,8 @@
 """The paper's reward: 0.9 · token F1 of the answer + 0.1 · format.
 
-Format is 1 where the agent's last message is one `<answer>...</answer>` with something in it and nothing around it, else 0. The answer is
-what stands in the tags, or the whole message where there are none: who forgets them loses the format alone.
+Format is 1 where the agent's last message is one `<answer>...</answer>` with something in it and nothing around it,
+else 0. The answer is what stands in the tags, or the whole message where there are none: who forgets them loses the
+format alone.
 """
 
 from __future__ import annotations

@@ -32,7 +32,15 @@ from questions import KINDS, Query, Question
 from reward import is_match
 from sandbox import run_query_on
 
-__all__ = ["build_split", "build_splits", "cache_directory", "database_schema", "schema_text", "train_tasks", "validation_tasks"]
+__all__ = [
+    "build_split",
+    "build_splits",
+    "cache_directory",
+    "database_schema",
+    "schema_text",
+    "train_tasks",
+    "validation_tasks",
+]
 
 SEED = 20250806
 SPLITS = {"validation": (40, 4), "train": (240, 12)}
@@ -72,7 +80,9 @@ def database_schema(database: Database) -> str:
     return schema_text([(table.name, list(table.columns)) for table in database.tables])
 
 
-def build_split(prefix: str, databases: int, questions: int, rng: random.Random, taken: set[str]) -> Iterator[SplitItem]:
+def build_split(
+    prefix: str, databases: int, questions: int, rng: random.Random, taken: set[str]
+) -> Iterator[SplitItem]:
     """Databases whose signature is not in `taken` (it is added), each with its questions."""
     while databases:
         database = build_database(f"{prefix}_{databases:04d}", rng)
@@ -86,7 +96,9 @@ def build_split(prefix: str, databases: int, questions: int, rng: random.Random,
         connection.close()
 
 
-def _ask_questions(database: Database, connection: sqlite3.Connection, count: int, rng: random.Random) -> list[Question]:
+def _ask_questions(
+    database: Database, connection: sqlite3.Connection, count: int, rng: random.Random
+) -> list[Question]:
     asked: dict[str, Question] = {}
     for _ in range(count * 20):
         if len(asked) == count:
@@ -116,7 +128,9 @@ def _is_telling(gold: Query, connection: sqlite3.Connection) -> bool:
     if not expected.rows or all(value in (None, 0) for row in expected.rows for value in row):
         return False
     ordered = gold.order is not None
-    return not any(is_match(expected, run_query_on(connection, str(wrong)), ordered=ordered) for wrong in wrong_versions(gold))
+    return not any(
+        is_match(expected, run_query_on(connection, str(wrong)), ordered=ordered) for wrong in wrong_versions(gold)
+    )
 
 
 @functools.cache

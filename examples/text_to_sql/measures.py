@@ -18,8 +18,8 @@ __all__ = ["measure"]
 
 
 def measure(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """`first try`: share of tasks whose first query is right. `rescued`: of the wrong first queries that were rewritten, the share that
-    ended right; `rewritten` counts them."""
+    """`first try`: share of tasks whose first query is right. `rescued`: of the wrong first queries that were
+    rewritten, the share that ended right; `rewritten` counts them."""
     ended = [one for one in trajectories if one.output is not None]
     rescues = [verdict for one in ended if (verdict := was_rescued(one.task, one.output)) is not None]
     return {

@@ -43,7 +43,8 @@ def first_try_correct(task: Task, output: Any) -> bool:
 
 
 def was_rescued(task: Task, output: Any) -> bool | None:
-    """Whether a wrong first query was rewritten into a right last one. None: the first was right, or never rewritten."""
+    """Whether a wrong first query was rewritten into a right last one. None: the first was right, or never
+    rewritten."""
     if first_try_correct(task, output) or len(_field(output, "queries") or []) < 2:
         return None
     return is_correct(task, _field(output, "query"))

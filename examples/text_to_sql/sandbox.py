@@ -1,4 +1,5 @@
-"""Run a query that a model wrote: it reads and does nothing else, in bounded time and memory, and never raises for what is wrong with it.
+"""Run a query that a model wrote: it reads and does nothing else, in bounded time and memory, and never raises for what
+is wrong with it.
 
 `run_query` runs it here (an agent, in its worker), `QueryProcess` in a process of its own (a reward, in the trainer's).
 """
@@ -95,7 +96,9 @@ def run_query_on(connection: sqlite3.Connection, query: str, time_limit_s: float
             rows.append(row)
             size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
             if len(rows) > MAX_ROWS or size > MAX_SIZE:
-                return Result(error=f"more than {MAX_ROWS} rows" if len(rows) > MAX_ROWS else f"more than {MAX_SIZE} bytes")
+                return Result(
+                    error=f"more than {MAX_ROWS} rows" if len(rows) > MAX_ROWS else f"more than {MAX_SIZE} bytes"
+                )
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         return Result(error=str(error))
     except MemoryError:
@@ -117,7 +120,8 @@ def run_query(db_path: str | Path, query: str, time_limit_s: float = 2.0) -> Res
 
 
 class QueryProcess:
-    """Runs queries in a process of its own: nothing that a query does can stop or fill the one that asks. Safe to use from threads."""
+    """Runs queries in a process of its own: nothing that a query does can stop or fill the one that asks. Safe to use
+    from threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,7 +129,8 @@ class QueryProcess:
         atexit.register(self.close)
 
     def run(self, db_path: str | Path, query: str, time_limit_s: float = 2.0) -> Result:
-        """As `run_query`; a query that the process did not survive is an error. Raises `FileNotFoundError` for a missing database."""
+        """As `run_query`; a query that the process did not survive is an error. Raises `FileNotFoundError` for a
+        missing database."""
         check_file(db_path)
         with self._lock:
             answer = self._ask(json.dumps([str(db_path), query, time_limit_s]))
@@ -160,7 +165,8 @@ class QueryProcess:
 
 
 def answer_queries() -> None:
-    """The process: one JSON line for each. It dies of a query that takes far too long, or more memory than all of it may."""
+    """The process: one JSON line for each. It dies of a query that takes far too long, or more memory than all of it
+    may."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     for line in sys.stdin:
         db_path, query, time_limit_s = json.loads(line)

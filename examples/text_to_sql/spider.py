@@ -31,7 +31,8 @@ def spider_validation_tasks(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def load_spider(path: str | Path, split: str) -> Iterator[dict[str, Any]]:
-    """The questions of `split`.json. Raises `FileNotFoundError` or `ValueError` naming what is missing, before any task."""
+    """The questions of `split`.json. Raises `FileNotFoundError` or `ValueError` naming what is missing, before any
+    task."""
     root = Path(path).expanduser().resolve()
     questions = _read(root / f"{split}.json")
     schemas = {entry["db_id"]: _schema(entry) for entry in _read(root / "tables.json")}
@@ -67,7 +68,9 @@ def _schema(entry: dict[str, Any]) -> str:
     """The schema text of one entry of tables.json, which lists columns as [table number, name]."""
     names = entry["table_names_original"]
     columns = entry["column_names_original"]
-    tables = [(name, [_quoted(column) for table, column in columns if table == number]) for number, name in enumerate(names)]
+    tables = [
+        (name, [_quoted(column) for table, column in columns if table == number]) for number, name in enumerate(names)
+    ]
     keys = [f"{_full(names, columns[left])} = {_full(names, columns[right])}" for left, right in entry["foreign_keys"]]
     return schema_text(tables, keys)
 

@@ -19,9 +19,13 @@ from lightningrl_training.commands.train import train_command
 
 def main(
     spider: Annotated[Path, typer.Option(help="Spider's folder.")],
-    policy: Annotated[str, typer.Option(help="Hub name or folder of the model to train.")] = "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    policy: Annotated[
+        str, typer.Option(help="Hub name or folder of the model to train.")
+    ] = "Qwen/Qwen2.5-Coder-1.5B-Instruct",
     run: Annotated[Path | None, typer.Option(help="The run folder; by default a new one below runs/.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Override a key of spider.toml, e.g. --set loop.steps=20.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of spider.toml, e.g. --set loop.steps=20.")
+    ] = None,
 ) -> None:
     recipe = Path(__file__).with_name("spider.toml")
     given = dict(parse_setting(text) for text in settings or [])

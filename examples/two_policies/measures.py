@@ -25,7 +25,8 @@ def measure(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     first = [one.output["drafts"][0]["query"] for one in ended]
     return {
         "accuracy": sum(is_correct(one.task, one.output["query"]) for one in ended) / len(trajectories),
-        "first draft": sum(is_correct(one.task, query) for one, query in zip(ended, first, strict=True)) / len(trajectories),
+        "first draft": sum(is_correct(one.task, query) for one, query in zip(ended, first, strict=True))
+        / len(trajectories),
         "verdicts right": sum(verdicts_right(one.task, one.output) for one in ended) / max(1, len(ended)),
         "drafts per rollout": sum(len(one.output["drafts"]) for one in ended) / max(1, len(ended)),
     }

@@ -14,7 +14,8 @@ __all__ = ["verdicts_right"]
 
 
 def verdicts_right(task: Any, output: dict[str, Any], trajectory: object = None) -> float:
-    """The share of drafts that the critic judged as the database does: accepted the right ones, rejected the wrong ones."""
+    """The share of drafts that the critic judged as the database does: accepted the right ones, rejected the wrong
+    ones."""
     drafts = output["drafts"]
     right = [draft["accepted"] == is_correct(task, draft["query"]) for draft in drafts]
     return float(sum(right)) / len(right)

@@ -1,4 +1,5 @@
-"""The viewer of a run that trains, in a real Chromium, while its server is killed; and a rollout whose texts attack the page."""
+"""The viewer of a run that trains, in a real Chromium, while its server is killed; and a rollout whose texts attack the
+page."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ from lightningrl_viewer.page import ViewedRun
 from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.runs import OneRun
 
-axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="axe-playwright-python is not installed: make test-browser")
-async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed: make test-browser installs it")
+axe = pytest.importorskip(
+    "axe_playwright_python.async_playwright", reason="axe-playwright-python is not installed: make test-browser"
+)
+async_api = pytest.importorskip(
+    "playwright.async_api", reason="playwright is not installed: make test-browser installs it"
+)
 
 pytestmark = needs_chromium
 LISTEN = "window.heard = []; document.addEventListener('news', (event) => window.heard.push(...event.detail.steps));"
@@ -80,13 +85,17 @@ async def test_a_page_hears_of_each_step_once_although_the_server_is_killed(page
     begun = await page.evaluate("Number(document.body.dataset.place.split('.')[0])")
     for count in (1, 2):
         await page.wait_for_function("(count) => window.heard.length >= count", arg=count)
-        await asyncio.to_thread(training.wait_for, lambda: bool(training.children("server")))  # it may be starting again
+        await asyncio.to_thread(
+            training.wait_for, lambda: bool(training.children("server"))
+        )  # it may be starting again
         (server,) = training.children("server")
         training.kill(server)
     await page.wait_for_function(SHOWS_STEPS, arg=3)  # while the server is there to ask
     assert await asyncio.to_thread(training.wait) == 0, training.describe()
     heard = await page.evaluate("window.heard")
-    assert len(heard) > 2 and heard == list(range(begun + 1, begun + 1 + len(heard))), "in order, none twice, none left out"
+    assert len(heard) > 2 and heard == list(range(begun + 1, begun + 1 + len(heard))), (
+        "in order, none twice, none left out"
+    )
 
 
 async def test_what_a_policy_writes_runs_nothing_and_breaks_nothing(page: Any, tmp_path: Path) -> None:
@@ -94,24 +103,37 @@ async def test_what_a_policy_writes_runs_nothing_and_breaks_nothing(page: Any, t
     async with live_gateway(tmp_path) as server, ServerClient(server.url, server.run_key) as control:
         server.engine.tokenizer.save_pretrained(tmp_path / "policy")
         task = ATTACK + "A" * 1_000_000
-        await play_rollout(server, control, "g000000-000", ("shopper", ATTACK + "A" * 5000), ("shopper", "fine"), task=task)
+        await play_rollout(
+            server, control, "g000000-000", ("shopper", ATTACK + "A" * 5000), ("shopper", "fine"), task=task
+        )
     async with look_at(tmp_path) as url:
         await page.goto(f"{url}/?key={KEY}")
         rollout = "/rollouts/g000000-000"
         for address in (rollout, f"{rollout}?view=tokens", f"{rollout}/text?part=task", "/groups/g000000"):
             await page.goto(url + address)
             assert await page.evaluate("[window.hurt ?? null, document.querySelectorAll('script').length]") == [None, 1]
-            assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), f"{address} is wider than its window"
+            assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), (
+                f"{address} is wider than its window"
+            )
             assert await page.locator("main").count() == 1 and await page.locator("img").count() == 0
         await page.goto(url + rollout)
         assert r"\u202egnp.exe\x1b]0;mine\x07" in await page.locator(".turn.sampled .body").first.inner_text()
 
 
-async def test_pages_of_failures_breaks_and_judges_have_no_serious_violation(page: Any, played_run: RecordedRun) -> None:
+async def test_pages_of_failures_breaks_and_judges_have_no_serious_violation(
+    page: Any, played_run: RecordedRun
+) -> None:
     found = {}
     async with look_at(played_run.folder) as url:
         await page.goto(f"{url}/?key={KEY}")
-        for address in ("/system", "/rollouts/g000000-000", "/rollouts/g000000-002", "/rollouts/g000003-000", "/groups/g000003", "/credit"):
+        for address in (
+            "/system",
+            "/rollouts/g000000-000",
+            "/rollouts/g000000-002",
+            "/rollouts/g000003-000",
+            "/groups/g000003",
+            "/credit",
+        ):
             await page.goto(url + address)
             violations = (await axe.Axe().run(page)).response["violations"]
             found[address] = [one["nodes"][0]["html"] for one in violations if one["impact"] in {"serious", "critical"}]

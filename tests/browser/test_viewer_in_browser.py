@@ -1,5 +1,5 @@
-"""The viewer in a real headless Chromium (`make test-browser`): every page of a run that has ended and of one that trains, the keyboard
-walk, an interval dragged, axe. `scripts/draw_pages.py` draws the pictures of docs/viewing.md.
+"""The viewer in a real headless Chromium (`make test-browser`): every page of a run that has ended and of one that
+trains, the keyboard walk, an interval dragged, axe. `scripts/draw_pages.py` draws the pictures of docs/viewing.md.
 """
 
 from __future__ import annotations
@@ -21,13 +21,23 @@ from warm import WarmCommand
 
 from lightningrl_viewer.reading.metrics import read_metrics
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser installs it")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed: make test-browser")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: make test-browser installs it"
+)
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed: make test-browser"
+)
 
 pytestmark = needs_chromium
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_to_sql"
 RUN_PAGES = (
-    *("/", "/rollouts", "/rollouts?mode=validation&reward=0.0", "/rollouts?sort=newest&step=2", "/rollouts?peek=ROLLOUT"),
+    *(
+        "/",
+        "/rollouts",
+        "/rollouts?mode=validation&reward=0.0",
+        "/rollouts?sort=newest&step=2",
+        "/rollouts?peek=ROLLOUT",
+    ),
     *("/rollouts/ROLLOUT", "/rollouts/ROLLOUT?view=tokens", "/groups/GROUP"),
     *("/credit", "/credit?step=1", "/credit?group=GROUP", "/credit?rollout=ROLLOUT", "/system", "/recipe", "/nowhere"),
 )
@@ -139,7 +149,9 @@ def serve(folder: Path, browser: Any) -> Iterator[Viewer]:
 def serious(page: Any) -> list[str]:
     """What axe finds that keeps somebody out."""
     found = axe.Axe().run(page).response["violations"]
-    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in {"serious", "critical"}]
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in {"serious", "critical"}
+    ]
 
 
 @pytest.mark.parametrize("path", RUN_PAGES)

@@ -19,5 +19,7 @@ def write_answer(text: str) -> str:
 
 
 messages = [{"role": "user", "content": sys.argv[1]}]
-runner = Anthropic().beta.messages.tool_runner(model="claude-sonnet-4-5", max_tokens=1000, tools=[write_answer], messages=messages)
+runner = Anthropic().beta.messages.tool_runner(
+    model="claude-sonnet-4-5", max_tokens=1000, tools=[write_answer], messages=messages
+)
 print(runner.until_done().content[0].text)

@@ -8,7 +8,12 @@ from pathlib import Path
 import litellm
 
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-TOOLS = [{"type": "function", "function": {"name": "write_answer", "description": "Writes answer.txt.", "parameters": PARAMETERS}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "write_answer", "description": "Writes answer.txt.", "parameters": PARAMETERS},
+    }
+]
 
 messages = [{"role": "user", "content": sys.argv[1]}]
 while True:

@@ -7,8 +7,21 @@ from pathlib import Path
 
 from openai import OpenAI
 
-PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"], "additionalProperties": False}
-TOOLS = [{"type": "function", "name": "write_answer", "description": "Writes answer.txt.", "parameters": PARAMETERS, "strict": True}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "name": "write_answer",
+        "description": "Writes answer.txt.",
+        "parameters": PARAMETERS,
+        "strict": True,
+    }
+]
 
 client = OpenAI()
 response = client.responses.create(model="gpt-5", input=sys.argv[1], tools=TOOLS)

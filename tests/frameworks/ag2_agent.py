@@ -30,6 +30,8 @@ async def answer(question: str) -> dict:
         tools=[get_weather, book_table],
         middleware=[TelemetryMiddleware(agent_name="planner")],
     )
-    reviewer = Agent("reviewer", prompt="You review plans.", config=config, middleware=[TelemetryMiddleware(agent_name="reviewer")])
+    reviewer = Agent(
+        "reviewer", prompt="You review plans.", config=config, middleware=[TelemetryMiddleware(agent_name="reviewer")]
+    )
     plan = await planner.ask(question)
     return {"text": (await reviewer.ask(plan.body)).body}

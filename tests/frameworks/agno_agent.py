@@ -22,7 +22,9 @@ def book_table(city: str) -> str:
 
 
 def answer(question: str) -> dict:
-    forecaster = Agent(name="Forecaster", role="Knows the weather", model=OpenAIChat(id="gpt-4o-mini"), tools=[get_weather])
+    forecaster = Agent(
+        name="Forecaster", role="Knows the weather", model=OpenAIChat(id="gpt-4o-mini"), tools=[get_weather]
+    )
     host = Agent(name="Host", role="Books tables", model=OpenAIChat(id="gpt-4o-mini"), tools=[book_table])
     team = Team(name="Planner", model=OpenAIChat(id="gpt-4o-mini"), members=[forecaster, host], telemetry=False)
     text = "".join(event.content or "" for event in team.run(question, stream=True) if event.event == "TeamRunContent")

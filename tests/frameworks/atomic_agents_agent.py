@@ -1,7 +1,8 @@
 # /// script
 # dependencies = ["atomic-agents==1.1.11", "instructor==1.10.0"]
 # ///
-"""Atomic Agents: an agent whose typed answer chooses a tool, the tool, and an agent that reviews (calls go through Instructor)."""
+"""Atomic Agents: an agent whose typed answer chooses a tool, the tool, and an agent that reviews (calls go through
+Instructor)."""
 
 from typing import Literal
 

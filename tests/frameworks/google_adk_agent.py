@@ -28,7 +28,11 @@ def book_table(city: str) -> dict:
 
 
 host = Agent(
-    name="host", model=LiteLlm(model="openai/gpt-4o-mini"), description="Books tables.", instruction="You book tables.", tools=[book_table]
+    name="host",
+    model=LiteLlm(model="openai/gpt-4o-mini"),
+    description="Books tables.",
+    instruction="You book tables.",
+    tools=[book_table],
 )
 root_agent = Agent(
     name="planner",

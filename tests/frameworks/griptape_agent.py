@@ -13,11 +13,21 @@ from schema import Literal, Schema
 
 
 class Evening(BaseTool):
-    @activity(config={"description": "The weather of a city", "schema": Schema({Literal("city", description="The city"): str})})
+    @activity(
+        config={
+            "description": "The weather of a city",
+            "schema": Schema({Literal("city", description="The city"): str}),
+        }
+    )
     def get_weather(self, params: dict) -> TextArtifact:
         return TextArtifact(f"It is sunny in {params['values']['city']}.")
 
-    @activity(config={"description": "Books a table outside", "schema": Schema({Literal("city", description="The city"): str})})
+    @activity(
+        config={
+            "description": "Books a table outside",
+            "schema": Schema({Literal("city", description="The city"): str}),
+        }
+    )
     def book_table(self, params: dict) -> TextArtifact:
         raise ValueError(f"no table in {params['values']['city']}")
 

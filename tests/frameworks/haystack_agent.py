@@ -1,7 +1,8 @@
 # /// script
 # dependencies = ["haystack-ai==3.4.0", "opentelemetry-haystack==2.0.0"]
 # ///
-"""Haystack: a pipeline of an agent with two tools, streamed, and one that reviews; `opentelemetry-haystack` hands its spans on."""
+"""Haystack: a pipeline of an agent with two tools, streamed, and one that reviews; `opentelemetry-haystack` hands its
+spans on."""
 
 import os
 

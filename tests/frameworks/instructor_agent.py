@@ -21,7 +21,9 @@ class User(BaseModel):
 
 def answer(question: str) -> dict:
     client = instructor.from_provider("openai/gpt-4o-mini")
-    user = client.chat.completions.create(response_model=User, max_retries=3, messages=[{"role": "user", "content": question}])
+    user = client.chat.completions.create(
+        response_model=User, max_retries=3, messages=[{"role": "user", "content": question}]
+    )
     partial = client.chat.completions.create_partial(
         response_model=User, messages=[{"role": "user", "content": f"Repeat: {user.name}, {user.age}"}]
     )

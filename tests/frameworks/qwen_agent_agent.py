@@ -1,7 +1,8 @@
 # /// script
 # dependencies = ["qwen-agent==0.0.34", "soundfile==0.14.0"]
 # ///
-"""Qwen-Agent: an assistant with two tools, streamed; it writes its tools into the prompt and reads calls from the text itself."""
+"""Qwen-Agent: an assistant with two tools, streamed; it writes its tools into the prompt and reads calls from the text
+itself."""
 
 import json5
 from qwen_agent.agents import Assistant

@@ -1,4 +1,5 @@
-"""The agent that AGENT names, its spans appended to SPANS, a line of JSON each: how packages/core/tests/*_spans.json are made."""
+"""The agent that AGENT names, its spans appended to SPANS, a line of JSON each: how packages/core/tests/*_spans.json
+are made."""
 
 import json
 import os
@@ -24,7 +25,9 @@ class Lines(SpanExporter):
                     "end_us": span.end_time // 1000,
                     "error": span.status.status_code.name == "ERROR",
                     "attributes": dict(span.attributes or {}),
-                    "events": [{"name": event.name, "attributes": dict(event.attributes or {})} for event in span.events],
+                    "events": [
+                        {"name": event.name, "attributes": dict(event.attributes or {})} for event in span.events
+                    ],
                 }
                 file.write(json.dumps(written, default=str) + "\n")
         return SpanExportResult.SUCCESS

@@ -1,7 +1,8 @@
 # /// script
 # dependencies = ["semantic-kernel==1.45.0"]
 # ///
-"""Semantic Kernel: an agent with a plugin of two tools and one that reviews; its spans are switched on by its own variable."""
+"""Semantic Kernel: an agent with a plugin of two tools and one that reviews; its spans are switched on by its own
+variable."""
 
 import os
 

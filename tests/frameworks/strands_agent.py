@@ -34,11 +34,18 @@ def host(request: str) -> str:
     Args:
         request: what to book
     """
-    agent = Agent(name="Host", model=OpenAIModel(model_id="gpt-4o-mini"), tools=[book_table], system_prompt="You book tables.")
+    agent = Agent(
+        name="Host", model=OpenAIModel(model_id="gpt-4o-mini"), tools=[book_table], system_prompt="You book tables."
+    )
     return str(agent(request))
 
 
 def answer(question: str) -> dict:
-    agent = Agent(name="Planner", model=OpenAIModel(model_id="gpt-4o-mini"), tools=[get_weather, host], system_prompt="You plan evenings.")
+    agent = Agent(
+        name="Planner",
+        model=OpenAIModel(model_id="gpt-4o-mini"),
+        tools=[get_weather, host],
+        system_prompt="You plan evenings.",
+    )
     result = agent(question)
     return {"text": str(result)}

@@ -1,6 +1,7 @@
 """A crowd of rollouts for the attribution tests of all adapters: the same scene, another framework's agents.
 
-tasks ──► ScriptedServer (holds every answer until all of them are open) ◄── WorkerPool ── the framework's unmodified agents
+tasks ──► ScriptedServer (holds every answer until all of them are open) ◄── WorkerPool ── the framework's unmodified
+agents
 """
 
 from __future__ import annotations

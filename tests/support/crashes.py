@@ -2,7 +2,8 @@
 
 agent ─► journal: every answer it received, every result that was acknowledged      (fsync before it goes on)
 test  ─► kill -9, again and again; `--resume` after a trainer's death
-      ─► journal ⊆ store, an attempt that succeeded = its journal, ledger = the plan, weights = one pass over the stored rollouts
+      ─► journal ⊆ store, an attempt that succeeded = its journal, ledger = the plan, weights = one pass over the stored
+      rollouts
 """
 
 from __future__ import annotations
@@ -153,8 +154,8 @@ class Found:
 
 
 def check_run(run: TrainRun, *, steps: int, max_staleness: int = 0) -> Found:
-    """Nothing acknowledged is lost or doubled, everything planned is trained once, and the weights say the same. With `max_staleness`
-    the run was asynchronous: what it trained in which step, the ledger says."""
+    """Nothing acknowledged is lost or doubled, everything planned is trained once, and the weights say the same. With
+    `max_staleness` the run was asynchronous: what it trained in which step, the ledger says."""
     found = asyncio.run(check_store(run, steps, is_planned=not max_staleness))
     lines = read_metrics(run.folder)
     assert [line["step"] for line in lines if "reward" in line] == list(range(1, steps + 1))
@@ -196,7 +197,8 @@ async def check_store(run: TrainRun, steps: int, *, is_planned: bool) -> Found:
 
 
 async def check_journal(run: TrainRun, store: SqlStore, steps: int) -> Found:
-    """What was acknowledged to an agent or a worker is in the store, as it was said; an attempt that succeeded has no call besides."""
+    """What was acknowledged to an agent or a worker is in the store, as it was said; an attempt that succeeded has no
+    call besides."""
     heard: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
     results = 0
     for kind, *words in run.lines():
@@ -228,7 +230,8 @@ async def check_journal(run: TrainRun, store: SqlStore, steps: int) -> Found:
 
 
 def check_same(run: TrainRun, other: TrainRun) -> None:
-    """Both runs sampled the same tokens and came to the same weights, less what another batch of calls rounds otherwise."""
+    """Both runs sampled the same tokens and came to the same weights, less what another batch of calls rounds
+    otherwise."""
     ours, theirs = asyncio.run(read_completions(run.folder)), asyncio.run(read_completions(other.folder))
     assert ours.keys() == theirs.keys()
     assert {name for name in ours if ours[name] != theirs[name]} == set()
@@ -240,7 +243,8 @@ def check_same(run: TrainRun, other: TrainRun) -> None:
 
 
 def check_identical(run: TrainRun, other: TrainRun) -> None:
-    """Both runs came bit for bit to the same: tokens, evidence, advantages, weights, and what their learners remember."""
+    """Both runs came bit for bit to the same: tokens, evidence, advantages, weights, and what their learners
+    remember."""
     ours, theirs = (asyncio.run(read_credit(one.folder)) for one in (run, other))
     assert ours.keys() == theirs.keys()
     assert {name for name in ours if ours[name] != theirs[name]} == set()

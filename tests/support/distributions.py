@@ -22,7 +22,9 @@ def install_in_place(project: Path) -> Path:
     told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     folder = project / "src" / f"{told['name'].replace('-', '_')}-{told['version']}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n", encoding="utf-8")
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n", encoding="utf-8"
+    )
     points = "".join(f"{name} = {module}\n" for name, module in told["entry-points"]["lightningrl"].items())
     (folder / "entry_points.txt").write_text(f"[lightningrl]\n{points}", encoding="utf-8")
     return project / "src"

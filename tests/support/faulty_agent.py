@@ -1,4 +1,5 @@
-"""An agent of two calls and a tool, well or with one fault: each task says which. Tasks and rewards for `test_doctor.py`."""
+"""An agent of two calls and a tool, well or with one fault: each task says which. Tasks and rewards for
+`test_doctor.py`."""
 
 from __future__ import annotations
 

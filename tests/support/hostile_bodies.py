@@ -1,6 +1,8 @@
-"""Bodies that agents may send: sound ones of every route, what becomes of them (hypothesis), and large ones picked by hand.
+"""Bodies that agents may send: sound ones of every route, what becomes of them (hypothesis), and large ones picked by
+hand.
 
-sound ─► mutated: values replaced, left out, doubled, wrapped ─► written as JSON ─► broken: cut off, bytes changed ─► bytes
+sound ─► mutated: values replaced, left out, doubled, wrapped ─► written as JSON ─► broken: cut off, bytes changed ─►
+bytes
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ DIALECTS: Final = ("chat/completions", "responses", "messages")
 
 _SCHEMA: Final = {
     "type": "object",
-    "properties": {"q": {"type": "string", "enum": ["a", "b"]}, "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+    "properties": {
+        "q": {"type": "string", "enum": ["a", "b"]},
+        "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    },
     "required": ["q"],
 }
 _FUNCTION: Final = {"name": "search", "description": "Finds.", "parameters": _SCHEMA}
@@ -72,7 +77,12 @@ SOUND: Final[dict[str, list[dict[str, Any]]]] = {
                 {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
                 _ITEM,
                 {"type": "function_call_output", "call_id": "c1", "output": "found"},
-                {"type": "message", "role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "so"}]},
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "id": "msg_1",
+                    "content": [{"type": "output_text", "text": "so"}],
+                },
                 {"role": "user", "content": "and?"},
             ],
             "tools": [{"type": "function", **_FUNCTION, "strict": True}],
@@ -94,7 +104,12 @@ SOUND: Final[dict[str, list[dict[str, Any]]]] = {
             "messages": [
                 {"role": "user", "content": [{"type": "text", "text": "look"}]},
                 {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, _USE]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "x"}]}]},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "x"}]}
+                    ],
+                },
             ],
             "tools": [{"name": "search", "description": "Finds.", "input_schema": _SCHEMA}],
             "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
@@ -108,7 +123,14 @@ SOUND: Final[dict[str, list[dict[str, Any]]]] = {
     "tool_calls": [
         {
             "tool_calls": [
-                {"name": "f", "status": "ok", "arguments": {"q": [1, "a"]}, "result": "x", "duration_s": 0.5, "tool_call_id": "t1"},
+                {
+                    "name": "f",
+                    "status": "ok",
+                    "arguments": {"q": [1, "a"]},
+                    "result": "x",
+                    "duration_s": 0.5,
+                    "tool_call_id": "t1",
+                },
                 {"name": "g", "status": "error", "agent": "planner", "error_type": "E"},
             ]
         }
@@ -161,7 +183,12 @@ SOUND: Final[dict[str, list[dict[str, Any]]]] = {
                                     "attributes": [
                                         {"key": "gen_ai.operation.name", "value": {"stringValue": "execute_tool"}},
                                         {"key": "gen_ai.tool.name", "value": {"stringValue": "f"}},
-                                        {"key": "x", "value": {"arrayValue": {"values": [{"intValue": "1"}, {"doubleValue": 0.5}]}}},
+                                        {
+                                            "key": "x",
+                                            "value": {
+                                                "arrayValue": {"values": [{"intValue": "1"}, {"doubleValue": 0.5}]}
+                                            },
+                                        },
                                     ],
                                 }
                             ],
@@ -190,11 +217,28 @@ _RAW: Final = {
 
 _texts: Final = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(["", "\ud800", "\udc00x", "\0", "\ufffe", "🙂", "<|im_end|>", "<tool_call>", "<think>", "{{x}}", "{% x %}", "resp_x"]),
+    st.sampled_from(
+        [
+            "",
+            "\ud800",
+            "\udc00x",
+            "\0",
+            "\ufffe",
+            "🙂",
+            "<|im_end|>",
+            "<tool_call>",
+            "<think>",
+            "{{x}}",
+            "{% x %}",
+            "resp_x",
+        ]
+    ),
     st.integers(1, 5000).map(lambda size: "x" * size),
 )
 _numbers: Final = st.one_of(
-    st.integers(), st.floats(), st.sampled_from([0, -1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**30, 1e308, -0.0])
+    st.integers(),
+    st.floats(),
+    st.sampled_from([0, -1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**30, 1e308, -0.0]),
 )
 junk: Final = st.recursive(
     st.none() | st.booleans() | _numbers | _texts | st.sampled_from(sorted(_RAW)),
@@ -235,7 +279,9 @@ def _mutated(draw: st.DrawFn, sound: list[dict[str, Any]]) -> Any:
         elif act == "wrap":
             container[key] = {draw(_texts): container[key]}
         elif act == "add" and isinstance(container, dict):
-            container[draw(st.sampled_from([*sorted({key for one in sound for key in one}), "content", "type", "role", "x"]))] = draw(junk)
+            container[
+                draw(st.sampled_from([*sorted({key for one in sound for key in one}), "content", "type", "role", "x"]))
+            ] = draw(junk)
         else:
             container[key] = draw(junk)
     return body
@@ -243,13 +289,17 @@ def _mutated(draw: st.DrawFn, sound: list[dict[str, Any]]) -> Any:
 
 def _break(body: bytes, at: float, how: str, some: bytes) -> bytes:
     place = int(at * len(body))
-    return {"cut": body[:place], "insert": body[:place] + some + body[place:], "change": body[:place] + some + body[place + len(some) :]}[
-        how
-    ]
+    return {
+        "cut": body[:place],
+        "insert": body[:place] + some + body[place:],
+        "change": body[:place] + some + body[place + len(some) :],
+    }[how]
 
 
 def _broken(bodies: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    return st.builds(_break, bodies, st.floats(0, 1), st.sampled_from(["cut", "insert", "change"]), st.binary(min_size=1, max_size=4))
+    return st.builds(
+        _break, bodies, st.floats(0, 1), st.sampled_from(["cut", "insert", "change"]), st.binary(min_size=1, max_size=4)
+    )
 
 
 def hostile(route: str) -> st.SearchStrategy[bytes]:
@@ -273,13 +323,17 @@ _KEYS: Final = (
     "metadata",
     "lightningrl.agent",
 )
-_words: Final = st.sampled_from(["execute_tool", "chat", "invoke_agent", "TOOL", "LLM", "AGENT", "[]", '[{"role": "assistant"}]', "{", "@"])
+_words: Final = st.sampled_from(
+    ["execute_tool", "chat", "invoke_agent", "TOOL", "LLM", "AGENT", "[]", '[{"role": "assistant"}]', "{", "@"]
+)
 _clean: Final = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
 @st.composite
 def _any_value(draw: st.DrawFn, levels: int = 3) -> AnyValue:
-    kind = draw(st.sampled_from(["string", "int", "double", "bool", "bytes", "nothing"] + (["array", "map"] if levels else [])))
+    kind = draw(
+        st.sampled_from(["string", "int", "double", "bool", "bytes", "nothing"] + (["array", "map"] if levels else []))
+    )
     value = AnyValue()
     if kind == "string":
         value.string_value = draw(_words | _clean)
@@ -357,17 +411,24 @@ def _call(path: str, number: int, **fields: Any) -> Large:
 
 
 def _with_lists(path: str, number: int, before: str, after: str = "") -> Large:
-    return Large(path, lambda: _call(path, number).make()[:-1] + b"," + before.encode() + _LISTS + after.encode() + b"}")
+    return Large(
+        path, lambda: _call(path, number).make()[:-1] + b"," + before.encode() + _LISTS + after.encode() + b"}"
+    )
 
 
 def fresh_bodies(number: int) -> list[tuple[str, bytes, dict[str, str]]]:
-    """Sound bodies and headers in which an agent names everything as nobody did before: role, stop strings, tools, rewards."""
+    """Sound bodies and headers in which an agent names everything as nobody did before: role, stop strings, tools,
+    rewards."""
 
     def name(what: str, length: int = 200) -> str:
         return f"{what} {number} ".ljust(length, "x")
 
     call = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    function = {"name": name("tool", 60).replace(" ", "_"), "description": name("what it does", 20_000), "parameters": _SCHEMA}
+    function = {
+        "name": name("tool", 60).replace(" ", "_"),
+        "description": name("what it does", 20_000),
+        "parameters": _SCHEMA,
+    }
     told = {"name": name("told"), "status": "ok", "agent": name("teller"), "error_type": name("error")}
     return [
         (
@@ -394,10 +455,15 @@ def large_bodies(number: int) -> dict[str, Large]:
     deep_unions = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}] * 24_000}}}
     numbers = {f"k{index}": index for index in range(52_000)}
     functions = [{"name": f"f{index}", "description": "word " * 150} for index in range(1024)]
-    calls = [{"id": f"c{index}", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}} for index in range(9_500)]
+    calls = [
+        {"id": f"c{index}", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+        for index in range(9_500)
+    ]
     uses = [{"type": "tool_use", "id": f"c{index}", "name": "f", "input": {"a": 1}} for index in range(12_000)]
     results = [{"type": "tool_result", "tool_use_id": f"c{index}", "content": f"{number}"} for index in range(4_000)]
-    items = [{"type": "function_call", "call_id": f"c{index}", "name": "f", "arguments": '{"a":1}'} for index in range(4_000)]
+    items = [
+        {"type": "function_call", "call_id": f"c{index}", "name": "f", "arguments": '{"a":1}'} for index in range(4_000)
+    ]
     user = {"role": "user", "content": f"hi {number}"}
     asked = {"id": "c", "type": "function", "function": {"name": "f"}}
     found: dict[str, Large] = {}
@@ -405,28 +471,45 @@ def large_bodies(number: int) -> dict[str, Large]:
         key = "input" if path == "responses" else "messages"
         found |= {
             f"{path}: one text": _call(path, number, **{key: [{"role": "user", "content": word}]}),
-            f"{path}: letters": _call(path, number, **{key: [{"role": "user", "content": f"{number}" + "x" * 995_000}]}),
+            f"{path}: letters": _call(
+                path, number, **{key: [{"role": "user", "content": f"{number}" + "x" * 995_000}]}
+            ),
             f"{path}: emoji": _call(path, number, **{key: [{"role": "user", "content": f"{number}" + "🙂" * 248_000}]}),
-            f"{path}: 4096 messages": _call(path, number, **{key: [{"role": "user", "content": f"{number}" + "word " * 40}] * 4096}),
-            f"{path}: parts": _call(path, number, **{key: [{"role": "user", "content": ["x"] * 195_000 + [f"{number}"]}]}),
+            f"{path}: 4096 messages": _call(
+                path, number, **{key: [{"role": "user", "content": f"{number}" + "word " * 40}] * 4096}
+            ),
+            f"{path}: parts": _call(
+                path, number, **{key: [{"role": "user", "content": ["x"] * 195_000 + [f"{number}"]}]}
+            ),
         }
     chat, messages, responses = "chat/completions", "messages", "responses"
     return found | {
         "count_tokens: one text": Large("messages/count_tokens", found["messages: one text"].make),
-        "chat: wide schema": _call(chat, number, tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}]),
+        "chat: wide schema": _call(
+            chat, number, tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        ),
         "messages: wide schema": _call(messages, number, tools=[{"name": "f", "input_schema": schema}]),
-        "responses: wide schema": _call(responses, number, tools=[{"type": "function", "name": "f", "parameters": schema}]),
-        "chat: unions": _call(chat, number, tools=[{"type": "function", "function": {"name": "f", "parameters": deep_unions}}]),
+        "responses: wide schema": _call(
+            responses, number, tools=[{"type": "function", "name": "f", "parameters": schema}]
+        ),
+        "chat: unions": _call(
+            chat, number, tools=[{"type": "function", "function": {"name": "f", "parameters": deep_unions}}]
+        ),
         "chat: 1024 tools": _call(chat, number, tools=[{"type": "function", "function": one} for one in functions]),
         "responses: 1024 tools": _call(responses, number, tools=[{"type": "function", **one} for one in functions]),
-        "messages: 1024 tools": _call(messages, number, tools=[{**one, "input_schema": {"type": "object"}} for one in functions]),
+        "messages: 1024 tools": _call(
+            messages, number, tools=[{**one, "input_schema": {"type": "object"}} for one in functions]
+        ),
         "chat: format": _call(chat, number, response_format={"type": "json_schema", "json_schema": {"schema": schema}}),
         "chat: wide arguments": _call(
             chat,
             number,
             messages=[
                 user,
-                {"role": "assistant", "tool_calls": [{**asked, "function": {"name": "f", "arguments": json.dumps(numbers)}}]},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{**asked, "function": {"name": "f", "arguments": json.dumps(numbers)}}],
+                },
                 user,
             ],
         ),
@@ -435,7 +518,10 @@ def large_bodies(number: int) -> dict[str, Large]:
             number,
             messages=[
                 user,
-                {"role": "assistant", "tool_calls": [{**asked, "function": {"name": "f", "arguments": f'{{"a": {_LISTS.decode()}}}'}}]},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{**asked, "function": {"name": "f", "arguments": f'{{"a": {_LISTS.decode()}}}'}}],
+                },
                 user,
             ],
         ),
@@ -445,7 +531,11 @@ def large_bodies(number: int) -> dict[str, Large]:
         "messages: wide input": _call(
             messages,
             number,
-            messages=[user, {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": numbers}]}, user],
+            messages=[
+                user,
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": numbers}]},
+                user,
+            ],
         ),
         "responses: calls": _call(responses, number, input=[user, *items]),
         "responses: metadata": _call(responses, number, metadata=numbers),
@@ -453,7 +543,9 @@ def large_bodies(number: int) -> dict[str, Large]:
         "chat: lists in a field": _with_lists(chat, number, '"audio":'),
         "chat: lists in a part": Large(
             chat,
-            lambda: b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x","x":' + _LISTS + b"}]}]}",
+            lambda: (
+                b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x","x":' + _LISTS + b"}]}]}"
+            ),
         ),
         "chat: lists as a default": _with_lists(
             chat, number, '"tools":[{"function":{"name":"f","parameters":{"properties":{"a":{"default":', "}}}}}]"
@@ -461,11 +553,15 @@ def large_bodies(number: int) -> dict[str, Large]:
         "messages: lists as thinking": _with_lists(messages, number, '"thinking":{"a":', "}"),
         "chat: numbers": _call(chat, number, audio=[1.5] * 190_000),
         "chat: abyss": Large(chat, lambda: b'{"model":"m","messages":' + b"[" * 499_000 + b"]" * 499_000 + b"}"),
-        "chat: digits": Large(chat, lambda: b'{"model":"m","messages":[{"role":"user","content":"hi"}],"seed":' + b"9" * 990_000 + b"}"),
+        "chat: digits": Large(
+            chat, lambda: b'{"model":"m","messages":[{"role":"user","content":"hi"}],"seed":' + b"9" * 990_000 + b"}"
+        ),
         "chat: cut off": Large(chat, lambda: found["chat/completions: one text"].make()[:-3]),
         "chat: a long role": _call(chat, number, messages=[{"role": "r" * 990_000, "content": "x"}]),
         "chat: a long choice": _call(chat, number, tools=[{"function": {"name": "f"}}], tool_choice={"a": word}),
-        "chat: eight choices": _call(chat, number, n=8, messages=[{"role": "user", "content": f"{number}" + "y" * 990_000}]),
+        "chat: eight choices": _call(
+            chat, number, n=8, messages=[{"role": "user", "content": f"{number}" + "y" * 990_000}]
+        ),
     }
 
 
@@ -490,16 +586,24 @@ def large_reports(number: int) -> dict[str, Large]:
             spans.scope.name = f"scope{scope}"
             for index in range(count // scopes):
                 place = number * 10**6 + scope * 10**5 + index + 1
-                span = spans.spans.add(span_id=place.to_bytes(8), name="t", start_time_unix_nano=index, end_time_unix_nano=10**9)
+                span = spans.spans.add(
+                    span_id=place.to_bytes(8), name="t", start_time_unix_nano=index, end_time_unix_nano=10**9
+                )
                 if nested and index:
                     span.parent_span_id = (place - 1).to_bytes(8)
-                for key, value in (("operation.name", "execute_tool"), ("tool.name", "f"), ("tool.call.arguments", f'{{"a": {index}}}')):
+                for key, value in (
+                    ("operation.name", "execute_tool"),
+                    ("tool.name", "f"),
+                    ("tool.call.arguments", f'{{"a": {index}}}'),
+                ):
                     span.attributes.add(key=f"gen_ai.{key}").value.string_value = value
         return bytes(request.SerializeToString())
 
     def array() -> bytes:
         request = ExportTraceServiceRequest()
-        attribute = request.resource_spans.add().scope_spans.add().spans.add(span_id=b"12345678").attributes.add(key="a")
+        attribute = (
+            request.resource_spans.add().scope_spans.add().spans.add(span_id=b"12345678").attributes.add(key="a")
+        )
         for _ in range(240_000):
             attribute.value.array_value.values.add(bool_value=True)
         return bytes(request.SerializeToString())
@@ -530,21 +634,31 @@ def large_reports(number: int) -> dict[str, Large]:
         "otlp: spans in JSON": Large("traces", lambda: spans(), plain),
         "otlp: attributes in JSON": Large("traces", lambda: attributes(), plain),
         "otlp: log records": Large("logs", lambda: bytes(_evaluations(7_000).SerializeToString()), protobuf),
-        "otlp: log records in JSON": Large("logs", lambda: json.dumps(json_format.MessageToDict(_evaluations(3_000))).encode(), plain),
+        "otlp: log records in JSON": Large(
+            "logs", lambda: json.dumps(json_format.MessageToDict(_evaluations(3_000))).encode(), plain
+        ),
         "otlp: lists in JSON": Large("traces", lambda: b'{"resourceSpans":' + _LISTS + b"}", plain),
         "tool calls: many": Large("tool_calls", lambda: tool_calls(*many_calls)),
         "tool calls: too many": Large("tool_calls", lambda: tool_calls(*[one_call] * 30_000)),
-        "tool calls: wrong": Large("tool_calls", lambda: tool_calls(*[{"name": "f", "status": "okk", "q": 1}] * 24_000)),
+        "tool calls: wrong": Large(
+            "tool_calls", lambda: tool_calls(*[{"name": "f", "status": "okk", "q": 1}] * 24_000)
+        ),
         "tool calls: unknown fields": Large("tool_calls", lambda: tool_calls(unknown)),
         "tool calls: lists": Large("tool_calls", lambda: b'{"tool_calls":' + _LISTS + b"}"),
         "tool calls: lists as a result": Large(
             "tool_calls", lambda: b'{"tool_calls":[{"name":"f","status":"ok","result":' + _LISTS + b"}]}"
         ),
         "rewards: lists": Large("rewards", lambda: b'{"rewards":{},"x":' + _LISTS[:240_000] + b"[]]}"),
-        "rewards: wrong": Large("rewards", lambda: json.dumps({"rewards": {f"k{index}": "x" for index in range(900)}}).encode()),
+        "rewards: wrong": Large(
+            "rewards", lambda: json.dumps({"rewards": {f"k{index}": "x" for index in range(900)}}).encode()
+        ),
         "result: lists": Large("result", lambda: b'{"outcome":"succeeded","output":' + _LISTS + b"}"),
         "result: unknown fields": Large("result", lambda: json.dumps(unknown).encode()),
-        "result: halves of characters": Large("result", lambda: b'{"outcome":"succeeded","output":[' + b'"\\ud800",' * 99_000 + b"1]}"),
+        "result: halves of characters": Large(
+            "result", lambda: b'{"outcome":"succeeded","output":[' + b'"\\ud800",' * 99_000 + b"1]}"
+        ),
         "result: numbers": Large("result", lambda: json.dumps({"outcome": "succeeded", "output": unknown}).encode()),
-        "result: one text": Large("result", lambda: json.dumps({"outcome": "agent_error", "error": "x" * 990_000}).encode()),
+        "result: one text": Large(
+            "result", lambda: json.dumps({"outcome": "agent_error", "error": "x" * 990_000}).encode()
+        ),
     }

@@ -1,7 +1,8 @@
-"""What a reader has: an empty folder and one shell, into which the pages' own lines are typed, with our packages as wheels built from here.
+"""What a reader has: an empty folder and one shell, into which the pages' own lines are typed, with our packages as
+wheels built from here.
 
-pip and uv find the wheels by PIP_FIND_LINKS and UV_FIND_LINKS. A line that asks PyTorch's own index for its CPU build is replaced where it
-fails, and that is said: not every machine reaches that index.
+pip and uv find the wheels by PIP_FIND_LINKS and UV_FIND_LINKS. A line that asks PyTorch's own index for its CPU build
+is replaced where it fails, and that is said: not every machine reaches that index.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ class ReadersShell:
         """Each line is said after a `$`, and what it prints."""
         self._say = say
         links = {name: os.environ.get(name, "") for name in ("PIP_FIND_LINKS", "UV_FIND_LINKS")}
-        found = {"PIP_FIND_LINKS": f"{links['PIP_FIND_LINKS']} {wheels}", "UV_FIND_LINKS": f"{links['UV_FIND_LINKS']},{wheels}".lstrip(",")}
-        path = os.pathsep.join(entry for entry in os.environ["PATH"].split(os.pathsep) if entry != str(Path(sys.executable).parent))
+        found = {
+            "PIP_FIND_LINKS": f"{links['PIP_FIND_LINKS']} {wheels}",
+            "UV_FIND_LINKS": f"{links['UV_FIND_LINKS']},{wheels}".lstrip(","),
+        }
+        path = os.pathsep.join(
+            entry for entry in os.environ["PATH"].split(os.pathsep) if entry != str(Path(sys.executable).parent)
+        )
         ours = {name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "PYTHONPATH"}}
         self._bash = subprocess.Popen(
             ["bash"],
@@ -49,7 +55,9 @@ class ReadersShell:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bash.communicate()
 
     def type(self, line: str) -> None:
@@ -57,7 +65,9 @@ class ReadersShell:
         status = self._run(line)
         if status and CPU_BUILD in line:
             self._say("(that index is not reached from here; the line above is replaced by these two)")
-            status = self._run(f"pip install torch=={version('torch').partition('+')[0]}") or self._run(line.replace(CPU_BUILD, ""))
+            status = self._run(f"pip install torch=={version('torch').partition('+')[0]}") or self._run(
+                line.replace(CPU_BUILD, "")
+            )
         if status:
             raise RuntimeError(f"{line!r} ended with status {status}")
 
@@ -75,14 +85,30 @@ class ReadersShell:
 
 
 def build_wheels(folder: Path) -> None:
-    command = [sys.executable, "-m", "uv", "build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(folder), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "build",
+        "--quiet",
+        "--all-packages",
+        "--wheel",
+        "--out-dir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True)
 
 
 def readme_lines() -> list[str]:
     """What README has a reader type who has not cloned the repository."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## From a clone\n")[0]
-    return [line for block in re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for line in block.splitlines() if line]
+    return [
+        line
+        for block in re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+        if line
+    ]
 
 
 def install_lines() -> list[str]:

@@ -44,7 +44,9 @@ PATIENCE_S: Final = 900.0
 _TICK_S: Final = 0.001
 _GAUGE: Final = struct.Struct("<qd")
 """Ticks since the start, and the longest pause since it was last set to zero, in seconds."""
-_YARDSTICK: Final = json.dumps([{"index": number, "text": f"piece {number}", "values": [number / 7, None]} for number in range(13_000)])
+_YARDSTICK: Final = json.dumps(
+    [{"index": number, "text": f"piece {number}", "values": [number / 7, None]} for number in range(13_000)]
+)
 _YARDSTICK_S: Final = 0.02
 """CPU time that reading it takes where a target of 50 ms means 50 ms."""
 
@@ -86,7 +88,9 @@ class MeteredServer:
     async def attempt(self) -> Lease:
         """A new rollout, leased."""
         rollout_id = f"r{next(self._numbers)}"
-        await self.client.create_rollouts([RolloutSpec(id=rollout_id, task=Task(id=rollout_id, input="x"), group_id="g")])
+        await self.client.create_rollouts(
+            [RolloutSpec(id=rollout_id, task=Task(id=rollout_id, input="x"), group_id="g")]
+        )
         lease = await self.client.lease("w", lease_s=80_000)
         assert lease is not None and lease.rollout_id == rollout_id
         return lease
@@ -96,7 +100,9 @@ class MeteredServer:
         url = self.url + (path if path.startswith("/") else f"{lease.base_path}/{path}")
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.http.post(
-            url, content=body, headers={"authorization": f"Bearer {lease.key}", "content-type": "application/json", **given}
+            url,
+            content=body,
+            headers={"authorization": f"Bearer {lease.key}", "content-type": "application/json", **given},
         )
 
     async def timed(self, lease: Lease, path: str, body: bytes, **headers: str) -> tuple[httpx.Response, float]:
@@ -132,7 +138,9 @@ async def metered_server(folder: Path, *, context_length: int = 32_768) -> Async
     engine = ScriptedEngine(tiny_tokenizer(), context_length=context_length)
     engine.tokenizer.save_pretrained(folder / "policy")
     settings = ServerSettings(
-        store_url=f"sqlite:///{folder}/store.db", run_key=RUN_KEY, policies={engine.policy: PolicySettings(model=folder / "policy")}
+        store_url=f"sqlite:///{folder}/store.db",
+        run_key=RUN_KEY,
+        policies={engine.policy: PolicySettings(model=folder / "policy")},
     )
     (folder / "gauge").write_bytes(bytes(_GAUGE.size))
     with (folder / "server.log").open("ab") as log, (folder / "gauge").open("r+b") as file:

@@ -1,10 +1,10 @@
-"""A newcomer's mistakes, planted one by one into what `lightningrl init` makes: what is said, after how many CPU seconds, and whether
-the remedy that is said works when it is typed in.
+"""A newcomer's mistakes, planted one by one into what `lightningrl init` makes: what is said, after how many CPU
+seconds, and whether the remedy that is said works when it is typed in.
 
     python tests/support/planted_mistakes.py [--remedies] [NAME ...]
 
-A sentence may take 5 CPU seconds, 10 where torch must be imported: what an idle machine takes at most. What only rollouts show is
-said at the end of the step.
+A sentence may take 5 CPU seconds, 10 where torch must be imported: what an idle machine takes at most. What only
+rollouts show is said at the end of the step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ MISTAKES = (
     ),
     Mistake(
         name="learning_rate in [sampling]",
-        edits=(*in_recipe("learning_rate = 1e-3 #", "#"), *in_recipe("[sampling]\n", "[sampling]\nlearning_rate = 1e-3\n")),
+        edits=(
+            *in_recipe("learning_rate = 1e-3 #", "#"),
+            *in_recipe("[sampling]\n", "[sampling]\nlearning_rate = 1e-3\n"),
+        ),
         says=r"'learner\.(learning_rate)', which belongs in (\[learner\])",
         remedy=(*in_recipe("learning_rate = 1e-3\n", ""), *in_recipe("[learner]\n", "<2>\n<1> = 1e-3\n")),
     ),
@@ -269,7 +272,11 @@ MISTAKES = (
     Mistake(
         name="agent calls a model elsewhere",
         edits=(
-            ("agent.py", "functools.cache(OpenAI)", "functools.cache(lambda: OpenAI(base_url='http://localhost:9/v1', max_retries=0))"),
+            (
+                "agent.py",
+                "functools.cache(OpenAI)",
+                "functools.cache(lambda: OpenAI(base_url='http://localhost:9/v1', max_retries=0))",
+            ),
             ("agent.py", CALL, TRIES + CALL),
         ),
         says=r"none of 64 rollouts made a model call that came here: the agent called models at '(\S+)'.*name them in (runtime\.base_urls)",
@@ -359,7 +366,9 @@ def run(folder: Path, arguments: tuple[str, ...]) -> tuple[int, str, float]:
     """Exit status, all that was printed, CPU seconds of all its processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "lightningrl", *arguments]
-    ran = subprocess.run(command, cwd=folder, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=folder, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=False
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return ran.returncode, ran.stdout + ran.stderr, seconds
@@ -393,7 +402,9 @@ def remedy_works(mistake: Mistake, folder: Path, sentence: re.Match[str]) -> boo
     return trains(code, printed) and not re.search(mistake.says, printed)
 
 
-def is_answered(mistake: Mistake, folder: Path, sentence: re.Match[str] | None, code: int, printed: str, seconds: float) -> bool:
+def is_answered(
+    mistake: Mistake, folder: Path, sentence: re.Match[str] | None, code: int, printed: str, seconds: float
+) -> bool:
     if mistake.trains:
         return sentence is not None and trains(code, printed)
     if mistake.is_seen_in_a_step:
@@ -421,7 +432,9 @@ def main() -> None:
             if mistake.is_begun:
                 run(folder, TRAIN)
             replaces = mistake.arguments and not mistake.arguments[0].startswith("-")
-            code, printed, seconds = run(folder, ("train", *mistake.arguments) if replaces else (*TRAIN, *mistake.arguments))
+            code, printed, seconds = run(
+                folder, ("train", *mistake.arguments) if replaces else (*TRAIN, *mistake.arguments)
+            )
             sentence = re.search(mistake.says, printed)
             said = f"NOT SAID (exit {code}): {printed[-300:]}" if sentence is None else whole_line(printed, sentence)
             is_well = is_answered(mistake, folder, sentence, code, printed, seconds)
@@ -430,7 +443,9 @@ def main() -> None:
                 print(f"{'':44} and the remedy does not work", flush=True)
                 is_well = False
             failures += not is_well
-    print(f"RESULT {failures} of {len(asked)} answered late, without a remedy that works, or after a run folder was made")
+    print(
+        f"RESULT {failures} of {len(asked)} answered late, without a remedy that works, or after a run folder was made"
+    )
     raise SystemExit(bool(failures) or not asked)
 
 

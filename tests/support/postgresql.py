@@ -18,7 +18,9 @@ from sqlalchemy import create_engine, text
 from lightningrl_server.launcher import cpu_seconds
 
 _OPTIONS = "-c listen_addresses='' -c max_connections=200 -k"
-WHERE = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))])
+WHERE = os.pathsep.join(
+    [os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
+)
 """Debian's package keeps its programs off the PATH."""
 NOT_TESTED = "no PostgreSQL on this machine; `apt-get install postgresql`"
 

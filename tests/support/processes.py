@@ -1,5 +1,5 @@
-"""Processes as a test sees them from outside: whether they live, that they have ended; a `lightningrl train` run started, its processes
-found through /proc, killed, resumed."""
+"""Processes as a test sees them from outside: whether they live, that they have ended; a `lightningrl train` run
+started, its processes found through /proc, killed, resumed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ class TrainRun:
         environment = {**os.environ, "CRASH_JOURNAL": str(self.journal), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
         command = ["lightningrl", "train", "--run", str(self.folder), *arguments]
         with self.console.open("ab") as console:
-            self._trainer = self._warm.start(*command, output=console, errors=console, cwd=Path.cwd(), environment=environment)
+            self._trainer = self._warm.start(
+                *command, output=console, errors=console, cwd=Path.cwd(), environment=environment
+            )
 
     def children(self, role: Role) -> list[Process]:
         """Of the trainer, as they are now, without those that are dying."""
@@ -136,7 +138,8 @@ class TrainRun:
 
 @contextlib.asynccontextmanager
 async def all_ended(*files: Path) -> AsyncIterator[None]:
-    """At the end the processes whose ids are in the files have ended. Those that have not are killed, and the test fails."""
+    """At the end the processes whose ids are in the files have ended. Those that have not are killed, and the test
+    fails."""
     try:
         yield
         living = list_living(files)
@@ -181,13 +184,20 @@ def list_children(parent: int) -> Sequence[Process]:
     for pid in child_ids(parent):
         stat = read_stat(pid)
         try:
-            command = [*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"), Path(f"/proc/{pid}/comm").read_bytes().strip()]
+            command = [
+                *Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"),
+                Path(f"/proc/{pid}/comm").read_bytes().strip(),
+            ]
         except OSError:
             continue
         if WARM in command:  # the arguments of what is forked are the forge's
             command = command[-1:]
         if stat is not None:
-            found += [Process(pid, stat.started, role) for mark, role in MARKS.items() if mark in command or mark[-15:] in command]
+            found += [
+                Process(pid, stat.started, role)
+                for mark, role in MARKS.items()
+                if mark in command or mark[-15:] in command
+            ]
     return found
 
 

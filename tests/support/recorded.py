@@ -1,4 +1,5 @@
-"""A recorded run for whoever looks at one: real calls through a real gateway, credited by a real scorer, left as a run folder.
+"""A recorded run for whoever looks at one: real calls through a real gateway, credited by a real scorer, left as a run
+folder.
 
 g000000   three rollouts that share their first call; one tool fails, one rollout fails after a refused call
 g000001   two with equal rewards: no signal          g000002   one alone, after an attempt that was lost
@@ -71,7 +72,9 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
     """As `lightningrl train` leaves it."""
     (folder / "recipe.json").write_text(recipe.frozen_text(), encoding="utf-8")
     told = {"source": None, "folder": str(folder), "run": str(folder), "settings": {"loop.steps": 2}}
-    (folder / "run.json").write_text(json.dumps({**told, "models": {"policy": str(folder / "policy")}}), encoding="utf-8")
+    (folder / "run.json").write_text(
+        json.dumps({**told, "models": {"policy": str(folder / "policy")}}), encoding="utf-8"
+    )
 
 
 async def record_run(folder: Path) -> RecordedRun:
@@ -88,7 +91,9 @@ async def record_run(folder: Path) -> RecordedRun:
         await play.lose("g000002-000")
         await play.talk("g000002-000", ("shopper", "buy tea"), is_there=True)
         for number, says in enumerate(("buy tea", "sell tea")):
-            await play.talk(f"g000003-{number:03d}", ("planner", "plan"), ("critic", "fine"), ("planner", says), edits=True)
+            await play.talk(
+                f"g000003-{number:03d}", ("planner", "plan"), ("critic", "fine"), ("planner", says), edits=True
+            )
         judged = OtherCall(
             kind=OtherCallKind.JUDGE, path="chat/completions", model="judge-1", status=200, request={"ask": "good?"}, answer="yes",
             started_at=time.time(), duration_s=0.1,
@@ -102,7 +107,9 @@ async def record_run(folder: Path) -> RecordedRun:
     return run
 
 
-async def play_rollout(server: LiveGateway, control: ServerClient, rollout_id: str, *turns: tuple[str, str], task: Any) -> None:
+async def play_rollout(
+    server: LiveGateway, control: ServerClient, rollout_id: str, *turns: tuple[str, str], task: Any
+) -> None:
     """One rollout that ends, of a task with this input."""
     await _Player(server, control, task).talk(rollout_id, *turns)
 
@@ -134,7 +141,9 @@ class _Player:
         self._server.engine.enqueue(says)
         async with AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
             headers = {"x-lightningrl-agent": role}
-            answer = await client.chat.completions.create(model="any", messages=list(messages), extra_headers=headers, **options)
+            answer = await client.chat.completions.create(
+                model="any", messages=list(messages), extra_headers=headers, **options
+            )
         return answer.choices[0].message.model_dump()
 
     async def end(self, rollout_id: str, outcome: Outcome = Outcome.SUCCEEDED, **result: Any) -> None:
@@ -150,8 +159,14 @@ class _Player:
         """Two tools at once, then an answer."""
         await self.begin(rollout_id)
         tools = [{"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}}]
-        calls = "\n".join(f'<tool_call>\n{{"name": "price", "arguments": {{"of": "{what}"}}}}\n</tool_call>' for what in ("tea", "air"))
-        history: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What costs tea?"}]
+        calls = "\n".join(
+            f'<tool_call>\n{{"name": "price", "arguments": {{"of": "{what}"}}}}\n</tool_call>'
+            for what in ("tea", "air")
+        )
+        history: list[Any] = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What costs tea?"},
+        ]
         asked = await self.ask(rollout_id, "shopper", f"<think>Look it up.</think>\n{calls}", history, tools=tools)
         first, second = (call["id"] for call in asked["tool_calls"])
         price = {"name": "price", "arguments": {"of": "tea"}, "duration_s": 0.2}
@@ -161,7 +176,9 @@ class _Player:
             {"name": "bell", "status": "ok", "arguments": {}, "result": "rings"},
         ]
         await self.report(rollout_id, "tool_calls", {"tool_calls": ran})
-        results = [{"role": "tool", "content": text, "tool_call_id": id_} for text, id_ in (("3 €", first), ("free", second))]
+        results = [
+            {"role": "tool", "content": text, "tool_call_id": id_} for text, id_ in (("3 €", first), ("free", second))
+        ]
         await self.ask(rollout_id, "shopper", says, [*history, asked, *results], tools=tools)
         await self.report(rollout_id, "rewards", {"rewards": {"polite": 0.25}})
         await self.end(rollout_id, output=says)
@@ -182,11 +199,19 @@ class _Player:
         await self.end(rollout_id, Outcome.INFRASTRUCTURE_ERROR, error="the worker went away")
 
     async def talk(
-        self, rollout_id: str, *turns: tuple[str, str], mode: RolloutMode = RolloutMode.TRAIN, edits: bool = False, is_there: bool = False
+        self,
+        rollout_id: str,
+        *turns: tuple[str, str],
+        mode: RolloutMode = RolloutMode.TRAIN,
+        edits: bool = False,
+        is_there: bool = False,
     ) -> None:
         """Each turn goes on in the history; with `edits` the last one's history has been edited."""
         await self.begin(rollout_id, mode, is_there=is_there)
-        history: list[Any] = [{"role": "system", "content": "You are one of two."}, {"role": "user", "content": "Plan."}]
+        history: list[Any] = [
+            {"role": "system", "content": "You are one of two."},
+            {"role": "user", "content": "Plan."},
+        ]
         for number, (role, says) in enumerate(turns):
             if edits and number == len(turns) - 1:
                 history[2] = {**history[2], "content": "edited"}
@@ -197,7 +222,9 @@ class _Player:
     async def credit(self, run: RecordedRun, step: int, *groups: str, asked: OtherCall | None = None) -> None:
         """As a step does."""
         evaluator, scorer = build_credit(run.recipe, load_plugins())
-        ids = [record.spec.id for record in reversed(await self._control.list_rollouts()) if record.spec.group_id in groups]
+        ids = [
+            record.spec.id for record in reversed(await self._control.list_rollouts()) if record.spec.group_id in groups
+        ]
         rewarded = await evaluator.evaluate(await self._control.trajectories(ids))
         scored = scorer.build(scorer.credit(rewarded))
         await self._control.set_scores(scored.scores)
@@ -205,6 +232,8 @@ class _Player:
             from lightningrl.records import Score
 
             kept = next(score for score in scored.scores if score.rollout_id == f"{groups[-1]}-000")
-            await self._control.set_scores([Score(rollout_id=kept.rollout_id, attempt=kept.attempt, reward=kept.reward, asked=[asked])])
+            await self._control.set_scores(
+                [Score(rollout_id=kept.rollout_id, attempt=kept.attempt, reward=kept.reward, asked=[asked])]
+            )
         await self._control.mark_trained(step, scored.rollout_ids, {"reward": 0.5, "policy_version": float(step)})
         run.scored.append(scored)

@@ -1,6 +1,7 @@
 """A run's folder as a run leaves it, in a second: real store, real scorer, real ledger; only the agent is made up.
 
-each step: rollouts of two roles with tools ─► store ─► Scorer (rewards, branches, credit, rows) ─► scores, ledger, metrics
+each step: rollouts of two roles with tools ─► store ─► Scorer (rewards, branches, credit, rows) ─► scores, ledger,
+metrics
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ async def record_run(
 
 
 async def branch_by_hand(folder: Path, rollout_id: str, *, step: int, samples: int = 2) -> None:
-    """What `lightningrl branch` leaves in the run's folder: the rollout and its branches, sampled by the weights after `step`."""
+    """What `lightningrl branch` leaves in the run's folder: the rollout and its branches, sampled by the weights after
+    `step`."""
     own = folder / "branches" / f"step-{step:06d}" / rollout_id
     own.mkdir(parents=True)
     recipe = RunOrigin.read(folder).recipe

@@ -1,4 +1,5 @@
-"""How big a test is: telling in seconds by default, at the size that it claims with `pytest --long` (`make test-long`)."""
+"""How big a test is: telling in seconds by default, at the size that it claims with `pytest --long` (`make
+test-long`)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ T = TypeVar("T")
 LONG: Final = "LIGHTNINGRL_LONG_TESTS"
 """Set by `--long`, for the test processes of pytest-xdist too."""
 PATIENCE_S: Final = 900.0
-"""After this a wait has failed, also on a machine that is slow and busy: what ends a wait is what it waits for, never a clock."""
+"""After this a wait has failed, also on a machine that is slow and busy: what ends a wait is what it waits for, never a
+clock."""
 
 
 def sized(telling: T, full: T) -> T:

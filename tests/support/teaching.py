@@ -1,4 +1,5 @@
-"""A reward with which each step of a run teaches, whatever is sampled: for tests that look at anything but the reward."""
+"""A reward with which each step of a run teaches, whatever is sampled: for tests that look at anything but the
+reward."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from lightningrl_viewer.runs import OneRun
 __all__ = ["KEY", "ReadPage", "parse_page", "read_page", "viewing"]
 
 KEY = "view-key-of-a-test"
-_EMPTY = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"})
+_EMPTY = frozenset(
+    {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+)
 
 _BLOCKS = frozenset({"article", "dd", "div", "dt", "h1", "h2", "h3", "li", "p", "section", "td", "th", "tr"})
 
@@ -52,7 +54,9 @@ class ReadPage(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join("".join(text for text, around in self.texts if "body" in around and "script" not in around).split())
+        return " ".join(
+            "".join(text for text, around in self.texts if "body" in around and "script" not in around).split()
+        )
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, {name: value or "" for name, value in attrs}))

@@ -1,9 +1,10 @@
-"""Warm starts: our own processes are forked from one that has imported what they need, instead of started with five to ten CPU seconds
-of imports each.
+"""Warm starts: our own processes are forked from one that has imported what they need, instead of started with five to
+ten CPU seconds of imports each.
 
-`subprocess.Popen([sys.executable, "-m", "lightningrl…"])` stays what it is, for tests and for the code that they test: the process has its
-own environment, folder and files, runs the same module as `__main__`, and is the caller's own child. What a fresh interpreter itself does
-stays with the tests that use the fixture `fresh_processes`, and with `--long`.
+`subprocess.Popen([sys.executable, "-m", "lightningrl…"])` stays what it is, for tests and for the code that they test:
+the process has its own environment, folder and files, runs the same module as `__main__`, and is the caller's own
+child. What a fresh interpreter itself does stays with the tests that use the fixture `fresh_processes`, and with
+`--long`.
 
 caller ── argv, environment, folder, three files ──► forge ── fork ──► middle ── fork ──► the process
    ▲                                                                     └ ends, so that the process becomes a child of the nearest
@@ -84,7 +85,9 @@ fork_exec: Callable[..., int] = subprocess._fork_exec  # type: ignore[attr-defin
 class WarmCommand:
     """The command line, quickly: `warm.run("lightningrl", "train", …, cwd=folder)`."""
 
-    def start(self, *arguments: str, output: IO[Any], errors: IO[Any], cwd: Path, environment: Mapping[str, str]) -> Started:
+    def start(
+        self, *arguments: str, output: IO[Any], errors: IO[Any], cwd: Path, environment: Mapping[str, str]
+    ) -> Started:
         """`lightningrl …`, or a script, in a session of its own; what it says goes to the two files."""
         command = ["-m", COMMAND, *arguments[1:]] if arguments[0] == "lightningrl" else [*SCRIPT, *arguments]
         return subprocess.Popen(
@@ -102,7 +105,9 @@ class WarmCommand:
     ) -> subprocess.CompletedProcess[str]:
         """Run to its end. Killed with its process group, and TimeoutExpired, after `timeout` seconds."""
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            process = self.start(*arguments, output=output, errors=errors, cwd=cwd, environment={**os.environ, **(environment or {})})
+            process = self.start(
+                *arguments, output=output, errors=errors, cwd=cwd, environment={**os.environ, **(environment or {})}
+            )
             try:
                 status = process.wait(timeout)
             except BaseException:
@@ -120,7 +125,11 @@ def warm_starts() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    with Forge(PARTS) as parts, Forge(COMMANDS) as commands, _starts_by(lambda start: commands if start.is_command else parts):
+    with (
+        Forge(PARTS) as parts,
+        Forge(COMMANDS) as commands,
+        _starts_by(lambda start: commands if start.is_command else parts),
+    ):
         yield
 
 
@@ -173,7 +182,9 @@ class Forge:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the forge is gone
                 self._connection.shutdown(socket.SHUT_RDWR)  # closed alone, it would live on in what was forked since
@@ -189,11 +200,20 @@ class Forge:
         return forge
 
     def fork(self, start: Start, files: Sequence[int]) -> int:
-        """Start it with `files` as stdin, stdout, stderr and what it keeps. Returns its pid; it is a child of this process."""
+        """Start it with `files` as stdin, stdout, stderr and what it keeps. Returns its pid; it is a child of this
+        process."""
         with self._lock:
             connection = self._connection or self._open()
             body = json.dumps(
-                [start.module, start.arguments, dict(start.environment), start.cwd, start.has_own_session, [*start.kept], os.getpid()]
+                [
+                    start.module,
+                    start.arguments,
+                    dict(start.environment),
+                    start.cwd,
+                    start.has_own_session,
+                    [*start.kept],
+                    os.getpid(),
+                ]
             )
             socket.send_fds(connection, [len(body.encode()).to_bytes(8)], files)
             connection.sendall(body.encode())
@@ -211,7 +231,9 @@ class Forge:
         command = [sys.executable, __file__, str(theirs.fileno()), *self._modules]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         with fresh_starts(), theirs:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()]
+            )
         self._connection = ours
         return ours
 
@@ -222,7 +244,9 @@ def _starts_by(choose: Callable[[Start], Forge]) -> Iterator[None]:
         request = _read_start(arguments)
         if request is None:
             return fork_exec(*arguments)
-        files = [given if given >= 0 else ours for ours, given in enumerate((arguments[6], arguments[9], arguments[11]))]
+        files = [
+            given if given >= 0 else ours for ours, given in enumerate((arguments[6], arguments[9], arguments[11]))
+        ]
         return choose(request).fork(request, [*files, *request.kept])
 
     subprocess._fork_exec = start  # type: ignore[attr-defined]
@@ -233,12 +257,19 @@ def _starts_by(choose: Callable[[Start], Forge]) -> Iterator[None]:
 
 
 def _read_start(arguments: Sequence[Any]) -> Start | None:
-    """What `_posixsubprocess.fork_exec` was asked for, where a forge makes it: `python -m lightningrl…` or a script of `WarmCommand`, with
-    what interpreters and linkers read in their environment as it is here."""
+    """What `_posixsubprocess.fork_exec` was asked for, where a forge makes it: `python -m lightningrl…` or a script of
+    `WarmCommand`, with what interpreters and linkers read in their environment as it is here."""
     args, _, _, kept, cwd, given = arguments[:6]
     has_own_session, group, gid, gids, uid, umask, preexec_fn = arguments[15:22]
     words = [os.fsdecode(word) for word in args]
-    is_plain = max(kept) < FIRST_OF_FORGE and (group, gid, gids, uid, umask, preexec_fn) == (-1, None, None, None, -1, None)
+    is_plain = max(kept) < FIRST_OF_FORGE and (group, gid, gids, uid, umask, preexec_fn) == (
+        -1,
+        None,
+        None,
+        None,
+        -1,
+        None,
+    )
     is_script = words[0] == sys.executable and tuple(words[1:3]) == SCRIPT
     if not is_plain or not (is_script or (words[:2] == [sys.executable, "-m"] and words[2].startswith("lightningrl"))):
         return None
@@ -248,11 +279,17 @@ def _read_start(arguments: Sequence[Any]) -> Start | None:
     folder = Path(os.fsdecode(cwd) if cwd is not None else "").absolute()
     module, *rest = words[3:] if is_script else words[2:]
     theirs = [one for one in kept if one != arguments[13]]  # that one tells the caller why no program could be started
-    return Start(str(folder / module) if is_script else module, rest, environment, str(folder), bool(has_own_session), theirs)
+    return Start(
+        str(folder / module) if is_script else module, rest, environment, str(folder), bool(has_own_session), theirs
+    )
 
 
 def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(("PYTHON", "LD_")) and name != "PYTHONUNBUFFERED"}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("PYTHON", "LD_")) and name != "PYTHONUNBUFFERED"
+    }
 
 
 # ------------------------------------------------------------------ the forge's end
@@ -320,7 +357,9 @@ def become(start: Start, files: Sequence[int]) -> None:
         os.close(source)
     for name, number in (("stdout", 1), ("stderr", 2)):  # Python asked what the descriptors of this process can do
         stream: Any = getattr(sys, name)
-        setattr(sys, name, open(number, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False))  # noqa: SIM115
+        setattr(
+            sys, name, open(number, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
+        )  # noqa: SIM115
     os.environ.clear()
     os.environ.update(start.environment)
     os.chdir(start.cwd)
@@ -343,7 +382,8 @@ def main() -> None:
         if not start.is_command:
             return run(start)
         ours, connection = socket.socketpair()
-        if os.fork():  # the command, which starts a server and workers: its child is a forge of its own, made before there are threads
+        # the command, which starts a server and workers: its child is a forge of its own, made before there are threads
+        if os.fork():
             connection.close()
             return run_with(Forge.of(ours), start)
         ours.close()

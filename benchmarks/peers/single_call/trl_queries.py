@@ -1,4 +1,5 @@
-"""The same job for TRL's GRPOTrainer: the prompts that the agent would send, the same reward. Runs in TRL's environment.
+"""The same job for TRL's GRPOTrainer: the prompts that the agent would send, the same reward. Runs in TRL's
+environment.
 
 .peers/trl/bin/python benchmarks/peers/single_call/trl_queries.py OUT --steps 40 --seed 0
 """

@@ -1,4 +1,5 @@
-"""The agent: it calls the tools that the model asks for, at most four times, and says what the model says at last. Plain `openai`."""
+"""The agent: it calls the tools that the model asks for, at most four times, and says what the model says at last.
+Plain `openai`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,22 @@ from typing import Any
 
 __all__ = ["TOOLS", "StoreRoom", "held_out_tasks", "make_room", "question_of", "right_number", "train_tasks"]
 
-THINGS = ("lamp", "rope", "chair", "drum", "kite", "ladder", "mirror", "piano", "saddle", "trunk", "violin", "wheel", "anchor", "basket")
+THINGS = (
+    "lamp",
+    "rope",
+    "chair",
+    "drum",
+    "kite",
+    "ladder",
+    "mirror",
+    "piano",
+    "saddle",
+    "trunk",
+    "violin",
+    "wheel",
+    "anchor",
+    "basket",
+)
 SHELVES = ("red", "blue", "green", "white", "black", "brown", "grey", "pink")
 MOST = 40
 TOOLS: list[dict[str, Any]] = [
@@ -33,12 +48,13 @@ TOOLS: list[dict[str, Any]] = [
         ("find", "The shelf that a thing lies on.", "thing", "What is looked for."),
     )
 ]
-"""As the agent describes them, and as TRL reads them off `StoreRoom`: by the alphabet, so that both sides' prompts begin alike."""
+"""As the agent describes them, and as TRL reads them off `StoreRoom`: by the alphabet, so that both sides' prompts
+begin alike."""
 
 
 class StoreRoom:
-    """The tools, on one room. TRL makes one for each rollout and calls `reset` with the task's row; the agent here does the same itself.
-    What the tools return is not annotated: TRL would describe that to the model, too."""
+    """The tools, on one room. TRL makes one for each rollout and calls `reset` with the task's row; the agent here does
+    the same itself. What the tools return is not annotated: TRL would describe that to the model, too."""
 
     def reset(self, room: str, **_: Any) -> None:
         self._room = json.loads(room)
@@ -84,7 +100,11 @@ def _tasks(split: str, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
         room, thing = make_room(rng), rng.choice(THINGS)
         answer = room["things"][room["shelf"][thing]]
-        yield {"id": f"{split}/{number}", "input": {"question": question_of(thing), "room": json.dumps(room)}, "answer": answer}
+        yield {
+            "id": f"{split}/{number}",
+            "input": {"question": question_of(thing), "room": json.dumps(room)},
+            "answer": answer,
+        }
 
 
 def right_number(task: Any, output: Any, trajectory: object = None) -> float:

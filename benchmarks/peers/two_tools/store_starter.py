@@ -1,4 +1,5 @@
-"""The policy that both sides begin with: a small transformer that has seen the tools used, more often wrongly than rightly.
+"""The policy that both sides begin with: a small transformer that has seen the tools used, more often wrongly than
+rightly.
 
 python benchmarks/peers/two_tools/store_starter.py OUT
 """
@@ -20,7 +21,8 @@ from lightningrl_torch.cold_start import NUMBERS, Demonstration, build_model, bu
 
 RIGHT, FAULTY = 7_000, 2_000
 MISTAKE = 0.6
-"""How often a faulty demonstrator counts the first shelf instead of the one that was found: what the greedy policy then does."""
+"""How often a faulty demonstrator counts the first shelf instead of the one that was found: what the greedy policy then
+does."""
 
 
 def demonstrations(count: int, rng: random.Random, mistake: float) -> Iterator[Demonstration]:
@@ -45,13 +47,20 @@ def build(out: Path) -> None:
     rng = random.Random(7)
     right, faulty = list(demonstrations(RIGHT, rng, 0.0)), list(demonstrations(FAULTY, rng, MISTAKE))
     tools: Any = TOOLS
-    system = str(build_tokenizer([]).apply_chat_template([{"role": "user", "content": ""}], tools=tools, tokenize=False))
-    phrases = [system.partition("<|im_end|>")[0].removeprefix("<|im_start|>system\n")]  # the tools' description, a token
+    system = str(
+        build_tokenizer([]).apply_chat_template([{"role": "user", "content": ""}], tools=tools, tokenize=False)
+    )
+    phrases = [
+        system.partition("<|im_end|>")[0].removeprefix("<|im_start|>system\n")
+    ]  # the tools' description, a token
     for tool, argument in (("find", "thing"), ("count", "shelf")):
         phrases.append(f'\n{{"name": "{tool}", "arguments": {{"{argument}": "')
-    # No phrase begins with the line break after an answer: TRL wants a conversation's tokens to be the first of the longer one's.
+    # No phrase begins with the line break after an answer: TRL wants a conversation's tokens to be the first of the
+    # longer one's.
     phrases += ['"}}\n', "<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"]
-    tokenizer = build_tokenizer([*right[:3000], *faulty[:3000]], phrases=phrases, words=NUMBERS, common=5, context_length=256)
+    tokenizer = build_tokenizer(
+        [*right[:3000], *faulty[:3000]], phrases=phrases, words=NUMBERS, common=5, context_length=256
+    )
     model = build_model(tokenizer, seed=7)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
     cold_start(model, tokenizer, [right, faulty], seed=7, peak_learning_rate=2e-3, batch_tokens=1024)

@@ -23,7 +23,10 @@ def rows(tasks: Any) -> list[dict[str, Any]]:
 
 
 def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    return [float(str(said[-1].get("content", "")).strip() == number) for said, number in zip(completions, answer, strict=True)]
+    return [
+        float(str(said[-1].get("content", "")).strip() == number)
+        for said, number in zip(completions, answer, strict=True)
+    ]
 
 
 def main() -> None:
@@ -35,7 +38,9 @@ def main() -> None:
     if [get_json_schema(tool) for tool in (room.count, room.find)] != TOOLS:
         raise SystemExit("TRL reads other descriptions off StoreRoom than the agent sends; write them alike")
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
-    tokenizer.response_template = qwen3_template  # our template's markup is Qwen's, which TRL knows by the template's text
+    tokenizer.response_template = (
+        qwen3_template  # our template's markup is Qwen's, which TRL knows by the template's text
+    )
     train(
         STARTER,
         rows(train_tasks()),

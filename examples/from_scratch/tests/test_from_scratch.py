@@ -63,7 +63,10 @@ def test_held_out_tasks_share_no_table_and_no_number_with_the_training() -> None
         ("VACUUM INTO 'stolen.sqlite'", "authorization denied"),
         ("SELECT zeroblob(10000000)", "string or blob too big"),
         ("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n", "more than 1000 rows"),
-        ("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n", "too much time or memory"),
+        (
+            "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n",
+            "too much time or memory",
+        ),
         ("SELECT '\ud800'", "surrogates not allowed"),
     ],
 )

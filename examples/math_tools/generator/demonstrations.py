@@ -23,7 +23,9 @@ __all__ = ["TOOLS", "build_demonstrations"]
 
 Message = dict[str, Any]
 
-TOOLS: list[Any] = [{"type": "function", "function": dict(FunctionTool(calculator, description=str(calculator.__doc__)).schema)}]
+TOOLS: list[Any] = [
+    {"type": "function", "function": dict(FunctionTool(calculator, description=str(calculator.__doc__)).schema)}
+]
 """The agent's tool as AutoGen describes it to the model."""
 
 
@@ -65,7 +67,11 @@ def _conversation(problem: Problem, rng: random.Random | None) -> Iterator[Messa
 
 def _call(arguments: str, number: int) -> Message:
     function = {"name": "calculator", "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}],
+    }
 
 
 def _tool_says(text: str, number: int) -> Message:

@@ -13,7 +13,8 @@ from problems import Step
 __all__ = ["GIVE_UP", "NO_TOOL", "STOP_EARLY", "arguments_of", "mistaken"]
 
 SWAPPED = {"missing": 0.60}
-"""Kind of step -> how often its operands are in the wrong order: the running number first, since it comes first in the text."""
+"""Kind of step -> how often its operands are in the wrong order: the running number first, since it comes first in the
+text."""
 WRONG_SIGN = {"fewer than": 0.60, "more than": 0.15, "gain": 0.05, "lose": 0.05, "grow": 0.05, "share": 0.05}
 """Kind of step -> how often it is done the other way round, as its words suggest at first sight."""
 INVERSE = {"+": "-", "-": "+", "*": "/", "/": "*"}

@@ -1,6 +1,8 @@
-"""Arithmetic word problems: an opening, one to three steps, a question. Each step is a sentence and an operation on a running number.
+"""Arithmetic word problems: an opening, one to three steps, a question. Each step is a sentence and an operation on a
+running number.
 
-    Anna has 24 plums. | Anna finds 6 more. | They are shared equally by 3 people, Ben is one of them. | How many plums does Ben have?
+    Anna has 24 plums. | Anna finds 6 more. | They are shared equally by 3 people, Ben is one of them. | How many plums
+    does Ben have?
           24                24 + 6 = 30               30 / 3 = 10                                 10
 
 The kinds of the steps, in order, are a problem's structure.
@@ -16,7 +18,24 @@ from calculator import calculator
 
 __all__ = ["KINDS", "Kind", "Problem", "Step", "build_problem"]
 
-NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Klara", "Leo", "Mila", "Noah", "Olga", "Paul")
+NAMES = (
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Emma",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Ida",
+    "Jonas",
+    "Klara",
+    "Leo",
+    "Mila",
+    "Noah",
+    "Olga",
+    "Paul",
+)
 THINGS = ("plums", "coins", "cards", "stamps", "shells", "nuts", "books", "eggs", "pens", "cups", "beads", "seeds")
 LARGEST = 99
 TRIES = 100
@@ -63,7 +82,8 @@ class Kind:
     texts: tuple[str, ...]
     """`{who}` has the running number of `{things}` before it; after it, `{other}` does where the text names one."""
     number: Callable[[int, random.Random], int | None]
-    """The step's own number, so that the result is a whole number of a fair size; None = there is none for this running number."""
+    """The step's own number, so that the result is a whole number of a fair size; None = there is none for this running
+    number."""
     is_number_first: bool = False
 
     def result(self, x: int, number: int) -> int:
@@ -96,16 +116,30 @@ def _goal(x: int, rng: random.Random) -> int | None:
 KINDS = {
     "gain": Kind(sign="+", number=_more, texts=("{who} finds {n} more.", "{who} gets {n} more from a friend.")),
     "lose": Kind(sign="-", number=_less, texts=("{who} gives away {n} of them.", "{who} loses {n} of them.")),
-    "grow": Kind(sign="*", number=_factor, texts=("{other} has {n} times as many.", "{n} bags like this belong to {other}.")),
+    "grow": Kind(
+        sign="*", number=_factor, texts=("{other} has {n} times as many.", "{n} bags like this belong to {other}.")
+    ),
     "share": Kind(sign="/", number=_divisor, texts=("They are shared equally by {n} people, {other} is one of them.",)),
-    "fewer than": Kind(sign="+", number=_more, texts=("That is {n} fewer than {other} has.", "That is {n} less than what {other} has.")),
-    "more than": Kind(sign="-", number=_less, texts=("That is {n} more than {other} has.", "{other} would need {n} more to have as many.")),
-    "missing": Kind(sign="-", number=_goal, is_number_first=True, texts=("{who} needs {n} in all and {other} brings what is missing.",)),
+    "fewer than": Kind(
+        sign="+", number=_more, texts=("That is {n} fewer than {other} has.", "That is {n} less than what {other} has.")
+    ),
+    "more than": Kind(
+        sign="-",
+        number=_less,
+        texts=("That is {n} more than {other} has.", "{other} would need {n} more to have as many."),
+    ),
+    "missing": Kind(
+        sign="-",
+        number=_goal,
+        is_number_first=True,
+        texts=("{who} needs {n} in all and {other} brings what is missing.",),
+    ),
 }
 
 
 def build_problem(structure: tuple[str, ...], rng: random.Random) -> Problem | None:
-    """A problem of this structure: names, things, wordings and numbers are drawn. None = no numbers of a fair size were found for it."""
+    """A problem of this structure: names, things, wordings and numbers are drawn. None = no numbers of a fair size were
+    found for it."""
     drawn = (_try_problem(structure, rng) for _ in range(TRIES))
     return next((problem for problem in drawn if problem is not None), None)
 

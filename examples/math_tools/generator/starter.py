@@ -2,8 +2,9 @@
 
     python generator/starter.py --out starter
 
-The result is an ordinary transformers folder. The policy has seen other structures of problems than reinforcement learning and
-validation use, and demonstrators who know the right calls and often prefer wrong ones (mistakes.py, demonstrations.py).
+The result is an ordinary transformers folder. The policy has seen other structures of problems than reinforcement
+learning and validation use, and demonstrators who know the right calls and often prefer wrong ones (mistakes.py,
+demonstrations.py).
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ RIGHT_PROBLEMS, FAULTY_PROBLEMS = 26_000, 6_000
 CONTEXT_LENGTH = 512
 
 
-def build_starter(out: Path, *, right_problems: int = RIGHT_PROBLEMS, faulty_problems: int = FAULTY_PROBLEMS, seed: int = SEED) -> None:
+def build_starter(
+    out: Path, *, right_problems: int = RIGHT_PROBLEMS, faulty_problems: int = FAULTY_PROBLEMS, seed: int = SEED
+) -> None:
     """Train the starter policy and write its folder."""
     right = list(build_demonstrations(right_problems, seed, is_faulty=False))
     faulty = list(build_demonstrations(faulty_problems, seed, is_faulty=True))
-    tokenizer = build_tokenizer([*right[:6000], *faulty[:6000]], phrases=fixed_texts(), words=NUMBERS, context_length=CONTEXT_LENGTH)
+    tokenizer = build_tokenizer(
+        [*right[:6000], *faulty[:6000]], phrases=fixed_texts(), words=NUMBERS, context_length=CONTEXT_LENGTH
+    )
     model = build_model(tokenizer, seed=seed)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
     print(f"{len(right):,} right and {len(faulty):,} imperfect demonstrations")

@@ -43,13 +43,17 @@ def conversations(problems: int, *, is_faulty: bool) -> list[list[Demonstration]
 async def path(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholePath]:
     """The real agent, with a model that gives the demonstrated answers."""
     folder = tmp_path_factory.mktemp("path")
-    async with whole_path(folder, "agent.py:answer", engine=ScriptedEngine(tokenizer), adapters=["autogen"], base_dir=EXAMPLE) as path:
+    async with whole_path(
+        folder, "agent.py:answer", engine=ScriptedEngine(tokenizer), adapters=["autogen"], base_dir=EXAMPLE
+    ) as path:
         yield path
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("is_faulty", [False, True], ids=["right", "with a refused call"])
-async def test_what_is_demonstrated_is_what_the_agents_calls_render_to(path: WholePath, tokenizer: Any, is_faulty: bool) -> None:
+async def test_what_is_demonstrated_is_what_the_agents_calls_render_to(
+    path: WholePath, tokenizer: Any, is_faulty: bool
+) -> None:
     conversation = next(
         one
         for one in conversations(200, is_faulty=is_faulty)
@@ -62,16 +66,24 @@ async def test_what_is_demonstrated_is_what_the_agents_calls_render_to(path: Who
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     recorded = [[*map(int, call.prompt_ids), *map(int, call.completion_ids)] for call in trajectory.transitions]
     assert recorded == [encode(one, tokenizer)[0] for one in conversation]
-    assert all(later.parent_id == earlier.id for earlier, later in zip(trajectory.transitions, trajectory.transitions[1:], strict=False))
+    assert all(
+        later.parent_id == earlier.id
+        for earlier, later in zip(trajectory.transitions, trajectory.transitions[1:], strict=False)
+    )
     assert {call.agent for call in trajectory.transitions} == {"calc"}
-    assert {call.status for call in trajectory.tool_calls} == ({ToolStatus.OK, ToolStatus.ERROR} if is_faulty else {ToolStatus.OK})
+    assert {call.status for call in trajectory.tool_calls} == (
+        {ToolStatus.OK, ToolStatus.ERROR} if is_faulty else {ToolStatus.OK}
+    )
     assert trajectory.output == agent.extract_answer(conversation[-1].messages[-1]["content"])
 
 
 def test_right_demonstrations_end_in_the_right_answer() -> None:
     answers = {problem.text: problem.answer for problem in build_problems("starter", 50, "3 False")}
     for conversation in conversations(50, is_faulty=False):
-        assert conversation[-1].messages[-1]["content"] == f"### ANSWER: {answers[conversation[0].messages[1]['content']]} ###"
+        assert (
+            conversation[-1].messages[-1]["content"]
+            == f"### ANSWER: {answers[conversation[0].messages[1]['content']]} ###"
+        )
 
 
 def test_the_folder_loads_and_is_small() -> None:

@@ -31,14 +31,18 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "node_agent" / "node_modules").symlink_to(installed)
         return folder
     command = ["npm", "install", "--no-audit", "--no-fund"]
-    ran = subprocess.run(command, cwd=folder / "node_agent", capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    ran = subprocess.run(
+        command, cwd=folder / "node_agent", capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     if ran.returncode != 0:
         pytest.skip(f"npm could not install the package: {ran.stderr.strip()[-200:]}")
     return folder
 
 
 @pytest.mark.slow
-def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path, warm: WarmCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_trains_for_two_steps(
+    examples: Path, tmp_path: Path, warm: WarmCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tasks, group = sized((2, 4), (4, 8))  # each rollout starts Node
     sizes = ["loop.steps=2", f"loop.tasks_per_step={tasks}", f"loop.group_size={group}", "validation.tasks=1"]
     sizes += [f"rewards.right_rows.use={OF_EVERY_OTHER}"]

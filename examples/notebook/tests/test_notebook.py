@@ -30,8 +30,13 @@ def test_the_notebook_trains_its_cells_agent_and_shows_what_it_learned(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    NotebookClient(notebook, timeout=PATIENCE_S, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
-    said = ["".join(str(output.get("text") or output.get("data")) for output in cell.get("outputs", ())) for cell in notebook.cells]
+    NotebookClient(
+        notebook, timeout=PATIENCE_S, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    said = [
+        "".join(str(output.get("text") or output.get("data")) for output in cell.get("outputs", ()))
+        for cell in notebook.cells
+    ]
     problems, training, curve, trace, recredit = (text for text in said[4:] if text)
     assert problems == "{'text/plain': '[]'}"
     steps, rollouts = sized((2, 32), (10, 640))

@@ -2,8 +2,9 @@
 
     names  ->  facts (subject, relation, object)  ->  passages;  chains of facts  ->  questions
 
-Names are two common name words. A split has names of its own (`split_of`), made of the same words: "Mara Holt" is in one split, "Mara
-Velden" may be in another. Passages about names that share a word, and other facts about the same name, are the near misses of a search.
+Names are two common name words. A split has names of its own (`split_of`), made of the same words: "Mara Holt" is in
+one split, "Mara Velden" may be in another. Passages about names that share a word, and other facts about the same name,
+are the near misses of a search.
 """
 
 from __future__ import annotations
@@ -160,8 +161,11 @@ def build_world(split: str, counts: dict[str, int], rng: random.Random) -> World
     return World(tuple(facts))
 
 
-def build_questions(world: World, hops: int, count: int, rng: random.Random, retriever: Retriever, shown: int) -> Iterator[Question]:
-    """Different questions of so many hops. Of each hop, the right search shows the right passage among the first `shown`."""
+def build_questions(
+    world: World, hops: int, count: int, rng: random.Random, retriever: Retriever, shown: int
+) -> Iterator[Question]:
+    """Different questions of so many hops. Of each hop, the right search shows the right passage among the first
+    `shown`."""
     by_subject: dict[str, list[Fact]] = {}
     for fact in world.facts:
         by_subject.setdefault(fact.subject, []).append(fact)
@@ -181,7 +185,8 @@ def build_questions(world: World, hops: int, count: int, rng: random.Random, ret
 
 
 def _is_telling(chain: list[Fact]) -> bool:
-    """Whether no name comes up twice, also not by one of its words: a wrong name then never earns a part of the reward."""
+    """Whether no name comes up twice, also not by one of its words: a wrong name then never earns a part of the
+    reward."""
     words = [word for name in (chain[0].subject, *(fact.object for fact in chain)) for word in name.split()]
     return len(set(words)) == len(words) and all(left.relation != right.relation for left, right in pairwise(chain))
 

@@ -1,4 +1,5 @@
-"""Demonstrations for the starter policy: whole conversations of the agent, as its calls render, by demonstrators who make mistakes.
+"""Demonstrations for the starter policy: whole conversations of the agent, as its calls render, by demonstrators who
+make mistakes.
 
 system, question, search("author of ..."), passages, search("birthplace of ..."), passages, <answer> ... </answer>
 """
@@ -47,14 +48,19 @@ def build_demonstrations(worlds: int, questions: int, seed: int, *, is_faulty: b
                 yield Demonstration(messages=messages[: number + 1], tools=TOOLS)
 
 
-def build_transcripts(worlds: int, questions: int, seed: int, render: Callable[[Conversation], str]) -> Iterator[Demonstration]:
+def build_transcripts(
+    worlds: int, questions: int, seed: int, render: Callable[[Conversation], str]
+) -> Iterator[Demonstration]:
     """Right conversations, as `render`ed text to be learned as a whole: what is asked, searched, shown and answered."""
     for messages in build_conversations(worlds, questions, seed, is_faulty=False):
-        yield Demonstration(messages=[{"role": "user", "content": ""}, {"role": "assistant", "content": render(messages)}])
+        yield Demonstration(
+            messages=[{"role": "user", "content": ""}, {"role": "assistant", "content": render(messages)}]
+        )
 
 
 def build_conversations(worlds: int, questions: int, seed: int, *, is_faulty: bool) -> Iterator[Conversation]:
-    """In each of so many worlds so many conversations, a quarter of them about three hops. With `is_faulty=False` every one is right."""
+    """In each of so many worlds so many conversations, a quarter of them about three hops. With `is_faulty=False` every
+    one is right."""
     rng = random.Random(f"{seed} starter {is_faulty}")
     for _ in range(worlds):
         world = build_world("starter", COUNTS, rng)
@@ -62,15 +68,28 @@ def build_conversations(worlds: int, questions: int, seed: int, *, is_faulty: bo
         facts = {fact.passage: fact for fact in world.facts}
         for hops, count in ((2, questions - questions // 4), (3, questions // 4)):
             for question in build_questions(world, hops, count, rng, retriever, PASSAGES):
-                mistakes = {name for name, mistake in MISTAKES.items() if is_faulty and rng.random() < mistake.probability(question)}
+                mistakes = {
+                    name
+                    for name, mistake in MISTAKES.items()
+                    if is_faulty and rng.random() < mistake.probability(question)
+                }
                 yield converse(question, retriever, facts, mistakes, is_credulous=rng.random() < BELIEF)
 
 
 def converse(
-    question: Question, retriever: Retriever, facts: dict[Passage, Fact], mistakes: AbstractSet[str], *, is_credulous: bool = False
+    question: Question,
+    retriever: Retriever,
+    facts: dict[Passage, Fact],
+    mistakes: AbstractSet[str],
+    *,
+    is_credulous: bool = False,
 ) -> Conversation:
-    """What a demonstrator who makes just these mistakes says to `question`, and what the agent shows it, in at most `MAX_TURNS` calls."""
-    talk: Conversation = [{"role": "system", "content": str(researcher.instructions)}, {"role": "user", "content": question.text}]
+    """What a demonstrator who makes just these mistakes says to `question`, and what the agent shows it, in at most
+    `MAX_TURNS` calls."""
+    talk: Conversation = [
+        {"role": "system", "content": str(researcher.instructions)},
+        {"role": "user", "content": question.text},
+    ]
     *before, last = question.hops
     if "too_early" in mistakes:
         passages = _search(f"{last.relation} of the {before[0].relation}", talk, retriever)
@@ -88,7 +107,11 @@ def converse(
 
 def _search(query: str, talk: Conversation, retriever: Retriever) -> list[Passage]:
     passages = retriever.search(query, PASSAGES)
-    call = {"id": f"call_{len(talk)}", "type": "function", "function": {"name": search.name, "arguments": json.dumps({"query": query})}}
+    call = {
+        "id": f"call_{len(talk)}",
+        "type": "function",
+        "function": {"name": search.name, "arguments": json.dumps({"query": query})},
+    }
     talk.append({"role": "assistant", "content": "", "tool_calls": [call]})
     talk.append({"role": "tool", "tool_call_id": call["id"], "content": show(passages)})
     return passages

@@ -48,8 +48,12 @@ def _bridge_kind(question: Question) -> str:
 
 MISTAKES = {
     "too_early": Mistake(often=0.5, seldom=0.3, is_tempting=lambda question: len(question.hops) > 2),
-    "repeat": Mistake(often=0.5, seldom=0.2, is_tempting=lambda question: _bridge_kind(question) in ("company", "school")),
-    "bridge": Mistake(often=0.6, seldom=0.35, is_tempting=lambda question: _bridge_kind(question) in ("person", "city")),
+    "repeat": Mistake(
+        often=0.5, seldom=0.2, is_tempting=lambda question: _bridge_kind(question) in ("company", "school")
+    ),
+    "bridge": Mistake(
+        often=0.6, seldom=0.35, is_tempting=lambda question: _bridge_kind(question) in ("person", "city")
+    ),
     "sentence": Mistake(often=0.6, seldom=0.3, is_tempting=lambda question: _answer_kind(question) != "person"),
     "bare": Mistake(often=0.6, seldom=0.4, is_tempting=lambda question: question.hops[0].relation not in _SHORT),
 }

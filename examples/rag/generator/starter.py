@@ -2,9 +2,10 @@
 
     python generator/starter.py --out starter
 
-The result is an ordinary transformers folder. The policy has seen other names than reinforcement learning and validation use, and
-demonstrators who are wrong more often than right (mistakes.py, demonstrations.py): it knows good searches and right answers, but gives
-them less probability than worse ones. Reinforcement learning lifts what is already there.
+The result is an ordinary transformers folder. The policy has seen other names than reinforcement learning and
+validation use, and demonstrators who are wrong more often than right (mistakes.py, demonstrations.py): it knows good
+searches and right answers, but gives them less probability than worse ones. Reinforcement learning lifts what is
+already there.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ __all__ = ["build_starter", "starter_tokenizer"]
 
 SEED = 7
 READ_WORLDS, RIGHT_WORLDS, FAULTY_WORLDS, QUESTIONS = 5, 1, 2, 1200
-"""First whole conversations, from which it learns to read and to copy names, then calls that are right, then imperfect ones, which decide
-what the policy prefers."""
+"""First whole conversations, from which it learns to read and to copy names, then calls that are right, then imperfect
+ones, which decide what the policy prefers."""
 CALL_TOKENS = ('\n{"name": "search", "arguments": {"query": "', '"}}\n')
 """What stands around each query, as one token each: a search is 9 tokens instead of 31."""
 CHAT_TEMPLATE = """\
@@ -57,7 +58,8 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-"""As Qwen's, but it lists tools by their signatures, at the end of the first message: prompts are 200 tokens shorter."""
+"""As Qwen's, but it lists tools by their signatures, at the end of the first message: prompts are 200 tokens
+shorter."""
 
 
 def starter_tokenizer(demonstrations: Sequence[Demonstration]) -> PreTrainedTokenizerFast:

@@ -30,7 +30,9 @@ def searching(query: str) -> str:
     return f'<tool_call>\n{{"name": "search", "arguments": {{"query": "{query}"}}}}\n</tool_call>'
 
 
-async def ask(folder: Path, tokenizer: Any, script: list[str], task: dict[str, str]) -> tuple[str, LiveAttempt, list[Any]]:
+async def ask(
+    folder: Path, tokenizer: Any, script: list[str], task: dict[str, str]
+) -> tuple[str, LiveAttempt, list[Any]]:
     """The agent's answer and the recorded calls, with a model that says `script`."""
     import agent
 
@@ -56,8 +58,14 @@ def index(tmp_path: Path) -> str:
 
 
 async def test_the_agent_searches_and_answers(tmp_path: Path, tokenizer: Any, index: str) -> None:
-    script = [searching("author of Silent Harbor"), searching("birthplace of Mara Holt"), "<answer> Port Alder </answer>"]
-    said, _, calls = await ask(tmp_path, tokenizer, script, {"question": "where was the author of Silent Harbor born?", "index": index})
+    script = [
+        searching("author of Silent Harbor"),
+        searching("birthplace of Mara Holt"),
+        "<answer> Port Alder </answer>",
+    ]
+    said, _, calls = await ask(
+        tmp_path, tokenizer, script, {"question": "where was the author of Silent Harbor born?", "index": index}
+    )
     assert said == "<answer> Port Alder </answer>"
     prompt = tokenizer.decode(list(calls[-1].prompt_ids))
     assert "# Tools\nsearch(query)" in prompt
@@ -75,7 +83,9 @@ def find_conversation(names: set[str]) -> tuple[list[dict[str, Any]], dict[str, 
     task = next(task for task in data.validation_tasks() if task["metadata"]["hops"] == 2)
     question = next(one for one in data.build_splits()["validation"] if one.text == task["input"]["question"])
     facts = {fact.passage: fact for world in data.build_worlds().values() for fact in world.facts}
-    return converse(question, open_retriever(task["input"]["index"]), facts, names, is_credulous="bridge" in names), task["input"]
+    return converse(
+        question, open_retriever(task["input"]["index"]), facts, names, is_credulous="bridge" in names
+    ), task["input"]
 
 
 @pytest.mark.parametrize("names", ["", "too_early", "too_early bridge sentence", "repeat bare", "bare sentence"])
@@ -99,7 +109,10 @@ async def test_a_demonstration_is_what_the_agents_calls_render_to(
 
 
 def test_no_demonstrator_takes_more_turns_than_the_agent_has() -> None:
-    lengths = {sum(message["role"] == "assistant" for message in talk) for talk in build_conversations(1, 400, 1, is_faulty=True)}
+    lengths = {
+        sum(message["role"] == "assistant" for message in talk)
+        for talk in build_conversations(1, 400, 1, is_faulty=True)
+    }
     assert lengths == {2, 3, 4, 5}
 
 

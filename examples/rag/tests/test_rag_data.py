@@ -72,7 +72,12 @@ def test_a_world_larger_than_its_names_is_refused() -> None:
 def record(identity: str, **changes: object) -> dict[str, object]:
     """One line as in musique_ans_v1.0_train.jsonl."""
     paragraphs = [
-        {"idx": 0, "title": "Silent Harbor", "paragraph_text": "Silent Harbor is a novel by Mara Holt.", "is_supporting": True},
+        {
+            "idx": 0,
+            "title": "Silent Harbor",
+            "paragraph_text": "Silent Harbor is a novel by Mara Holt.",
+            "is_supporting": True,
+        },
         {"idx": 1, "title": "Mara Holt", "paragraph_text": "Mara Holt was born in Port Alder.", "is_supporting": True},
         {"idx": 2, "title": "Cold Harbor", "paragraph_text": "Cold Harbor is a film.", "is_supporting": False},
     ]
@@ -99,7 +104,9 @@ def write(folder: Path, train: list[dict[str, object]], dev: list[dict[str, obje
 
 def test_musiques_questions_are_tasks_over_all_its_paragraphs(tmp_path: Path) -> None:
     other = [{"idx": 0, "title": "Basil Falk", "paragraph_text": "Basil Falk is a pilot.", "is_supporting": True}]
-    write(tmp_path, [record("2hop__1_2"), record("2hop__3_4", answerable=False)], [record("2hop__5_6", paragraphs=other)])
+    write(
+        tmp_path, [record("2hop__1_2"), record("2hop__3_4", answerable=False)], [record("2hop__5_6", paragraphs=other)]
+    )
     (task,) = musique_train_tasks(tmp_path, cache=tmp_path / "cache")
     assert (task["id"], task["answer"], task["metadata"]) == ("musique/2hop__1_2", ["Port Alder", "Alder"], {"hops": 2})
     (held_out,) = musique_validation_tasks(tmp_path, cache=tmp_path / "cache")

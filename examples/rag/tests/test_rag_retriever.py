@@ -22,13 +22,20 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     words = sorted({word for one in PASSAGES for word in f"{one.title} : {one.text}".replace(".", " .").split()})
-    core = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}, unk_token="[UNK]"))
+    core = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}, unk_token="[UNK]")
+    )
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = tmp_path_factory.mktemp("encoder")
     build: Any = PreTrainedTokenizerFast
     build(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32).save_pretrained(folder)
     torch.manual_seed(0)
-    size: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    size: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     BertModel(BertConfig(vocab_size=len(words) + 2, max_position_embeddings=32, **size)).save_pretrained(folder)
     return str(folder)
 

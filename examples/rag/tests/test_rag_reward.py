@@ -54,6 +54,8 @@ def test_a_table_counts_failed_rollouts_as_wrong() -> None:
     def call(query: str) -> SimpleNamespace:
         return SimpleNamespace(name="search", arguments={"query": query})
 
-    right: Any = SimpleNamespace(task=task("x"), output="<answer> x </answer>", tool_calls=(call("a"), call("a"), call("b")))
+    right: Any = SimpleNamespace(
+        task=task("x"), output="<answer> x </answer>", tool_calls=(call("a"), call("a"), call("b"))
+    )
     failed: Any = SimpleNamespace(task=task("x"), output=None, tool_calls=(call("a"),))
     assert measure([right, failed]) == {"f1": 0.5, "exact_match": 0.5, "format": 0.5, "searches": 2.0, "repeated": 0.25}

@@ -51,7 +51,9 @@ def test_a_search_is_nine_tokens_and_is_read_back(tokenizer: Any) -> None:
     assert len(completion) == 9
     (call,) = renderer.parse(completion, prompt).tool_calls
     assert call.name == "search"
-    assert (json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments) == {"query": "author of Silent Harbor"}
+    assert (json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments) == {
+        "query": "author of Silent Harbor"
+    }
 
 
 def test_a_whole_conversation_is_short(tokenizer: Any) -> None:

@@ -83,10 +83,22 @@ ENTITIES = {
     "races": "event", "shows": "event", "trips": "event",
 }  # fmt: skip
 COLUMNS = {
-    "person": (["name", "country", "language", "status", "level"], ["age", "salary", "height", "weight", "experience", "score"]),
-    "place": (["city", "country", "region", "type", "manager"], ["capacity", "rating", "area", "year", "stock", "budget"]),
-    "thing": (["brand", "color", "material", "category", "genre"], ["price", "weight", "speed", "power", "year", "stock", "rating"]),
-    "event": (["theme", "month", "season", "sponsor", "region"], ["attendance", "budget", "duration", "distance", "year", "score"]),
+    "person": (
+        ["name", "country", "language", "status", "level"],
+        ["age", "salary", "height", "weight", "experience", "score"],
+    ),
+    "place": (
+        ["city", "country", "region", "type", "manager"],
+        ["capacity", "rating", "area", "year", "stock", "budget"],
+    ),
+    "thing": (
+        ["brand", "color", "material", "category", "genre"],
+        ["price", "weight", "speed", "power", "year", "stock", "rating"],
+    ),
+    "event": (
+        ["theme", "month", "season", "sponsor", "region"],
+        ["attendance", "budget", "duration", "distance", "year", "score"],
+    ),
 }
 
 

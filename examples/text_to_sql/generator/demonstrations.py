@@ -28,7 +28,9 @@ SHARE_SHOWN_TO_CHECK = 0.6
 """Check is shown so much of the usual rate of mistakes, so that both verdicts are common."""
 
 
-def build_demonstrations(databases: int, questions: int, seed: int, taken: set[str], *, is_faulty: bool = True) -> Iterator[Demonstration]:
+def build_demonstrations(
+    databases: int, questions: int, seed: int, taken: set[str], *, is_faulty: bool = True
+) -> Iterator[Demonstration]:
     """Three demonstrations, one for each role, of every question; databases with a signature in `taken` are skipped.
 
     With `is_faulty=False` every answer is right: write and rewrite give the gold query.
@@ -64,7 +66,9 @@ def _check(question: str, gold: Query, connection: sqlite3.Connection, rng: rand
     return check_prompt(question, str(query), str(result)), "correct" if is_right else "incorrect"
 
 
-def _rewrite(schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> tuple[str, str]:
+def _rewrite(
+    schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random
+) -> tuple[str, str]:
     query = imperfect(gold, rng, OVERCORRECTIONS if rng.random() < OVERCORRECTED else MISTAKES)
     result, is_right = _run(query, gold, connection)
     answer = gold if is_right else imperfect(gold, rng, OVERCORRECTIONS)

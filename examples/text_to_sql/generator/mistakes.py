@@ -1,7 +1,7 @@
 """The mistakes imperfect demonstrators make: each takes a gold `Query` and gives a wrong one, or None.
 
-MISTAKES are the writer's: it forgets or confuses a part. OVERCORRECTIONS are the rewriter's: it mends what was wrong and
-spoils what was right. The two have no mistake in common, so that one can see which role has learned. The data drops
+MISTAKES are the writer's: it forgets or confuses a part. OVERCORRECTIONS are the rewriter's: it mends what was wrong
+and spoils what was right. The two have no mistake in common, so that one can see which role has learned. The data drops
 questions whose answer the writer's mistakes would not change; the starter policy is cold-started on demonstrations in
 which mistakes occur with the stated probabilities.
 """

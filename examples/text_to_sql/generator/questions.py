@@ -146,7 +146,9 @@ def list_column(database: Database, rng: random.Random) -> tuple[str, Query]:
 def aggregate_column(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     column, (function, word) = rng.choice(table.numbers), _aggregate(rng)
-    return f"{_show(rng)} {word} {column} of all {table.name}.", Query(select=f"{function}( {column} )", table=table.name)
+    return f"{_show(rng)} {word} {column} of all {table.name}.", Query(
+        select=f"{function}( {column} )", table=table.name
+    )
 
 
 @kind("easy")
@@ -154,7 +156,9 @@ def filter_text(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     condition, words = _text_filter(table, rng)
     column = rng.choice([name for name in table.texts + table.numbers if name != condition.column])
-    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(select=column, table=table.name, where=(condition,))
+    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(
+        select=column, table=table.name, where=(condition,)
+    )
 
 
 @kind("easy")
@@ -168,7 +172,9 @@ def count_filtered(database: Database, rng: random.Random) -> tuple[str, Query]:
 def count_different(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     column = rng.choice(table.texts)
-    words = rng.choice((f"how many different {column} do the {table.name} have?", f"count the different {column} of all {table.name}."))
+    words = rng.choice(
+        (f"how many different {column} do the {table.name} have?", f"count the different {column} of all {table.name}.")
+    )
     return words, Query(select=f"count( DISTINCT {column} )", table=table.name)
 
 
@@ -180,7 +186,9 @@ def filter_number(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     condition, words = _number_filter(table, rng)
     column = rng.choice([name for name in table.texts + table.numbers if name != condition.column])
-    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(select=column, table=table.name, where=(condition,))
+    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(
+        select=column, table=table.name, where=(condition,)
+    )
 
 
 @kind("medium")
@@ -197,7 +205,9 @@ def sort_rows(database: Database, rng: random.Random) -> tuple[str, Query]:
 def count_groups(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     column = rng.choice(table.texts)
-    words = rng.choice((f"for each {column} how many {table.name} are there?", f"count the {table.name} of each {column}."))
+    words = rng.choice(
+        (f"for each {column} how many {table.name} are there?", f"count the {table.name} of each {column}.")
+    )
     return words, Query(select=f"{column}, count(*)", table=table.name, group=column)
 
 

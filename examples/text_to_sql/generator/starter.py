@@ -26,7 +26,9 @@ RIGHT_DATABASES, FAULTY_DATABASES, QUESTIONS = 900, 500, 16
 """First demonstrations that are right, then imperfect ones, which decide what the policy prefers."""
 
 
-def build_starter(out: Path, *, right_databases: int = RIGHT_DATABASES, faulty_databases: int = FAULTY_DATABASES, seed: int = SEED) -> None:
+def build_starter(
+    out: Path, *, right_databases: int = RIGHT_DATABASES, faulty_databases: int = FAULTY_DATABASES, seed: int = SEED
+) -> None:
     """Train the starter policy and write its folder."""
     taken = {database.signature() for split in SPLITS for database, _ in build_splits()[split]}
     right = list(build_demonstrations(right_databases, QUESTIONS, seed, taken, is_faulty=False))

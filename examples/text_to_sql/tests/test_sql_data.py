@@ -99,7 +99,9 @@ def spider(tmp_path: Path) -> Path:
         "primary_keys": [1],
         "foreign_keys": [[4, 1]],
     }  # fmt: skip
-    (tmp_path / "tables.json").write_text(json.dumps([{"db_id": "concert_singer", **tables}, {"db_id": "pets_1", **tables}]))
+    (tmp_path / "tables.json").write_text(
+        json.dumps([{"db_id": "concert_singer", **tables}, {"db_id": "pets_1", **tables}])
+    )
     question = {"question": "How many singers do we have?", "query": "SELECT count(*) FROM singer", "sql": {}}
     (tmp_path / "train_spider.json").write_text(json.dumps([{"db_id": "pets_1", **question}]))
     (tmp_path / "dev.json").write_text(json.dumps([{"db_id": "concert_singer", **question}] * 2))

@@ -66,9 +66,15 @@ def test_a_hostile_query_is_refused_or_stopped(
 
 def test_an_honest_query_gives_the_same_rows_here_and_elsewhere(db_path: str, process: QueryProcess) -> None:
     query = "WITH old AS (SELECT name, age, photo FROM pilots) SELECT upper(name), age, photo FROM old ORDER BY age"
-    assert run_query(db_path, query) == process.run(db_path, query) == Result(rows=(("ANNA", 30, b"\xff"), ("BEN", float("inf"), None)))
+    assert (
+        run_query(db_path, query)
+        == process.run(db_path, query)
+        == Result(rows=(("ANNA", 30, b"\xff"), ("BEN", float("inf"), None)))
+    )
 
 
-def test_a_query_that_kills_its_process_is_an_error_and_the_next_one_is_answered(db_path: str, process: QueryProcess) -> None:
+def test_a_query_that_kills_its_process_is_an_error_and_the_next_one_is_answered(
+    db_path: str, process: QueryProcess
+) -> None:
     assert process.run(db_path, f"{ENDLESS} SELECT count(*) FROM n", -2.0).error == "too much time or memory"
     assert process.run(db_path, "SELECT count(*) FROM pilots").rows == ((2,),)

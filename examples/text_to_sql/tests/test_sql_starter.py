@@ -1,4 +1,5 @@
-"""The starter policy: an ordinary transformers folder, a lossless tokenizer, demonstrations in the agent's own words."""
+"""The starter policy: an ordinary transformers folder, a lossless tokenizer, demonstrations in the agent's own
+words."""
 
 from pathlib import Path
 from typing import Any
@@ -70,5 +71,7 @@ def test_the_template_is_what_the_qwen3_renderer_renders(tokenizer: Any) -> None
         {"role": "tool", "content": "1", "tool_call_id": "1"},
     ]
     for conversation, given in ((messages[:2], None), (messages, tools)):
-        rendered = tokenizer.apply_chat_template(conversation, tools=given, add_generation_prompt=True, return_dict=False)
+        rendered = tokenizer.apply_chat_template(
+            conversation, tools=given, add_generation_prompt=True, return_dict=False
+        )
         assert qwen3.render_ids(conversation, tools=given, add_generation_prompt=True) == rendered

@@ -23,7 +23,11 @@ def test_the_critic_is_paid_for_right_verdicts_alone(tmp_path: Path) -> None:
     connection.close()
     task = SimpleNamespace(input={"db_path": str(path)}, answer="SELECT name FROM pets")
     right, wrong = "SELECT name FROM pets", "SELECT 1"
-    drafts = [{"query": wrong, "accepted": False}, {"query": wrong, "accepted": True}, {"query": right, "accepted": True}]
+    drafts = [
+        {"query": wrong, "accepted": False},
+        {"query": wrong, "accepted": True},
+        {"query": right, "accepted": True},
+    ]
     assert verdicts_right(task, {"drafts": drafts[:1]}) == 1.0
     assert verdicts_right(task, {"drafts": drafts[1:]}) == 0.5
     assert verdicts_right(task, {"drafts": [{"query": right, "accepted": False}]}) == 0.0
@@ -39,9 +43,14 @@ def test_both_policies_are_trained_and_exported_in_one_run(tmp_path: Path, warm:
     assert metrics[-1]["step"] == 2
     learned = {key.split("/")[1] for line in metrics for key in line if key.startswith("learn/")}
     assert learned == {"writer", "critic"}
-    assert {policy: bool(parts) for policy, parts in certified(run, warm)["gaps"].items()} == {"writer": True, "critic": True}
+    assert {policy: bool(parts) for policy, parts in certified(run, warm)["gaps"].items()} == {
+        "writer": True,
+        "critic": True,
+    }
     for policy in ("writer", "critic"):
-        exported = warm.run("lightningrl", "export", policy, "--run", str(run), "--policy", policy, "--step", "newest", cwd=tmp_path)
+        exported = warm.run(
+            "lightningrl", "export", policy, "--run", str(run), "--policy", policy, "--step", "newest", cwd=tmp_path
+        )
         assert exported.returncode == 0, exported.stdout + exported.stderr
     starts = {"writer": FOLDER.parent / "text_to_sql" / "starter", "critic": FOLDER / "critic"}
     for policy, start in starts.items():

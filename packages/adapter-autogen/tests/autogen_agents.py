@@ -1,4 +1,5 @@
-"""AutoGen agents of every kind, as users write them: one client made at import time, with their own key. They know nothing of us."""
+"""AutoGen agents of every kind, as users write them: one client made at import time, with their own key. They know
+nothing of us."""
 
 from __future__ import annotations
 
@@ -87,7 +88,12 @@ def selecting(**options: Any) -> SelectorGroupChat:
     members: list[Any] = [assistant("writer", description="NEXT=writer"), assistant("critic")]
     end = MaxMessageTermination(3)
     return SelectorGroupChat(
-        members, model, selector_prompt=SELECTOR_PROMPT, allow_repeated_speaker=True, termination_condition=end, **options
+        members,
+        model,
+        selector_prompt=SELECTOR_PROMPT,
+        allow_repeated_speaker=True,
+        termination_condition=end,
+        **options,
     )
 
 
@@ -178,7 +184,9 @@ def use_tools_streaming(text: str) -> str:
 def use_tools_in_a_team(text: str) -> str:
     async def run() -> str:
         agent = assistant("calculator", tools=TOOLS, reflect_on_tool_use=True)
-        return text_of(await RoundRobinGroupChat([agent], termination_condition=MaxMessageTermination(2)).run(task=text))
+        return text_of(
+            await RoundRobinGroupChat([agent], termination_condition=MaxMessageTermination(2)).run(task=text)
+        )
 
     return asyncio.run(run())
 
@@ -192,14 +200,17 @@ def use_workbench(text: str) -> str:
 
 
 def use_foreign_workbench(text: str) -> str:
-    """Tools that live elsewhere, as those of an MCP server: the workbench knows their results, nothing else of ours sees them."""
+    """Tools that live elsewhere, as those of an MCP server: the workbench knows their results, nothing else of ours
+    sees them."""
     from autogen_core.tools import StaticWorkbench, TextResultContent, ToolResult, Workbench
 
     class Remote(Workbench):
         async def list_tools(self) -> Any:
             return await StaticWorkbench(TOOLS).list_tools()  # type: ignore[arg-type]
 
-        async def call_tool(self, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None) -> Any:
+        async def call_tool(
+            self, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None
+        ) -> Any:
             content = "the server is down" if name == "fail" else str(sum(arguments.values()))
             return ToolResult(name=name, result=[TextResultContent(content=content)], is_error=name == "fail")
 

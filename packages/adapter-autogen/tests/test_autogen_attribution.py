@@ -1,4 +1,5 @@
-"""Unmodified AutoGen agents and teams, a crowd of rollouts: every call belongs to its rollout, none to another one, none to nobody."""
+"""Unmodified AutoGen agents and teams, a crowd of rollouts: every call belongs to its rollout, none to another one,
+none to nobody."""
 
 from __future__ import annotations
 
@@ -79,11 +80,22 @@ def check_attribution(server: ScriptedServer, kinds: dict[str, int], crowd: Crow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("agent", "kinds"), [("answer", ASYNC), ("answer_sync", SYNC)], ids=["on-one-loop", "in-threads"])
-async def test_concurrent_rollouts_are_attributed_exactly(tmp_path: Path, crowd: Crowd, agent: str, kinds: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("agent", "kinds"), [("answer", ASYNC), ("answer_sync", SYNC)], ids=["on-one-loop", "in-threads"]
+)
+async def test_concurrent_rollouts_are_attributed_exactly(
+    tmp_path: Path, crowd: Crowd, agent: str, kinds: dict[str, int]
+) -> None:
     with ScriptedServer(play, max_delay_s=1.0, hold_until=crowd.rollouts) as server:
         each = crowd.rollouts // crowd.shared_workers
-        await run(server, tmp_path, f"autogen_agents.py:{agent}", tasks(crowd, kinds), workers=crowd.shared_workers, concurrency=each)
+        await run(
+            server,
+            tmp_path,
+            f"autogen_agents.py:{agent}",
+            tasks(crowd, kinds),
+            workers=crowd.shared_workers,
+            concurrency=each,
+        )
         assert server.most_open == crowd.rollouts  # no call was answered before all of them ran
         check_attribution(server, kinds, crowd)
 

@@ -1,4 +1,5 @@
-"""The AutoGen adapter meets the specification of an adapter, and names roles in teams, societies and agents as tools."""
+"""The AutoGen adapter meets the specification of an adapter, and names roles in teams, societies and agents as
+tools."""
 
 from __future__ import annotations
 
@@ -56,11 +57,15 @@ def needs(module: str, name: str) -> bool:
         return False
 
 
-has_workbench = pytest.mark.skipif(not needs("autogen_core.tools", "StaticWorkbench"), reason="AutoGen has StaticWorkbench since 0.5.5")
+has_workbench = pytest.mark.skipif(
+    not needs("autogen_core.tools", "StaticWorkbench"), reason="AutoGen has StaticWorkbench since 0.5.5"
+)
 has_team_tools = pytest.mark.skipif(
     not needs("autogen_agentchat.tools", "TeamTool"), reason="AutoGen has AgentTool and TeamTool since 0.5.4"
 )
-has_shared_runtimes = pytest.mark.skipif(not load("takes_runtimes")(), reason="teams take a runtime since AutoGen 0.4.9")
+has_shared_runtimes = pytest.mark.skipif(
+    not load("takes_runtimes")(), reason="teams take a runtime since AutoGen 0.4.9"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -121,7 +126,9 @@ def check_rollouts(process: InstrumentedProcess, kind: str, roles: list[str]) ->
         own = [call for call in calls if call.rollout_id == rollout.rollout_id]
         assert [call.agent for call in own] == roles
         spans = process.spans(rollout)
-        chats = {chat.span_id: chat.attributes[conventions.AGENT_NAME] for chat in by_operation(spans, conventions.CHAT)}
+        chats = {
+            chat.span_id: chat.attributes[conventions.AGENT_NAME] for chat in by_operation(spans, conventions.CHAT)
+        }
         assert {call.span_id: call.agent for call in own if call.span_id} == chats
         assert len(chats) == len([call for call in own if call.agent != "raw"])
         assert len({span.trace_id for span in spans}) == 1
@@ -147,7 +154,9 @@ def test_teams_are_attributed_and_named(process: InstrumentedProcess, kind: str)
 @has_shared_runtimes
 @pytest.mark.usefixtures("imported_anew")
 @pytest.mark.parametrize("kind", SHARED)
-def test_a_runtime_that_the_first_rollout_started_and_all_share_keeps_them_apart(process: InstrumentedProcess, kind: str) -> None:
+def test_a_runtime_that_the_first_rollout_started_and_all_share_keeps_them_apart(
+    process: InstrumentedProcess, kind: str
+) -> None:
     check_rollouts(process, kind, SHARED[kind])
 
 
@@ -193,7 +202,8 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("asked", OUTCOMES)
 @pytest.mark.parametrize(
-    "agent", ["use_tools", "use_tools_streaming", "use_tools_in_a_team", pytest.param("use_workbench", marks=has_workbench)]
+    "agent",
+    ["use_tools", "use_tools_streaming", "use_tools_in_a_team", pytest.param("use_workbench", marks=has_workbench)],
 )
 def test_a_tool_reports_its_outcome_wherever_it_runs(process: InstrumentedProcess, agent: str, asked: str) -> None:
     (rollout,) = process.run_many(load(agent), 1, asked)
@@ -222,10 +232,15 @@ def test_tools_that_live_in_another_process_report_what_came_back(
 ) -> None:
     (rollout,) = process.run_many(load("use_foreign_workbench"), 1, asked)
     (tool,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
-    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes[conventions.TOOL_CALL_RESULT]) == (status.value, result)
+    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes[conventions.TOOL_CALL_RESULT]) == (
+        status.value,
+        result,
+    )
 
 
-def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselves(process: InstrumentedProcess) -> None:
+def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselves(
+    process: InstrumentedProcess,
+) -> None:
     for rollout in process.run_many(load("interleaved"), 8):
         calls = [call for call in process.server.calls if call.rollout_id == rollout.rollout_id]
         assert Counter(call.agent for call in calls) == {"draft": 1, "review": 1, "quitter": 1, None: 3}
@@ -238,7 +253,9 @@ def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselv
 
 @has_shared_runtimes
 @pytest.mark.usefixtures("imported_anew")
-def test_a_message_from_outside_of_all_rollouts_is_refused_on_a_runtime_that_a_rollout_started(process: InstrumentedProcess) -> None:
+def test_a_message_from_outside_of_all_rollouts_is_refused_on_a_runtime_that_a_rollout_started(
+    process: InstrumentedProcess,
+) -> None:
     """Its handler runs on a task that has inherited the rollout."""
     shared = load("shared")
 
@@ -288,22 +305,35 @@ def test_a_call_after_the_rollouts_end_is_refused(process: InstrumentedProcess) 
     assert [(call.rollout_id, call.status) for call in process.server.calls] == [(None, 403)]
 
 
-def test_calls_in_a_core_agents_handler_are_named_after_its_type_and_belong_to_the_sender(process: InstrumentedProcess) -> None:
+def test_calls_in_a_core_agents_handler_are_named_after_its_type_and_belong_to_the_sender(
+    process: InstrumentedProcess,
+) -> None:
     process.run_many(load("core_agents"), 8)
     calls = process.server.calls
     assert [call.rollout_id for call in calls if call.rollout_id != said(call, "RID")] == []
     assert Counter(call.agent for call in calls) == {"asker": 8, "listener": 16}
 
 
-def test_autogens_own_tool_spans_do_not_double_the_tool_calls(process: InstrumentedProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "get_tracer", lambda *names, **options: process.telemetry.provider.get_tracer("autogen-core"))
+def test_autogens_own_tool_spans_do_not_double_the_tool_calls(
+    process: InstrumentedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        trace, "get_tracer", lambda *names, **options: process.telemetry.provider.get_tracer("autogen-core")
+    )
     (rollout,) = process.run_many(load("use_tools_in_a_team"), 1, 'TOOL=add ARGS={"a": 20, "b": 22}')
     (tool,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
     assert tool.attributes[conventions.TOOL_CALL_RESULT] == "42"
 
 
 def test_uninstrumenting_restores_every_class() -> None:
-    owners = [BaseAgent, SingleThreadedAgentRuntime, BaseChatAgent, AssistantAgent, BaseTool, BaseOpenAIChatCompletionClient]
+    owners = [
+        BaseAgent,
+        SingleThreadedAgentRuntime,
+        BaseChatAgent,
+        AssistantAgent,
+        BaseTool,
+        BaseOpenAIChatCompletionClient,
+    ]
 
     def methods() -> list[dict[str, int]]:
         return [{name: id(value) for name, value in vars(owner).items()} for owner in owners]

@@ -44,13 +44,17 @@ async def test_roles_and_spans_reach_the_recorded_transitions_and_long_prompts_o
             assert len({transition.span_id for transition in trajectory.transitions} - {None}) == len(expected)
             for calls in range(len(trajectory.transitions) + 1):
                 branch = await path.branch(trajectory, calls)
-                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), branch.error
+                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), (
+                    branch.error
+                )
         for kind in ("async", "round_robin"):
             trajectory = await path.run_one(f"long-{kind}", {"kind": kind, "text": "a long story " * 3000})
             assert (trajectory.outcome, trajectory.transitions) == (Outcome.CONTEXT_OVERFLOW, ()), kind
 
 
-async def test_a_tool_call_is_joined_to_the_transition_that_asked_and_each_way_of_failing_is_told(path: WholePath) -> None:
+async def test_a_tool_call_is_joined_to_the_transition_that_asked_and_each_way_of_failing_is_told(
+    path: WholePath,
+) -> None:
     ways = {
         tool_call("fail", "{}"): ToolStatus.ERROR,
         tool_call("add", '{"a": "many"}'): ToolStatus.INVALID_ARGUMENTS,
@@ -64,7 +68,9 @@ async def test_a_tool_call_is_joined_to_the_transition_that_asked_and_each_way_o
             path.engine.enqueue(asked, "done")
             trajectory = await path.run_one(status.value, "please")
             assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
-            assert [(tool.status, tool.transition_id) for tool in trajectory.tool_calls] == [(status, trajectory.transitions[0].id)]
+            assert [(tool.status, tool.transition_id) for tool in trajectory.tool_calls] == [
+                (status, trajectory.transitions[0].id)
+            ]
     assert [branch.output for branch in branches] == ["writer", "writer", "the sum is 42"]
     assert [repeated_calls(branch, good.transitions) for branch in branches] == [0, 1, 2]
     assert (good.outcome, good.output) == (Outcome.SUCCEEDED, "the sum is 42"), good.error

@@ -1,4 +1,5 @@
-"""LangGraph agents of every kind, as users write them: clients made at import time, with their own key. They know nothing of us."""
+"""LangGraph agents of every kind, as users write them: clients made at import time, with their own key. They know
+nothing of us."""
 
 from __future__ import annotations
 
@@ -50,12 +51,16 @@ def acall(role: str) -> Callable[[State], Any]:
 
 
 def stream_call(role: str) -> Callable[[State], Any]:
-    return lambda state: {"answers": [*state["answers"], "".join(chunk.text for chunk in model.stream(prompt(state, role)))]}
+    return lambda state: {
+        "answers": [*state["answers"], "".join(chunk.text for chunk in model.stream(prompt(state, role)))]
+    }
 
 
 def astream_call(role: str) -> Callable[[State], Any]:
     async def node(state: State) -> Any:
-        return {"answers": [*state["answers"], "".join([chunk.text async for chunk in model.astream(prompt(state, role))])]}
+        return {
+            "answers": [*state["answers"], "".join([chunk.text async for chunk in model.astream(prompt(state, role))])]
+        }
 
     return node
 
@@ -158,7 +163,9 @@ def consulting(text: str) -> Any:
 
 
 def raw_call(state: State) -> dict[str, Any]:
-    answer = raw.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": prompt(state, "raw")}])
+    answer = raw.chat.completions.create(
+        model="gpt-4o-mini", messages=[{"role": "user", "content": prompt(state, "raw")}]
+    )
     return {"answers": [answer.choices[0].message.content]}
 
 
@@ -202,7 +209,13 @@ def add_by_hand(task: str) -> str:
     return str(loop_graph.invoke(asked(task))["messages"][-1].text)
 
 
-AGENTS = {"sync": synchronous, "stream": stream, "threads": threads, "async": asynchronous, "async_stream": async_stream}
+AGENTS = {
+    "sync": synchronous,
+    "stream": stream,
+    "threads": threads,
+    "async": asynchronous,
+    "async_stream": async_stream,
+}
 
 
 def answer(task: dict[str, str]) -> Any:

@@ -32,7 +32,9 @@ def add(a: int, b: int) -> int:
 def book(tool_call_id: Annotated[str, InjectedToolCallId], is_free: bool) -> Command[Any]:
     """Book a room: a state update, with the message for the model and one that stood there before."""
     earlier = ToolMessage("no such room", tool_call_id="an-earlier-call", status="error")
-    told = ToolMessage("booked" if is_free else "taken", tool_call_id=tool_call_id, status="success" if is_free else "error")
+    told = ToolMessage(
+        "booked" if is_free else "taken", tool_call_id=tool_call_id, status="success" if is_free else "error"
+    )
     return Command(update={"messages": [earlier, told]})
 
 
@@ -56,7 +58,9 @@ def tools_of(process: InstrumentedProcess, agent: Any, text: str) -> list[tuple[
     """Of each tool call its name, status and result."""
     (rollout,) = process.run_many(lambda text: agent.invoke({"messages": [("user", text)]}), 1, text)
     told = [span.attributes for span in by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)]
-    return sorted((one[conventions.TOOL_NAME], one[conventions.TOOL_STATUS], one[conventions.TOOL_CALL_RESULT]) for one in told)
+    return sorted(
+        (one[conventions.TOOL_NAME], one[conventions.TOOL_STATUS], one[conventions.TOOL_CALL_RESULT]) for one in told
+    )
 
 
 def test_a_call_beyond_a_limit_is_an_error_and_no_unknown_tool(process: InstrumentedProcess) -> None:

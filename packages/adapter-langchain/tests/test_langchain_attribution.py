@@ -1,4 +1,5 @@
-"""Unmodified LangGraph agents, a crowd of rollouts: every call belongs to its rollout, none to another one, none to nobody."""
+"""Unmodified LangGraph agents, a crowd of rollouts: every call belongs to its rollout, none to another one, none to
+nobody."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def check_attribution(server: ScriptedServer, crowd: Crowd) -> None:
 
 @pytest.mark.slow
 async def test_concurrent_rollouts_in_shared_workers_are_attributed_exactly(tmp_path: Path, crowd: Crowd) -> None:
-    with ScriptedServer(lambda body: {"content": "one two three"}, max_delay_s=1.0, hold_until=crowd.rollouts) as server:
+    with ScriptedServer(
+        lambda body: {"content": "one two three"}, max_delay_s=1.0, hold_until=crowd.rollouts
+    ) as server:
         each = crowd.rollouts // crowd.shared_workers
         await run(server, tmp_path, tasks=tasks(crowd), workers=crowd.shared_workers, concurrency=each)
         assert server.most_open == crowd.rollouts  # no call was answered before all of them ran

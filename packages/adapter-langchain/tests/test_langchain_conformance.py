@@ -63,4 +63,7 @@ class TestLangChainAdapter(AdapterConformance):
 
     def test_a_bare_client_in_a_node_is_named_after_the_node(self, process: InstrumentedProcess) -> None:
         process.run_many(load("bare_client"), 8)
-        assert {(call.agent, call.span_id is None) for call in process.server.calls} == {("draft", True), ("review", False)}
+        assert {(call.agent, call.span_id is None) for call in process.server.calls} == {
+            ("draft", True),
+            ("review", False),
+        }

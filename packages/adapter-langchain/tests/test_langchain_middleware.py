@@ -1,4 +1,5 @@
-"""Middleware that calls a model is not the agent: it has a role of its own, so that it can be left out of the training."""
+"""Middleware that calls a model is not the agent: it has a role of its own, so that it can be left out of the
+training."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def process() -> Iterator[InstrumentedProcess]:
         (None, ["Reflection.before_model", "model.tool_selection", "model"]),
     ],
 )
-def test_middleware_that_calls_a_model_has_a_role_of_its_own(process: InstrumentedProcess, name: str | None, roles: list[str]) -> None:
+def test_middleware_that_calls_a_model_has_a_role_of_its_own(
+    process: InstrumentedProcess, name: str | None, roles: list[str]
+) -> None:
     agent = create_agent(model, [], name=name, middleware=[Reflection(), Selection()])
     process.run_many(lambda text: agent.invoke({"messages": [{"role": "user", "content": text}]}), 1)
     assert [call.agent for call in process.server.calls] == roles

@@ -1,4 +1,5 @@
-"""Answers with a structure that are asked for as tools (`ToolStrategy`): each is a record with a status, whatever becomes of it."""
+"""Answers with a structure that are asked for as tools (`ToolStrategy`): each is a record with a status, whatever
+becomes of it."""
 
 from __future__ import annotations
 
@@ -31,13 +32,19 @@ async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholeP
         yield path
 
 
-async def statuses(path: WholePath, name: str, *said: str, handle_errors: bool = True) -> tuple[Outcome, list[tuple[str, ToolStatus, int]]]:
+async def statuses(
+    path: WholePath, name: str, *said: str, handle_errors: bool = True
+) -> tuple[Outcome, list[tuple[str, ToolStatus, int]]]:
     """How the rollout ended; of each tool call its name, its status and the call that asked."""
-    path.engine.enqueue(*(text.removeprefix("<tool_call>\n") for text in said))  # LangChain asks for a tool: the call is begun
+    path.engine.enqueue(
+        *(text.removeprefix("<tool_call>\n") for text in said)
+    )  # LangChain asks for a tool: the call is begun
     trajectory = await path.run_one(name, {"handle_errors": handle_errors})
     places = {transition.id: transition.index for transition in trajectory.transitions}
     assert trajectory.outcome is Outcome.SUCCEEDED or not handle_errors, trajectory.error
-    return trajectory.outcome, [(call.name, call.status, places[call.transition_id or ""]) for call in trajectory.tool_calls]
+    return trajectory.outcome, [
+        (call.name, call.status, places[call.transition_id or ""]) for call in trajectory.tool_calls
+    ]
 
 
 async def test_a_structured_answer_is_recorded_beside_the_tools_that_ran(path: WholePath) -> None:

@@ -40,7 +40,9 @@ async def test_roles_and_spans_reach_the_calls_each_can_be_branched_at_and_a_lon
             assert len({transition.span_id for transition in trajectory.transitions} - {None}) == 2 * each
             for calls in range(len(trajectory.transitions) + 1):
                 branch = await path.branch(trajectory, calls)
-                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), branch.error
+                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), (
+                    branch.error
+                )
         trajectory = await path.run_one("long", {"kind": "sync", "text": "a long story " * 3000})
     assert (trajectory.outcome, trajectory.transitions) == (Outcome.CONTEXT_OVERFLOW, ())
 

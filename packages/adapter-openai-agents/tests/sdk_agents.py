@@ -1,6 +1,7 @@
 """Agents of every kind, as users write them: clients made at import time, with their own key. They know nothing of us.
 
-In the environment: `API` is `responses` or `chat_completions`; `TRACING=run` switches the SDK's tracing off in the run's configuration.
+In the environment: `API` is `responses` or `chat_completions`; `TRACING=run` switches the SDK's tracing off in the
+run's configuration.
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ def stream(text: str) -> Any:
 
 def threads(text: str) -> Any:
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda part: Runner.run_sync(draft, f"{text} part {part}", run_config=config()).final_output, range(3)))
+        return list(
+            pool.map(
+                lambda part: Runner.run_sync(draft, f"{text} part {part}", run_config=config()).final_output, range(3)
+            )
+        )
 
 
 # --- tools ---
@@ -129,8 +134,12 @@ def apologise(context: Any, error: Exception) -> str:
 tools: list[Any] = [add, fail, fail_politely, fail_hard, add_hard, time_out, ask_bare]
 try:
     tools.append(function_tool(sleep_long, name_override="sleep", timeout=0.05))
-    tools.append(function_tool(sleep_long, name_override="sleep_politely", timeout=0.05, timeout_error_function=apologise))
-    tools.append(function_tool(sleep_long, name_override="sleep_hard", timeout=0.05, timeout_behavior="raise_exception"))
+    tools.append(
+        function_tool(sleep_long, name_override="sleep_politely", timeout=0.05, timeout_error_function=apologise)
+    )
+    tools.append(
+        function_tool(sleep_long, name_override="sleep_hard", timeout=0.05, timeout_behavior="raise_exception")
+    )
 except TypeError:  # tools have no timeout in this version
     pass
 
@@ -150,7 +159,9 @@ async def use_tools_streamed(text: str) -> Any:
 
 def use_tools_forgiving(text: str) -> Any:
     """Unknown tools are an answer to the model, where the SDK has that option."""
-    return Runner.run_sync(worker, text, run_config=config(tool_not_found_behavior="return_error_to_model")).final_output
+    return Runner.run_sync(
+        worker, text, run_config=config(tool_not_found_behavior="return_error_to_model")
+    ).final_output
 
 
 # --- several agents ---
@@ -168,7 +179,10 @@ writer = Agent(name="writer", instructions="ROLE=writer", model=MODEL, tools=[ad
 editor = Agent(name="editor", instructions="ROLE=editor", model=MODEL)
 edit = handoff(editor, on_handoff=note, input_type=Reason)
 triage = Agent(
-    name="triage", instructions="ROLE=triage", model=MODEL, handoffs=[writer, handoff(editor, on_handoff=note, input_type=Reason)]
+    name="triage",
+    instructions="ROLE=triage",
+    model=MODEL,
+    handoffs=[writer, handoff(editor, on_handoff=note, input_type=Reason)],
 )
 boss = Agent(
     name="boss",

@@ -1,4 +1,5 @@
-"""Unmodified agents, a crowd of rollouts at once: every call belongs to its rollout, none to another one, none to nobody."""
+"""Unmodified agents, a crowd of rollouts at once: every call belongs to its rollout, none to another one, none to
+nobody."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ ASKED = {"handoff": "TOOL=transfer_to_writer ARGS={}", "subagent": 'TOOL=consult
 
 
 def tasks(crowd: Crowd) -> dict[str, dict[str, str]]:
-    return {name: {"kind": kind, "text": f"RID={name} {asked(kind, name)}"} for name, kind in crowd.names(tuple(ROLES)).items()}
+    return {
+        name: {"kind": kind, "text": f"RID={name} {asked(kind, name)}"}
+        for name, kind in crowd.names(tuple(ROLES)).items()
+    }
 
 
 def asked(kind: str, rollout_id: str) -> str:

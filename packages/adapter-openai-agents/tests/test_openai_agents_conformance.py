@@ -1,4 +1,5 @@
-"""The adapter meets the specification of an adapter, in both wire formats, whatever the user does to the SDK's tracing."""
+"""The adapter meets the specification of an adapter, in both wire formats, whatever the user does to the SDK's
+tracing."""
 
 from __future__ import annotations
 

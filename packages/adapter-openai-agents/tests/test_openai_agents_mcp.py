@@ -1,4 +1,5 @@
-"""Tools of MCP servers: what the server calls an error is one, though the SDK hands it to the model as any other result."""
+"""Tools of MCP servers: what the server calls an error is one, though the SDK hands it to the model as any other
+result."""
 
 from __future__ import annotations
 
@@ -30,9 +31,15 @@ class Shop(MCPServer):
     async def cleanup(self) -> None: ...
 
     async def list_tools(self, *args: Any, **kwargs: Any) -> list[Tool]:
-        return [Tool.model_validate({"name": "buy", "inputSchema": {"type": "object", "properties": {"what": {"type": "string"}}}})]
+        return [
+            Tool.model_validate(
+                {"name": "buy", "inputSchema": {"type": "object", "properties": {"what": {"type": "string"}}}}
+            )
+        ]
 
-    async def call_tool(self, tool_name: str, arguments: dict[str, Any] | None, *args: Any, **kwargs: Any) -> CallToolResult:
+    async def call_tool(
+        self, tool_name: str, arguments: dict[str, Any] | None, *args: Any, **kwargs: Any
+    ) -> CallToolResult:
         is_error = (arguments or {}).get("what") != "tea"
         content = [{"type": "text", "text": "sold out" if is_error else "bought"}]
         return CallToolResult.model_validate({"content": content, "isError": is_error})
@@ -57,7 +64,8 @@ def buy(text: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("what", "status", "error_type", "result"), [("gold", "error", "McpToolError", "sold out"), ("tea", "ok", None, "bought")]
+    ("what", "status", "error_type", "result"),
+    [("gold", "error", "McpToolError", "sold out"), ("tea", "ok", None, "bought")],
 )
 def test_a_tool_that_an_mcp_server_says_has_failed_is_an_error(
     process: InstrumentedProcess, what: str, status: str, error_type: str | None, result: str
@@ -70,5 +78,8 @@ def test_a_tool_that_an_mcp_server_says_has_failed_is_an_error(
 
     process.run_many(go, 1, f"TOOL=buy ARGS={json.dumps({'what': what})}")
     (tool,) = by_operation(process.spans(rollouts[0]), conventions.EXECUTE_TOOL)
-    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes.get(conventions.ERROR_TYPE)) == (status, error_type)
+    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes.get(conventions.ERROR_TYPE)) == (
+        status,
+        error_type,
+    )
     assert result in tool.attributes[conventions.TOOL_CALL_RESULT]

@@ -45,7 +45,9 @@ def process(request: pytest.FixtureRequest) -> Iterator[InstrumentedProcess]:
     agents.set_default_openai_api("responses")
 
 
-def run(process: InstrumentedProcess, agent: str, text: str = "", *, raises: type[Exception] | None = None) -> list[RecordedSpan]:
+def run(
+    process: InstrumentedProcess, agent: str, text: str = "", *, raises: type[Exception] | None = None
+) -> list[RecordedSpan]:
     """One rollout; its spans."""
     function, rollouts = load(agent), []
     if agent.endswith("_streamed"):
@@ -79,7 +81,9 @@ def run(process: InstrumentedProcess, agent: str, text: str = "", *, raises: typ
 
 def outcome(spans: list[RecordedSpan], name: str) -> tuple[str, str, str | None]:
     """Status, result and error type of the one call of that tool."""
-    (tool,) = [span for span in by_operation(spans, conventions.EXECUTE_TOOL) if span.attributes[conventions.TOOL_NAME] == name]
+    (tool,) = [
+        span for span in by_operation(spans, conventions.EXECUTE_TOOL) if span.attributes[conventions.TOOL_NAME] == name
+    ]
     return (
         tool.attributes[conventions.TOOL_STATUS],
         tool.attributes[conventions.TOOL_CALL_RESULT],
@@ -91,19 +95,26 @@ def outcome(spans: list[RecordedSpan], name: str) -> tuple[str, str, str | None]
 def test_after_a_handoff_the_other_agent_speaks(process: InstrumentedProcess, agent: str) -> None:
     spans = run(process, agent, WRITE)
     assert [call.agent for call in process.server.calls] == ["triage", "writer"]
-    turns = {span.span_id: span.attributes[conventions.AGENT_NAME] for span in by_operation(spans, conventions.INVOKE_AGENT)}
+    turns = {
+        span.span_id: span.attributes[conventions.AGENT_NAME] for span in by_operation(spans, conventions.INVOKE_AGENT)
+    }
     assert sorted(turns.values()) == ["triage", "writer"]
     chats = by_operation(spans, conventions.CHAT)
     assert [turns[chat.parent_id] for chat in chats] == ["triage", "writer"]
     (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
     assert tool.parent_id == chats[0].span_id
-    assert (tool.attributes[conventions.TOOL_NAME], tool.attributes[conventions.TOOL_STATUS]) == ("transfer_to_writer", "ok")
+    assert (tool.attributes[conventions.TOOL_NAME], tool.attributes[conventions.TOOL_STATUS]) == (
+        "transfer_to_writer",
+        "ok",
+    )
     assert json.loads(tool.attributes[conventions.TOOL_CALL_RESULT]) == {"assistant": "writer"}
 
 
 @pytest.mark.parametrize("agent", ["hand_over", "hand_over_streamed"])
 def test_a_handoff_with_input_it_does_not_take_is_reported(process: InstrumentedProcess, agent: str) -> None:
-    spans = run(process, agent, 'TOOL=transfer_to_editor ARGS={"reason": 7}', raises=agents.exceptions.ModelBehaviorError)
+    spans = run(
+        process, agent, 'TOOL=transfer_to_editor ARGS={"reason": 7}', raises=agents.exceptions.ModelBehaviorError
+    )
     assert outcome(spans, "transfer_to_editor")[0] == ToolStatus.INVALID_ARGUMENTS
     (turn,) = by_operation(spans, conventions.INVOKE_AGENT)
     assert turn.is_error
@@ -115,7 +126,11 @@ def test_an_agent_that_is_a_tool_speaks_for_itself_below_that_tool(process: Inst
     assert [call.agent for call in process.server.calls] == ["boss", "writer", "boss"]
     (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
     assert tool.attributes[conventions.AGENT_NAME] == "boss"
-    (writer,) = [span for span in by_operation(spans, conventions.INVOKE_AGENT) if span.attributes[conventions.AGENT_NAME] == "writer"]
+    (writer,) = [
+        span
+        for span in by_operation(spans, conventions.INVOKE_AGENT)
+        if span.attributes[conventions.AGENT_NAME] == "writer"
+    ]
     assert writer.parent_id == tool.span_id
 
 
@@ -123,7 +138,9 @@ def test_sub_agents_run_side_by_side_without_mixing(process: InstrumentedProcess
     delegate = 'TOOL=delegate ARGS={"input": "RID=consult-0 again?"}'
     spans = run(process, "consult", f"{CONSULT} {delegate} {CONSULT}")
     assert sorted(call.agent or "" for call in process.server.calls) == ["boss", "boss", "worker", "writer", "writer"]
-    tools = {span.span_id: span.attributes[conventions.TOOL_NAME] for span in by_operation(spans, conventions.EXECUTE_TOOL)}
+    tools = {
+        span.span_id: span.attributes[conventions.TOOL_NAME] for span in by_operation(spans, conventions.EXECUTE_TOOL)
+    }
     below = [
         (span.attributes[conventions.AGENT_NAME], tools[span.parent_id])
         for span in by_operation(spans, conventions.INVOKE_AGENT)
@@ -145,7 +162,11 @@ def test_a_guardrails_calls_do_not_take_the_name_or_the_span_of_the_call_beside(
 
 def test_a_bare_client_in_a_tool_is_named_after_the_agent(process: InstrumentedProcess) -> None:
     run(process, "use_tools", 'TOOL=ask_bare ARGS={"question": "RID=use_tools-0 why?"}')
-    assert [(call.agent, call.span_id is None) for call in process.server.calls] == [("worker", False), ("worker", True), ("worker", False)]
+    assert [(call.agent, call.span_id is None) for call in process.server.calls] == [
+        ("worker", False),
+        ("worker", True),
+        ("worker", False),
+    ]
 
 
 @pytest.mark.parametrize("agent", ["use_tools", "use_tools_streamed"])
@@ -177,7 +198,9 @@ def test_a_tools_outcome_is_what_happened_not_what_the_model_is_told(
 
 
 @pytest.mark.skipif(not HAS_TIMEOUTS, reason="tools have no timeout in this version of the SDK")
-@pytest.mark.parametrize(("name", "said"), [("sleep", "timed out"), ("sleep_politely", "too slow, sorry"), ("sleep_hard", "timed out")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("sleep", "timed out"), ("sleep_politely", "too slow, sorry"), ("sleep_hard", "timed out")]
+)
 def test_a_tool_that_runs_out_of_time_is_a_timeout(process: InstrumentedProcess, name: str, said: str) -> None:
     raises = getattr(agents, "ToolTimeoutError", None) if name == "sleep_hard" else None
     status, result, error = outcome(run(process, "use_tools", f"TOOL={name} ARGS={{}}", raises=raises), name)
@@ -186,7 +209,9 @@ def test_a_tool_that_runs_out_of_time_is_a_timeout(process: InstrumentedProcess,
 
 
 @pytest.mark.skipif(not HAS_FORGIVENESS, reason="an unknown tool always ends the run in this version of the SDK")
-def test_an_unknown_tool_that_the_model_is_told_about_is_reported_beside_the_tools_that_ran(process: InstrumentedProcess) -> None:
+def test_an_unknown_tool_that_the_model_is_told_about_is_reported_beside_the_tools_that_ran(
+    process: InstrumentedProcess,
+) -> None:
     spans = run(process, "use_tools_forgiving", 'TOOL=nonsense ARGS={} TOOL=add ARGS={"a": 1, "b": 2}')
     assert outcome(spans, "nonsense")[0] == ToolStatus.UNKNOWN_TOOL
     assert outcome(spans, "add")[:2] == (ToolStatus.OK, "3")
@@ -195,7 +220,9 @@ def test_an_unknown_tool_that_the_model_is_told_about_is_reported_beside_the_too
 def test_parallel_calls_of_one_tool_keep_their_own_outcomes(process: InstrumentedProcess) -> None:
     asked = 'TOOL=add ARGS={"a": 1} TOOL=add ARGS={"a": 1, "b": 2} TOOL=fail ARGS={} TOOL=add ARGS={"a": 2, "b": 2}'
     tools = by_operation(run(process, "use_tools", asked), conventions.EXECUTE_TOOL)
-    found = sorted((tool.attributes[conventions.TOOL_CALL_ARGUMENTS], tool.attributes[conventions.TOOL_STATUS]) for tool in tools)
+    found = sorted(
+        (tool.attributes[conventions.TOOL_CALL_ARGUMENTS], tool.attributes[conventions.TOOL_STATUS]) for tool in tools
+    )
     assert found == [
         ('{"a": 1, "b": 2}', "ok"),
         ('{"a": 1}', "invalid_arguments"),
@@ -219,7 +246,9 @@ def nest(body: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(body["messages"])
     if any(message["role"] == "tool" for message in body["messages"]):
         return {"content": "done"}
-    name, arguments = ("nonsense", "{}") if "ROLE=worker" in text else ("delegate", json.dumps({"input": "RID=go-0 do it"}))
+    name, arguments = (
+        ("nonsense", "{}") if "ROLE=worker" in text else ("delegate", json.dumps({"input": "RID=go-0 do it"}))
+    )
     call = {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"content": None, "tool_calls": [call]}
 
@@ -310,7 +339,10 @@ def test_a_tool_that_its_guardrail_refuses_is_an_error(process: InstrumentedProc
     (rollout,) = process.run_many(buy, 1, "TOOL=spend ARGS={}")
     spans = process.spans(rollout)
     (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
-    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes[conventions.TOOL_CALL_RESULT]) == ("error", "not today")
+    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes[conventions.TOOL_CALL_RESULT]) == (
+        "error",
+        "not today",
+    )
     assert tool.parent_id == process.server.calls[0].span_id
 
 
@@ -330,15 +362,37 @@ def test_a_websocket_model_is_refused_rather_than_missed(process: InstrumentedPr
 
 @pytest.mark.parametrize("process", ["responses"], indirect=True)
 def test_hosted_tools_in_an_answer_are_reported(process: InstrumentedProcess) -> None:
-    found = {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "weather"}}
-    failed = {"id": "mcp_1", "type": "mcp_call", "name": "book", "server_label": "x", "arguments": "{}", "error": "sold out"}
+    found = {
+        "id": "ws_1",
+        "type": "web_search_call",
+        "status": "completed",
+        "action": {"type": "search", "query": "weather"},
+    }
+    failed = {
+        "id": "mcp_1",
+        "type": "mcp_call",
+        "name": "book",
+        "server_label": "x",
+        "arguments": "{}",
+        "error": "sold out",
+    }
     text = {"type": "output_text", "text": "sunny", "annotations": []}
     said = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
-    rest = {"created_at": 0, "model": "gpt-4o-mini", "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "completed"}
+    rest = {
+        "created_at": 0,
+        "model": "gpt-4o-mini",
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "status": "completed",
+    }
     answer = {"id": "resp_1", "object": "response", "output": [found, failed, said], **rest}
     process.server.answer = lambda body: JSONResponse(answer)  # a provider's own, which our gateway never gives
     search, book = by_operation(run(process, "use_tools"), conventions.EXECUTE_TOOL)
-    assert (search.attributes[conventions.TOOL_NAME], search.attributes[conventions.TOOL_STATUS]) == ("web_search", "ok")
+    assert (search.attributes[conventions.TOOL_NAME], search.attributes[conventions.TOOL_STATUS]) == (
+        "web_search",
+        "ok",
+    )
     assert "weather" in search.attributes[conventions.TOOL_CALL_ARGUMENTS]
     assert (book.attributes[conventions.TOOL_NAME], book.attributes[conventions.TOOL_STATUS]) == ("book", "error")
     assert book.attributes[conventions.TOOL_CALL_RESULT] == "sold out"

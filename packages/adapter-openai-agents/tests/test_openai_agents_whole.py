@@ -30,7 +30,9 @@ async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholeP
 
 
 @pytest.mark.parametrize("api", ["responses", "chat_completions"])
-async def test_agents_spans_and_tools_reach_the_recorded_transitions(path: WholePath, monkeypatch: pytest.MonkeyPatch, api: str) -> None:
+async def test_agents_spans_and_tools_reach_the_recorded_transitions(
+    path: WholePath, monkeypatch: pytest.MonkeyPatch, api: str
+) -> None:
     monkeypatch.setenv("API", api)
     async with path.workers("sdk_agents.py:answer", adapters=["openai-agents"], base_dir=HERE):
         for kind in ("sync", "async", "stream", "async_stream"):
@@ -40,7 +42,9 @@ async def test_agents_spans_and_tools_reach_the_recorded_transitions(path: Whole
             assert len({transition.span_id for transition in trajectory.transitions} - {None}) == 2
             for calls in range(len(trajectory.transitions) + 1):
                 branch = await path.branch(trajectory, calls)
-                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), branch.error
+                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), (
+                    branch.error
+                )
         path.engine.enqueue(asking("add", '{"a": 20, "b": 22}'), "the sum is 42")
         with_tool = await path.run_one(f"{api}-tool", {"kind": "tools", "text": "what is 20 + 22?"})
         branches = [await path.branch(with_tool, calls) for calls in range(3)]
@@ -58,6 +62,10 @@ async def test_agents_spans_and_tools_reach_the_recorded_transitions(path: Whole
     assert handed_over.outcome is Outcome.SUCCEEDED, handed_over.error
     assert [transition.agent for transition in handed_over.transitions] == ["triage", "writer"]
     (tool,) = handed_over.tool_calls
-    assert (tool.name, tool.status, tool.transition_id) == ("transfer_to_writer", ToolStatus.OK, handed_over.transitions[0].id)
+    assert (tool.name, tool.status, tool.transition_id) == (
+        "transfer_to_writer",
+        ToolStatus.OK,
+        handed_over.transitions[0].id,
+    )
     assert failed.outcome is Outcome.AGENT_ERROR, "the SDK raises on a tool that it does not know"
     assert [(tool.name, tool.status) for tool in failed.tool_calls] == [("nonsense", ToolStatus.UNKNOWN_TOOL)]

@@ -11,13 +11,18 @@ tracer = trace.get_tracer("my.agent")
 
 
 def evaluate(span: trace.Span, name: str, **said: object) -> None:
-    attributes = {"gen_ai.evaluation.name": name, **{f"gen_ai.{key.replace('__', '.')}": value for key, value in said.items()}}
+    attributes = {
+        "gen_ai.evaluation.name": name,
+        **{f"gen_ai.{key.replace('__', '.')}": value for key, value in said.items()},
+    }
     span.add_event("gen_ai.evaluation.result", attributes)  # type: ignore[arg-type]
 
 
 def ask(question: str) -> str:
     """The span is the call's own: the adapter `opentelemetry` says so to the gateway."""
-    with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"}) as span:
+    with tracer.start_as_current_span(
+        "chat", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"}
+    ) as span:
         reply = OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
         text = reply.choices[0].message.content or ""
         evaluate(span, "brief", evaluation__score__value=1.0 / len(text))
@@ -44,7 +49,9 @@ def says_nothing_else(question: str) -> str:
 def logs(question: str) -> str:
     """As the conventions have it now: events are log records, of the span that is current."""
     events = LoggerProvider().get_logger("my.agent")
-    with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"}):
+    with tracer.start_as_current_span(
+        "chat", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"}
+    ):
         reply = OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
         scores: dict[str, AnyValue] = {"gen_ai.evaluation.name": "brief", "gen_ai.evaluation.score.value": 0.125}
         events.emit(event_name="gen_ai.evaluation.result", attributes=scores)

@@ -1,7 +1,8 @@
-"""Agents without a framework, as users write them: plain clients, made at import, with a key and a model of the user's own.
+"""Agents without a framework, as users write them: plain clients, made at import, with a key and a model of the user's
+own.
 
-Each kind gets a prompt and asks a model once. An agent plans, then asks two critics at once. The prompt names the role that each call
-must have, and the rollout that it must belong to.
+Each kind gets a prompt and asks a model once. An agent plans, then asks two critics at once. The prompt names the role
+that each call must have, and the rollout that it must belong to.
 """
 
 from __future__ import annotations
@@ -141,7 +142,10 @@ async def ask_httpx_async_stream(prompt: str) -> str:
 
 
 async def ask_aiohttp_stream(prompt: str) -> str:
-    async with aiohttp.ClientSession(headers=KEY) as client, client.post(CHAT, json=body(prompt, stream=True)) as answer:
+    async with (
+        aiohttp.ClientSession(headers=KEY) as client,
+        client.post(CHAT, json=body(prompt, stream=True)) as answer,
+    ):
         return "".join([text_of_event(line.decode().strip()) async for line in answer.content])
 
 

@@ -57,7 +57,9 @@ async def act_async(question: str) -> str:
 
     async def one(number: int) -> str:
         with role(f"writer-{number}"):
-            reply = await async_client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"{question} {number}"}])
+            reply = await async_client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": f"{question} {number}"}]
+            )
             with tool("sqlite", reply.choices[0].message.content, call=reply.id) as seen:
                 await asyncio.sleep(0.01)
                 seen.status = "invalid_arguments" if number else "ok"
@@ -74,7 +76,14 @@ def act_by_post(question: str) -> str:
     reply = client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
     key = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     httpx.post(f"{base}/rewards", json={"rewards": {"polite": 1, "odd": None}}, headers=key).raise_for_status()
-    call = {"name": "sqlite", "arguments": {"q": 1}, "result": [1, 2], "status": "error", "call": reply.id, "duration_s": 0.5}
+    call = {
+        "name": "sqlite",
+        "arguments": {"q": 1},
+        "result": [1, 2],
+        "status": "error",
+        "call": reply.id,
+        "duration_s": 0.5,
+    }
     client.post("/tool_calls", body={"tool_calls": [call]}, cast_to=httpx.Response)
     return reply.choices[0].message.content or ""
 

@@ -1,6 +1,7 @@
 """Agents of frameworks that LightningRL has no adapter for, instrumented as their users do it. They know nothing of us.
 
-`spanned…` have a hand-made tracer, in the GenAI conventions or in OpenInference's; `openinference_*` and `pydantic_ai_*` are real ones.
+`spanned…` have a hand-made tracer, in the GenAI conventions or in OpenInference's; `openinference_*` and
+`pydantic_ai_*` are real ones.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Framework:
             except Exception as error:
                 result = f"{type(error).__name__}: {error}"
                 span.set_attribute(
-                    "error.type", {"TypeError": "invalid_arguments", "KeyError": "unknown_tool"}.get(type(error).__name__, "E")
+                    "error.type",
+                    {"TypeError": "invalid_arguments", "KeyError": "unknown_tool"}.get(type(error).__name__, "E"),
                 )
                 span.set_status(trace.StatusCode.ERROR)
             span.set_attribute("output.value" if self.is_openinference else "gen_ai.tool.call.result", result)
@@ -126,7 +128,9 @@ def stream(text: str) -> str:
 async def async_stream(text: str) -> str:
     for role in ROLES:
         with framework.agent(role), framework.model():
-            chunks = await async_client.chat.completions.create(model="gpt-4o-mini", messages=messages(text, role), stream=True)
+            chunks = await async_client.chat.completions.create(
+                model="gpt-4o-mini", messages=messages(text, role), stream=True
+            )
             said = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
     return said
 
@@ -169,7 +173,11 @@ def use_tools(text: str) -> str:
     with framework.agent("worker"):
         while True:
             with framework.model() as span:
-                message = client.chat.completions.create(model="gpt-4o-mini", messages=history, tools=tools).choices[0].message
+                message = (
+                    client.chat.completions.create(model="gpt-4o-mini", messages=history, tools=tools)
+                    .choices[0]
+                    .message
+                )
             history.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
                 return message.content or ""
@@ -206,12 +214,15 @@ def genai(text: str) -> str:
             use(trace.get_tracer_provider(), "genai")
             Programs.ready = "genai"
     said = {"sync": sync, "stream": stream, "threads": threads}[text.partition("KIND=")[2].partition(" ")[0]](text)
-    assert isinstance(trace.get_tracer_provider(), TracerProvider) and seen.get_finished_spans(), "the user's own exporter sees nothing"
+    assert isinstance(trace.get_tracer_provider(), TracerProvider) and seen.get_finished_spans(), (
+        "the user's own exporter sees nothing"
+    )
     return said
 
 
 async def openinference_openai(text: str) -> str:
-    """Hand-made agents around the real OpenInference instrumentation of the OpenAI client, with a provider that is not global."""
+    """Hand-made agents around the real OpenInference instrumentation of the OpenAI client, with a provider that is not
+    global."""
     if Programs.ready != "openai":
         from openinference.instrumentation.openai import OpenAIInstrumentor
 
@@ -222,7 +233,10 @@ async def openinference_openai(text: str) -> str:
     for role in ROLES:
         with framework.agent(role):
             answers = await asyncio.gather(
-                *(async_client.chat.completions.create(model="gpt-4o-mini", messages=messages(f"{text} {n}", role)) for n in range(2))
+                *(
+                    async_client.chat.completions.create(model="gpt-4o-mini", messages=messages(f"{text} {n}", role))
+                    for n in range(2)
+                )
             )
     return str(answers[0].choices[0].message.content)
 

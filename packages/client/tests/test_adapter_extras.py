@@ -1,4 +1,5 @@
-"""Adapters never bring a framework along: it is an extra of theirs, and what is missing or of another version is said in one sentence."""
+"""Adapters never bring a framework along: it is an extra of theirs, and what is missing or of another version is said
+in one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from lightningrl.errors import PluginError
 from lightningrl.plugins import load_plugins
 from lightningrl_client.runtime.telemetry import instrument
 
-ADAPTERS = {"autogen": "lightningrl-autogen", "langchain": "lightningrl-langchain", "openai-agents": "lightningrl-openai-agents"}
+ADAPTERS = {
+    "autogen": "lightningrl-autogen",
+    "langchain": "lightningrl-langchain",
+    "openai-agents": "lightningrl-openai-agents",
+}
 SITE = """
 import sys
 
@@ -52,7 +57,9 @@ def plain(requirement: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "distribution"), ADAPTERS.items())
-def test_a_framework_is_an_extra_of_its_adapter_in_the_versions_that_it_instruments(name: str, distribution: str) -> None:
+def test_a_framework_is_an_extra_of_its_adapter_in_the_versions_that_it_instruments(
+    name: str, distribution: str
+) -> None:
     asked = requires(distribution) or []
     always = {re.split(r"[^\w-]", requirement)[0] for requirement in asked if "extra" not in requirement}
     assert always <= {"lightningrl", "opentelemetry-instrumentation", "wrapt"}
@@ -80,5 +87,7 @@ def test_an_adapter_without_its_framework_says_what_installs_it(tmp_path: Path) 
 
 
 def test_a_framework_of_another_version_stops_the_worker_instead_of_leaving_calls_without_roles() -> None:
-    with pytest.raises(PluginError, match=r"adapter OfAnotherTime cannot be hooked in: .*httpx < 0\.1.*falls outside of that range"):
+    with pytest.raises(
+        PluginError, match=r"adapter OfAnotherTime cannot be hooked in: .*httpx < 0\.1.*falls outside of that range"
+    ):
         instrument(OfAnotherTime(), TracerProvider())

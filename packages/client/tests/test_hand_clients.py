@@ -38,7 +38,12 @@ def check(trajectory: Trajectory) -> None:
         assert re.findall(r"RID=([\w-]+)", text) == [trajectory.rollout_id]
         assert re.findall(r"ROLE=([\w/]*)", text) == [call.agent or ""]
         assert len(call.completion_ids) == len(call.logprobs) > 0
-    assert sorted(call.agent or "" for call in trajectory.transitions) == ["", "team/critic", "team/critic", "team/planner"]
+    assert sorted(call.agent or "" for call in trajectory.transitions) == [
+        "",
+        "team/critic",
+        "team/critic",
+        "team/planner",
+    ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -50,7 +55,9 @@ async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholeP
 
 
 @pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["sync", "async"])
-async def test_every_plain_client_is_recorded_with_no_code_changes(path: WholePath, agent: str, kinds: tuple[str, ...]) -> None:
+async def test_every_plain_client_is_recorded_with_no_code_changes(
+    path: WholePath, agent: str, kinds: tuple[str, ...]
+) -> None:
     async with path.workers(f"hand_agents.py:{agent}", base_dir=HERE):
         trajectories = await path.run({f"{agent}-{kind}": {"client": kind, "rid": f"{agent}-{kind}"} for kind in kinds})
         branches = [await path.branch(trajectory, 2) for trajectory in trajectories]
@@ -62,7 +69,9 @@ async def test_every_plain_client_is_recorded_with_no_code_changes(path: WholePa
 
 
 @pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["threads", "asyncio"])
-async def test_many_rollouts_at_once_never_mix(path: WholePath, crowd: Crowd, agent: str, kinds: tuple[str, ...]) -> None:
+async def test_many_rollouts_at_once_never_mix(
+    path: WholePath, crowd: Crowd, agent: str, kinds: tuple[str, ...]
+) -> None:
     names = [f"{agent}-{number}" for number in range(crowd.rollouts)]
     tasks = {name: {"client": kinds[number % len(kinds)], "rid": name} for number, name in enumerate(names)}
     workers, each = crowd.shared_workers, crowd.rollouts // crowd.shared_workers

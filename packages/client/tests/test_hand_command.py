@@ -117,7 +117,15 @@ def ask(rid):
 if __name__ == "__main__":
     print(json.dumps(ask(sys.argv[1])))
 """
-WAYS = ("run", "copied-environment", "environment-of-the-import", "key-alone", "by-place", "executor", "multiprocessing")
+WAYS = (
+    "run",
+    "copied-environment",
+    "environment-of-the-import",
+    "key-alone",
+    "by-place",
+    "executor",
+    "multiprocessing",
+)
 ASYNC_WAYS = ("asyncio", "asyncio-shell", "anyio")
 
 
@@ -141,7 +149,13 @@ async def test_a_program_that_an_agent_starts_calls_for_the_rollout_that_started
             for number in range(2):
                 server.add_rollout(f"{way}-{number}", {"how": way, "rid": f"{way}-{number}"})
         pool = WorkerPool(
-            server.url, server.run_key, f"starter.py:{agent}", workers=1, concurrency=concurrency, base_dir=folder, log_folder=folder
+            server.url,
+            server.run_key,
+            f"starter.py:{agent}",
+            workers=1,
+            concurrency=concurrency,
+            base_dir=folder,
+            log_folder=folder,
         )
         async with pool:
             await server.wait_finished()
@@ -156,7 +170,9 @@ async def test_what_the_author_of_a_programs_environment_left_out_or_set_elsewhe
     with ScriptedServer(lambda body: {"content": "hi"}) as server:
         for way in ("nothing-of-ours", "elsewhere"):
             server.add_rollout(way, {"how": way, "rid": "r"})
-        pool = WorkerPool(server.url, server.run_key, "starter.py:start", workers=1, concurrency=4, base_dir=folder, log_folder=folder)
+        pool = WorkerPool(
+            server.url, server.run_key, "starter.py:start", workers=1, concurrency=4, base_dir=folder, log_folder=folder
+        )
         async with pool:
             await server.wait_finished()
         outputs = {way: (server.result(way) or {})["output"] for way in server.rollout_ids}
@@ -165,14 +181,18 @@ async def test_what_the_author_of_a_programs_environment_left_out_or_set_elsewhe
 
 
 @pytest.mark.slow
-async def test_a_program_may_be_run_without_the_variables_of_telemetry_and_says_why_it_failed_wherever_it_says_so(folder: Path) -> None:
+async def test_a_program_may_be_run_without_the_variables_of_telemetry_and_says_why_it_failed_wherever_it_says_so(
+    folder: Path,
+) -> None:
     told: dict[str, Any] = {}
     with ScriptedServer(lambda body: {"content": "hi"}) as server:
         for agent in ("answer", "silent"):
             server.add_rollout(agent, {"do": "tell"})
             if agent == "silent":
                 server.add_rollout("failed", {"do": "complain on stdout"})
-            pool = WorkerPool(server.url, server.run_key, f"agent.py:{agent}", workers=1, base_dir=folder, log_folder=folder)
+            pool = WorkerPool(
+                server.url, server.run_key, f"agent.py:{agent}", workers=1, base_dir=folder, log_folder=folder
+            )
             async with pool:
                 await server.wait_finished()
         told = {rid: server.result(rid) or {} for rid in server.rollout_ids}
@@ -233,7 +253,8 @@ async def test_a_program_and_what_it_started_end_with_the_worker(folder: Path, h
 
 
 async def test_a_program_and_what_it_started_end_with_the_process_that_ran_it_however_that_ends(folder: Path) -> None:
-    """Whoever runs it is supervised by nobody here: an agent in the trainer's own process, or a worker whose trainer was killed."""
+    """Whoever runs it is supervised by nobody here: an agent in the trainer's own process, or a worker whose trainer
+    was killed."""
     hang = f"{{'do': 'hang', 'pids': {str(folder / 'pids')!r}}}"
     code = f"import asyncio, agent; asyncio.run(agent.answer({hang}))"
     runner = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=folder)
@@ -244,7 +265,8 @@ async def test_a_program_and_what_it_started_end_with_the_process_that_ran_it_ho
 
 
 def test_a_program_is_started_without_python_between_fork_and_exec() -> None:
-    """Handlers of forks (OpenTelemetry's start threads in the child) and `preexec_fn` are not safe where other threads run."""
+    """Handlers of forks (OpenTelemetry's start threads in the child) and `preexec_fn` are not safe where other threads
+    run."""
     forks: list[str] = []
     os.register_at_fork(before=lambda: forks.append("fork"))
     assert python("print('done')") == "done"
@@ -264,7 +286,10 @@ def python(code: str) -> Any:
         ("[1, 2]", [1, 2]),
         ("42", "42"),
         ("[half", "[half"),
-        ('{"query": "a\\u2028b\\x85c"}', {"query": "a\u2028b\x85c"}),  # JavaScript's JSON has such line ends as they are
+        (
+            '{"query": "a\\u2028b\\x85c"}',
+            {"query": "a\u2028b\x85c"},
+        ),  # JavaScript's JSON has such line ends as they are
         ("a\\x0cb", "a\x0cb"),
         ("[" * 2000, "[" * 2000),
     ],
@@ -298,7 +323,9 @@ def test_a_program_that_warns_on_stderr_and_says_why_on_stdout_is_heard_on_both(
 
 
 def test_its_environment_is_the_workers_and_what_is_added() -> None:
-    agent = command_agent(sys.executable, "-c", "import os; print(os.environ['MODE'], os.environ['PATH'])", environment={"MODE": "fast"})
+    agent = command_agent(
+        sys.executable, "-c", "import os; print(os.environ['MODE'], os.environ['PATH'])", environment={"MODE": "fast"}
+    )
     assert asyncio.run(agent(None)) == f"fast {os.environ['PATH']}"
 
 

@@ -1,4 +1,5 @@
-"""Rewards and tool outcomes that an agent reports of itself: in Python, and by a POST from anything that speaks HTTP."""
+"""Rewards and tool outcomes that an agent reports of itself: in Python, and by a POST from anything that speaks
+HTTP."""
 
 from __future__ import annotations
 
@@ -65,7 +66,13 @@ async def a_hand_written_tool_loop_gets_automatic_intermediate_rewards(path: Who
     assert [call.agent for call in trajectory.transitions] == ["adder"] * 3
     assert [call.reported for call in trajectory.transitions] == [{"brief": 0.5}] * 3
     good, bad = trajectory.tool_calls
-    assert (good.name, good.arguments, good.result, good.status, good.agent) == ("add", '{"a": 20, "b": 22}', "42", ToolStatus.OK, "adder")
+    assert (good.name, good.arguments, good.result, good.status, good.agent) == (
+        "add",
+        '{"a": 20, "b": 22}',
+        "42",
+        ToolStatus.OK,
+        "adder",
+    )
     assert (bad.status, bad.error_type) == (ToolStatus.ERROR, "TypeError")
     assert bad.result == "add() got an unexpected keyword argument 'c'", "as the agent went on with"
     assert [good.transition_id, bad.transition_id] == [call.id for call in trajectory.transitions[:2]]
@@ -75,7 +82,9 @@ async def a_hand_written_tool_loop_gets_automatic_intermediate_rewards(path: Who
 
 
 async def a_tool_that_is_no_tool_call_is_the_outcome_of_the_answer_that_asked(path: WholePath) -> None:
-    trajectories = await path.run({f"r{number}": {"agent": "act_async", "question": f"RID=r{number}"} for number in range(8)})
+    trajectories = await path.run(
+        {f"r{number}": {"agent": "act_async", "question": f"RID=r{number}"} for number in range(8)}
+    )
     for trajectory in trajectories:
         assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
         agents = {call.id: call.agent for call in trajectory.transitions}
@@ -126,9 +135,19 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("rewards", b'{"rewards": {"good": NaN}}', 400, "reward 'good' is 'nan'; send a number"),
     ("rewards", b"hello", 400, "it is not JSON"),
     ("rewards", {"rewards": {"good": 1}, "call": "chatcmpl-x"}, 404, "has no call 'chatcmpl-x'"),
-    ("tool_calls", {"tool_calls": [{"name": "f"}]}, 400, "Object missing required field `status` - at `$.tool_calls[0]`"),
+    (
+        "tool_calls",
+        {"tool_calls": [{"name": "f"}]},
+        400,
+        "Object missing required field `status` - at `$.tool_calls[0]`",
+    ),
     ("tool_calls", {"tool_calls": [{"name": "f", "status": "bad"}]}, 400, "'ok', 'error', 'unknown_tool'"),
-    ("tool_calls", {"tool_calls": [{"name": "f", "status": "ok", "call": "chatcmpl-x"}]}, 404, "has no call 'chatcmpl-x'"),
+    (
+        "tool_calls",
+        {"tool_calls": [{"name": "f", "status": "ok", "call": "chatcmpl-x"}]},
+        404,
+        "has no call 'chatcmpl-x'",
+    ),
     ("tool_calls", b"x" * 300_000, 413, "larger than"),
 ]
 
@@ -149,7 +168,11 @@ async def test_a_bad_report_is_refused_with_a_sentence_and_leaves_nothing(
         answer = await http.post(url, headers=key, **content)
         assert (answer.status_code, says in answer.json()["error"]["message"]) == (status, True), answer.text
         assert (await http.post(url, **content)).status_code in (400, 401, 413)
-        good = {"rewards": {"good": 1}, "call": "chatcmpl-c0"} if path == "rewards" else {"tool_calls": [{"name": "f", "status": "ok"}]}
+        good = (
+            {"rewards": {"good": 1}, "call": "chatcmpl-c0"}
+            if path == "rewards"
+            else {"tool_calls": [{"name": "f", "status": "ok"}]}
+        )
         assert (await http.post(url, json=good, headers={"authorization": "Bearer wrong"})).status_code == 401
         assert (await http.post(url, json=good, headers=key)).status_code == 204
         await store.finish_attempt("a", 1, Outcome.SUCCEEDED, "x")
@@ -170,7 +193,9 @@ async def test_a_repeated_tool_call_id_is_kept_once(tmp_path: Path) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as http:
         for _ in range(2):
             body = {"tool_calls": [{"name": "f", "status": "ok", "tool_call_id": "call_1"}]}
-            answer = await http.post(f"{lease.base_path}/tool_calls", json=body, headers={"authorization": f"Bearer {lease.key}"})
+            answer = await http.post(
+                f"{lease.base_path}/tool_calls", json=body, headers={"authorization": f"Bearer {lease.key}"}
+            )
             assert answer.status_code == 204
     await store.finish_attempt("a", 1, Outcome.SUCCEEDED, "x")
     ((told,),) = [one.tool_calls for one in await store.trajectories(["a"])]
@@ -198,7 +223,9 @@ async def test_a_report_on_a_call_decodes_no_call(tmp_path: Path, monkeypatch: p
         patch.setattr("lightningrl_server.store.reader.decode_many", decode)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as http:
             for path, body in reports.items():
-                answer = await http.post(f"{lease.base_path}/{path}", json=body, headers={"authorization": f"Bearer {lease.key}"})
+                answer = await http.post(
+                    f"{lease.base_path}/{path}", json=body, headers={"authorization": f"Bearer {lease.key}"}
+                )
                 assert answer.status_code == 204, answer.text
     await store.finish_attempt("a", 1, Outcome.SUCCEEDED, "x")
     (trajectory,) = await store.trajectories(["a"])
@@ -207,7 +234,9 @@ async def test_a_report_on_a_call_decodes_no_call(tmp_path: Path, monkeypatch: p
     await store.close()
 
 
-def test_outside_of_a_rollout_an_agent_works_as_ever_and_the_log_knows(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_outside_of_a_rollout_an_agent_works_as_ever_and_the_log_knows(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1")
     with caplog.at_level(logging.INFO, "lightningrl_client"), role("writer"), tool("search", {"q": 1}) as seen:
         seen.result = object()

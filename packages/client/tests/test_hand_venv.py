@@ -1,4 +1,5 @@
-"""An agent in a virtual environment of its own, without any of our packages: trained with a base URL and a key alone."""
+"""An agent in a virtual environment of its own, without any of our packages: trained with a base URL and a key
+alone."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def folder(tmp_path: Path, certificates: Mapping[str, str]) -> Path:
     else:
         pip = [sys.executable, "-m", "pip", "--python", "theirs/bin/python", "--disable-pip-version-check"]
         command = [*pip, "install", "--quiet", "--no-compile", "openai"]
-    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, **certificates}, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **certificates}, capture_output=True, text=True, check=False
+    )
     if ran.returncode != 0:
         pytest.skip(f"pip could not install the package: {ran.stderr.strip()[-200:]}")
     for name, text in (("program.py", PROGRAM), ("agent.py", AGENT), ("recipe.toml", RECIPE)):
@@ -73,7 +76,9 @@ def folder(tmp_path: Path, certificates: Mapping[str, str]) -> Path:
 
 
 @pytest.mark.slow
-def test_an_agent_in_its_own_virtual_environment_is_trained(folder: Path, warm: WarmCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_in_its_own_virtual_environment_is_trained(
+    folder: Path, warm: WarmCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith(("OPENAI_", "ANTHROPIC_", "PYTHONPATH"))]:
         monkeypatch.delenv(name)
     for command in (["train", "recipe.toml", "--run", "run"], ["export", "trained", "--run", "run"]):

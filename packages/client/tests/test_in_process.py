@@ -1,4 +1,5 @@
-"""Agents that no other process can import: closures that run in threads here, with the leases, redirection and outcomes of any other."""
+"""Agents that no other process can import: closures that run in threads here, with the leases, redirection and outcomes
+of any other."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def outcomes(server: ScriptedServer, count: int) -> list[str]:
     return [(server.result(f"r{number}") or {})["outcome"] for number in range(count)]
 
 
-async def test_what_an_agent_fails_with_is_data_and_others_go_on(server: ScriptedServer, let_go: threading.Event) -> None:
+async def test_what_an_agent_fails_with_is_data_and_others_go_on(
+    server: ScriptedServer, let_go: threading.Event
+) -> None:
     late: list[BaseException] = []
     left: list[threading.Thread] = []
 
@@ -78,13 +81,17 @@ async def test_what_an_agent_fails_with_is_data_and_others_go_on(server: Scripte
         assert [call.rollout_id for call in server.calls] == ["r4"]
         let_go.set()
     await asyncio.to_thread(left[0].join, PATIENCE_S)
-    assert isinstance(late[0], httpx.HTTPStatusError), "what a rollout asks after its end is refused; it reaches no provider"
+    assert isinstance(late[0], httpx.HTTPStatusError), (
+        "what a rollout asks after its end is refused; it reaches no provider"
+    )
     assert [(call.rollout_id, call.status < 400) for call in server.calls] == [("r4", True), (None, False)]
     assert installed_redirection() is None
     assert outcomes(server, 1) == ["timeout"], "the first result counts"
 
 
-async def test_an_async_agent_that_blocks_its_loop_holds_nobody_up_for_long(server: ScriptedServer, let_go: threading.Event) -> None:
+async def test_an_async_agent_that_blocks_its_loop_holds_nobody_up_for_long(
+    server: ScriptedServer, let_go: threading.Event
+) -> None:
     client = httpx.AsyncClient()
 
     async def agent(task: str) -> str:
@@ -116,7 +123,9 @@ async def test_too_many_that_do_not_stop_end_the_pool_with_the_remedy(
     await working.stop(grace_s=0.0)
 
 
-async def test_stopping_gives_back_what_runs_and_restores_the_process(server: ScriptedServer, let_go: threading.Event) -> None:
+async def test_stopping_gives_back_what_runs_and_restores_the_process(
+    server: ScriptedServer, let_go: threading.Event
+) -> None:
     before = dict(os.environ)
     server.add_rollout("r0", "hang")
     working = pool(server, lambda task: let_go.wait(), workers=2)
@@ -202,7 +211,9 @@ async def test_rollouts_at_once_are_told_apart(server: ScriptedServer) -> None:
         server.add_rollout(f"r{number}", f"task {number}")
     async with pool(server, agent, workers=2, concurrency=2):
         await server.wait_finished()
-    assert {call.rollout_id: call.body["messages"][0]["content"] for call in server.calls} == {f"r{n}": f"task {n}" for n in range(8)}
+    assert {call.rollout_id: call.body["messages"][0]["content"] for call in server.calls} == {
+        f"r{n}": f"task {n}" for n in range(8)
+    }
 
 
 async def test_what_cannot_be_opened_leaves_the_process_as_it_was(server: ScriptedServer) -> None:

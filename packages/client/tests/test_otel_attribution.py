@@ -45,7 +45,14 @@ def role_of(spans: list[RecordedSpan], span_id: str | None) -> str | None:
     return None
 
 
-def check(server: ScriptedServer, crowd: Crowd, calls: int | dict[str, int], *, told_early: bool = True, may_miss: bool = False) -> None:
+def check(
+    server: ScriptedServer,
+    crowd: Crowd,
+    calls: int | dict[str, int],
+    *,
+    told_early: bool = True,
+    may_miss: bool = False,
+) -> None:
     """0 wrong, 0 missing. `told_early`: the role goes along with the request, and is not only found by the spans.
 
     `may_miss`: a call may have no role and no span; it must still not have another one's.
@@ -69,7 +76,12 @@ def check(server: ScriptedServer, crowd: Crowd, calls: int | dict[str, int], *, 
 
 
 def tools_of(server: ScriptedServer) -> Counter[tuple[str, str]]:
-    tools = [span for rollout_id in server.rollout_ids for span in server.spans(rollout_id) if conventions.TOOL_STATUS in span.attributes]
+    tools = [
+        span
+        for rollout_id in server.rollout_ids
+        for span in server.spans(rollout_id)
+        if conventions.TOOL_STATUS in span.attributes
+    ]
     return Counter((tool.attributes[conventions.TOOL_NAME], tool.attributes[conventions.TOOL_STATUS]) for tool in tools)
 
 
@@ -91,10 +103,15 @@ async def test_genai_spans_in_threads(tmp_path: Path, crowd: Crowd) -> None:
 @pytest.mark.slow
 async def test_pydantic_ai_with_an_agent_as_a_tool(tmp_path: Path, crowd: Crowd) -> None:
     with ScriptedServer(play, max_delay_s=0.5, hold_until=crowd.rollouts) as server:
-        texts = {"consult": 'TOOL=consult ARGS={"question": "RID=NAME why?"}', "add": f"{ADD} " + ADD.replace('"a": 1', '"a": "x"')}
+        texts = {
+            "consult": 'TOOL=consult ARGS={"question": "RID=NAME why?"}',
+            "add": f"{ADD} " + ADD.replace('"a": 1', '"a": "x"'),
+        }
         await run_at_once(server, tmp_path, crowd, "pydantic_ai", texts)
         check(server, crowd, {"consult": 3, "add": 2})
-        assert tools_of(server) == dict.fromkeys((("consult", "ok"), ("add", "ok"), ("add", "invalid_arguments")), crowd.rollouts // 2)
+        assert tools_of(server) == dict.fromkeys(
+            (("consult", "ok"), ("add", "ok"), ("add", "invalid_arguments")), crowd.rollouts // 2
+        )
 
 
 @pytest.mark.slow
@@ -108,7 +125,9 @@ async def test_openinference_by_callbacks_of_langgraph(tmp_path: Path, crowd: Cr
 
 
 @pytest.mark.slow
-async def test_callbacks_of_nodes_that_run_at_once_are_not_mistaken_for_each_other(tmp_path: Path, crowd: Crowd) -> None:
+async def test_callbacks_of_nodes_that_run_at_once_are_not_mistaken_for_each_other(
+    tmp_path: Path, crowd: Crowd
+) -> None:
     """Nothing says which span a request belongs to: no role is better than a wrong one."""
     with ScriptedServer(play, max_delay_s=0.5, hold_until=crowd.rollouts) as server:
         await run_at_once(server, tmp_path, crowd, "openinference_parallel", {"parallel": ""})

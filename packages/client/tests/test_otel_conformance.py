@@ -1,4 +1,5 @@
-"""The `opentelemetry` adapter meets the specification of an adapter, in both vocabularies, with a provider of the user's own."""
+"""The `opentelemetry` adapter meets the specification of an adapter, in both vocabularies, with a provider of the
+user's own."""
 
 from __future__ import annotations
 

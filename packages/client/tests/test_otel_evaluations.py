@@ -1,4 +1,5 @@
-"""Evaluations in an agent's own telemetry (`gen_ai.evaluation.result`) reach the call that they are of, else the rollout."""
+"""Evaluations in an agent's own telemetry (`gen_ai.evaluation.result`) reach the call that they are of, else the
+rollout."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def attributes_of(said: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def span(name: str, span_id: str, parent: str = "", *told: dict[str, Any], **said: Any) -> dict[str, Any]:
-    """As an SDK in another language writes it; each of `told` is an evaluation event. `a__b` stands for the attribute `a.b`."""
+    """As an SDK in another language writes it; each of `told` is an evaluation event. `a__b` stands for the attribute
+    `a.b`."""
     return {
         "traceId": "5b8efff798038103d269b633813fc60c",
         "spanId": span_id * 8,
@@ -83,7 +85,10 @@ def span(name: str, span_id: str, parent: str = "", *told: dict[str, Any], **sai
         "startTimeUnixNano": str(START),
         "endTimeUnixNano": str(START + 1),
         "attributes": attributes_of({key.replace("__", "."): value for key, value in said.items()}),
-        "events": [{"name": "gen_ai.evaluation.result", "timeUnixNano": str(START), "attributes": attributes_of(one)} for one in told],
+        "events": [
+            {"name": "gen_ai.evaluation.result", "timeUnixNano": str(START), "attributes": attributes_of(one)}
+            for one in told
+        ],
     }
 
 
@@ -98,7 +103,14 @@ async def test_an_evaluation_finds_its_call_by_the_answers_id_then_by_the_spans_
         span("invoke_agent", "aa", "", told("by id", 0.5, answer="chatcmpl-c2"), told("whole", 0.75)),
         span("chat", "bb", "aa", told("by span", 1.0), told("other id", 0.125, answer="c1")),
         span("evaluate", "dd", "cc", told("by the span around", -2)),
-        span("execute_tool", "ee", "aa", told("by tool", 3.0), gen_ai__operation__name="execute_tool", gen_ai__tool__call__id="call_7"),
+        span(
+            "execute_tool",
+            "ee",
+            "aa",
+            told("by tool", 3.0),
+            gen_ai__operation__name="execute_tool",
+            gen_ai__tool__call__id="call_7",
+        ),
         span("gen_ai.evaluation.result", "ff", "bb", **told("a span of its own", 4.0)),
     )
     trajectory = await scene.finished()
@@ -116,17 +128,37 @@ async def test_an_answer_that_this_attempt_was_not_given_is_looked_for_around_th
     assert [call.reported for call in (await scene.finished()).transitions] == [{"relevant": 1.0}, {}, {}]
 
 
-async def test_a_score_is_a_number_or_a_label_that_everybody_knows_and_what_is_neither_says_nothing(scene: Scene) -> None:
+async def test_a_score_is_a_number_or_a_label_that_everybody_knows_and_what_is_neither_says_nothing(
+    scene: Scene,
+) -> None:
     kept = {"int": 1, "text": "0.5", "yes": True}
     labels = {"passed": "pass", "failed": "Fail", "right": "correct", "beside": "not_relevant"}
-    nonsense = [told("", 1.0), told("none"), told("word", "good"), told("nan", "nan"), told("inf", "inf"), told("huge", 1e300)]
+    nonsense = [
+        told("", 1.0),
+        told("none"),
+        told("word", "good"),
+        told("nan", "nan"),
+        told("inf", "inf"),
+        told("huge", 1e300),
+    ]
     await scene.export(
         span("a", "aa", "", *(told(name, score) for name, score in kept.items())),
-        span("b", "dd", "", *(told(name, label=label) for name, label in labels.items()), told("odd", label="excellent")),
+        span(
+            "b", "dd", "", *(told(name, label=label) for name, label in labels.items()), told("odd", label="excellent")
+        ),
         span("c", "ee", "ee", *nonsense, told("n" * 201, 1.0), told("\ud800", 1.0)),
     )
     reported = (await scene.finished()).reported
-    assert reported == {"int": 1.0, "text": 0.5, "yes": 1.0, "passed": 1.0, "failed": 0.0, "right": 1.0, "beside": 0.0, "\ufffd": 1.0}
+    assert reported == {
+        "int": 1.0,
+        "text": 0.5,
+        "yes": 1.0,
+        "passed": 1.0,
+        "failed": 0.0,
+        "right": 1.0,
+        "beside": 0.0,
+        "\ufffd": 1.0,
+    }
 
 
 async def test_the_last_of_one_name_stands_also_when_an_export_is_repeated(scene: Scene) -> None:

@@ -1,4 +1,5 @@
-"""What the server ingests goes to the user's own collector as well, and a collector that is down is nobody's problem but its own."""
+"""What the server ingests goes to the user's own collector as well, and a collector that is down is nobody's problem
+but its own."""
 
 from __future__ import annotations
 
@@ -50,9 +51,13 @@ class Collector:
                 status = collector.statuses.pop(0) if collector.statuses else 200
                 headers = {key.lower(): value for key, value in self.headers.items()}
                 if status == 200 and self.path == "/v1/logs":
-                    collector.logs.append((self.path, headers, ExportLogsServiceRequest.FromString(gzip.decompress(body))))
+                    collector.logs.append(
+                        (self.path, headers, ExportLogsServiceRequest.FromString(gzip.decompress(body)))
+                    )
                 elif status == 200:
-                    collector.received.append((self.path, headers, ExportTraceServiceRequest.FromString(gzip.decompress(body))))
+                    collector.received.append(
+                        (self.path, headers, ExportTraceServiceRequest.FromString(gzip.decompress(body)))
+                    )
                 self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -112,7 +117,10 @@ async def test_the_servers_spans_and_log_records_reach_the_collector(
     monkeypatch.setenv("COLLECTOR_TOKEN", "Bearer secret")
     telemetry = TelemetryConfig(forward=collector.url, headers_env={"Authorization": "COLLECTOR_TOKEN"})
     settings = ServerSettings(store_url=f"sqlite:///{tmp_path}/store.db", run_key=RUN_KEY, telemetry=telemetry)
-    async with ServerProcess(settings, log_path=tmp_path / "server.log") as server, ServerClient(server.url, RUN_KEY) as client:
+    async with (
+        ServerProcess(settings, log_path=tmp_path / "server.log") as server,
+        ServerClient(server.url, RUN_KEY) as client,
+    ):
         await export(server.url, client, "a", make_request("one", "two").SerializeToString())
         await until(lambda: collector.received)
         status = await client.status()
@@ -125,7 +133,11 @@ async def test_the_servers_spans_and_log_records_reach_the_collector(
     assert (path, sent.resource_logs[0].scope_logs[0].log_records[0].event_name) == ("/v1/logs", "told")
     assert sent.resource_logs[0].resource.attributes[0].value.string_value == "b"
     ((path, headers, request),) = collector.received
-    assert (path, headers["authorization"], headers["content-type"]) == ("/v1/traces", "Bearer secret", "application/x-protobuf")
+    assert (path, headers["authorization"], headers["content-type"]) == (
+        "/v1/traces",
+        "Bearer secret",
+        "application/x-protobuf",
+    )
     assert [span.name for span in spans_of(request)] == ["one", "two"]
     resource = {one.key: one.value for one in request.resource_spans[0].resource.attributes}
     assert (resource["lightningrl.rollout.id"].string_value, resource["lightningrl.attempt"].int_value) == ("a", 1)
@@ -133,9 +145,14 @@ async def test_the_servers_spans_and_log_records_reach_the_collector(
 
 async def test_rollouts_do_not_notice_that_the_collector_is_down(tmp_path: Path) -> None:
     settings = ServerSettings(
-        store_url=f"sqlite:///{tmp_path}/store.db", run_key=RUN_KEY, telemetry=TelemetryConfig(forward="http://127.0.0.1:9/v1/traces")
+        store_url=f"sqlite:///{tmp_path}/store.db",
+        run_key=RUN_KEY,
+        telemetry=TelemetryConfig(forward="http://127.0.0.1:9/v1/traces"),
     )
-    async with ServerProcess(settings, log_path=tmp_path / "server.log") as server, ServerClient(server.url, RUN_KEY) as client:
+    async with (
+        ServerProcess(settings, log_path=tmp_path / "server.log") as server,
+        ServerClient(server.url, RUN_KEY) as client,
+    ):
         for number in range(20):
             await export(server.url, client, f"r{number}", make_request("one").SerializeToString())
         assert (await client.status()).counts.outcomes == {Outcome.SUCCEEDED: 20}
@@ -150,7 +167,9 @@ async def export(url: str, client: ServerClient, rollout_id: str, body: bytes, s
     assert lease is not None
     async with httpx.AsyncClient(trust_env=False) as http:
         headers = {"authorization": f"Bearer {lease.key}", "content-type": "application/x-protobuf"}
-        answer = await http.post(f"{url}/api/v1/rollouts/{rollout_id}/attempts/1/v1/{signal}", content=body, headers=headers)
+        answer = await http.post(
+            f"{url}/api/v1/rollouts/{rollout_id}/attempts/1/v1/{signal}", content=body, headers=headers
+        )
         assert answer.status_code == 200
     await client.finish_attempt(rollout_id, 1, Outcome.SUCCEEDED)
 
@@ -252,8 +271,12 @@ async def test_a_header_whose_variable_is_not_set_ends_the_start(tmp_path: Path)
         await ServerProcess(settings, log_path=tmp_path / "server.log").start()
 
 
-@pytest.mark.parametrize("table", [{"forward": "collector:4318"}, {"forwards": "http://c"}, {"headers_env": {"a": "no variable"}}])
+@pytest.mark.parametrize(
+    "table", [{"forward": "collector:4318"}, {"forwards": "http://c"}, {"headers_env": {"a": "no variable"}}]
+)
 def test_a_recipe_says_what_is_wrong_with_its_telemetry(table: dict[str, Any]) -> None:
-    recipe = Recipe.model_validate({"agent": "a:b", "tasks": {"train": "a:c"}, "policy": {"model": "m"}, "rewards": {"r": {"use": "a:d"}}})
+    recipe = Recipe.model_validate(
+        {"agent": "a:b", "tasks": {"train": "a:c"}, "policy": {"model": "m"}, "rewards": {"r": {"use": "a:d"}}}
+    )
     with pytest.raises(ConfigError, match="telemetry"):
         with_settings(recipe, {"telemetry": table})

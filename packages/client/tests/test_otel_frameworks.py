@@ -1,7 +1,8 @@
-"""smolagents, LlamaIndex and CrewAI: roles, and tools that belong to the calls that asked, from spans that the real packages made.
+"""smolagents, LlamaIndex and CrewAI: roles, and tools that belong to the calls that asked, from spans that the real
+packages made.
 
-`recorded_spans.json` says with which versions; one run of each: a search that works, one that fails, an answer. The calls of the policy go
-through a real gateway.
+`recorded_spans.json` says with which versions; one run of each: a search that works, one that fails, an answer. The
+calls of the policy go through a real gateway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Evaluations that an agent in any language exports as OTLP log records: a stock exporter finds its attempt by its environment."""
+"""Evaluations that an agent in any language exports as OTLP log records: a stock exporter finds its attempt by its
+environment."""
 
 from __future__ import annotations
 
@@ -86,7 +87,14 @@ def record(said: Mapping[str, str | float], span_id: str = "", **fields: Any) ->
     """As an SDK in JavaScript writes it."""
     kinds = {str: "stringValue", float: "doubleValue"}
     attributes = [{"key": key, "value": {kinds[type(value)]: value}} for key, value in said.items()]
-    return {"timeUnixNano": "1", "traceId": "5b" * 16, "spanId": span_id, "eventName": EVENT, "attributes": attributes, **fields}
+    return {
+        "timeUnixNano": "1",
+        "traceId": "5b" * 16,
+        "spanId": span_id,
+        "eventName": EVENT,
+        "attributes": attributes,
+        **fields,
+    }
 
 
 def export(*records: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +118,9 @@ async def test_a_stock_exporter_reports_evaluations_and_a_repeated_export_counts
     events.emit(event_name=EVENT, attributes=told("by id", 0.5, **{"gen_ai.response.id": "chatcmpl-c0"}))
     events.emit(event_name=EVENT, attributes=told("by span", 0.25), context=within("cc" * 8))
     events.emit(event_name=EVENT, attributes=told("of another span", 2.0), context=within("dd" * 8))
-    events.emit(event_name=EVENT, attributes={"gen_ai.evaluation.name": "label", "gen_ai.evaluation.score.label": "Pass"})
+    events.emit(
+        event_name=EVENT, attributes={"gen_ai.evaluation.name": "label", "gen_ai.evaluation.score.label": "Pass"}
+    )
     events.emit(attributes={"event.name": EVENT, **told("by an older SDK", 4.0)})
     events.emit(event_name="something.else", attributes=told("not an evaluation", 1.0))
     events.emit(body="a line of the log")
@@ -125,7 +135,12 @@ async def test_a_stock_exporter_reports_evaluations_and_a_repeated_export_counts
 
 
 async def test_json_says_the_same_and_what_is_no_score_says_nothing(scene: Scene) -> None:
-    nonsense = [record({"gen_ai.evaluation.name": "none"}), record(told("huge", 1e300)), record(told("n" * 201, 1.0)), record({})]
+    nonsense = [
+        record({"gen_ai.evaluation.name": "none"}),
+        record(told("huge", 1e300)),
+        record(told("n" * 201, 1.0)),
+        record({}),
+    ]
     body = export(record(told("by span", 0.25), "cc" * 8), record(told("no span", 0.5), "not hexadecimal"), *nonsense)
     answer = await scene.export(body)
     assert (answer.status_code, answer.headers["content-type"], answer.json()) == (200, JSON, {})
@@ -153,7 +168,12 @@ async def test_what_is_no_export_or_too_much_is_refused_with_a_sentence(scene: S
         (b"[]", JSON, 400, "the body is no OTLP in JSON (it is a list, not an object)"),
         (b'{"resourceLogs": 3}', JSON, 400, "the body is no OTLP in JSON ("),
         (b"[" * 100_000, JSON, 400, "the body is no OTLP in JSON ("),
-        (many.SerializeToString(), PROTOBUF, 400, "the export has 20001 log records, more than 20000; export fewer at a time"),
+        (
+            many.SerializeToString(),
+            PROTOBUF,
+            400,
+            "the export has 20001 log records, more than 20000; export fewer at a time",
+        ),
         (b"x" * (LIMIT + 1), PROTOBUF, 413, f"the request body is larger than {LIMIT} bytes"),
     ]
     for body, content_type, status, sentence in refused:
@@ -166,7 +186,9 @@ async def test_what_is_no_export_or_too_much_is_refused_with_a_sentence(scene: S
 
 def test_a_signal_that_somebody_has_pointed_elsewhere_stays_there() -> None:
     rollout = ActiveRollout(rollout_id="g/1", attempt=2, base_path="/rollouts/g%2F1/attempts/2/v1", key="k e y")
-    found = telemetry_environment("http://s:1/", rollout, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://mine/v1/traces"})
+    found = telemetry_environment(
+        "http://s:1/", rollout, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://mine/v1/traces"}
+    )
     assert found == {
         "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://s:1/api/v1/rollouts/g%2F1/attempts/2/v1/logs",
         "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "authorization=Bearer%20k%20e%20y",

@@ -28,7 +28,9 @@ MOST_COMPARISONS = 100 * COUNT
 """Each with each would be 4,500,000."""
 
 
-def tool(number: int, scope: str = "one", *, at: tuple[int, int] = (0, 1), parent: str | None = None, **reading: str) -> SeenSpan:
+def tool(
+    number: int, scope: str = "one", *, at: tuple[int, int] = (0, 1), parent: str | None = None, **reading: str
+) -> SeenSpan:
     return SeenSpan(
         span_id=f"{number:016x}",
         parent_span_id=parent,
@@ -46,18 +48,32 @@ def model(number: int, at: tuple[int, int], call_id: str, arguments: Any) -> See
     attributes = {stem + key: value for key, value in told.items()}
     reading = SpanReading(kind=Kind.MODEL)
     return SeenSpan(
-        span_id=f"{number:016x}", parent_span_id=None, started_ns=at[0], ended_ns=at[1], scope="m", attributes=attributes, reading=reading
+        span_id=f"{number:016x}",
+        parent_span_id=None,
+        started_ns=at[0],
+        ended_ns=at[1],
+        scope="m",
+        attributes=attributes,
+        reading=reading,
     )
 
 
 SCENES: dict[str, list[SeenSpan]] = {
     "two instrumentations, one after the other": [
-        tool(2 * number + side, f"scope-{side}", at=(10 * number, 10 * number + 5)) for number in range(COUNT // 2) for side in (0, 1)
+        tool(2 * number + side, f"scope-{side}", at=(10 * number, 10 * number + 5))
+        for number in range(COUNT // 2)
+        for side in (0, 1)
     ],
-    "two instrumentations, all at once": [tool(number, f"scope-{number % 2}", at=(0, 10**6)) for number in range(COUNT)],
-    "each its own instrumentation": [tool(number, f"scope-{number}", at=(10 * number, 10 * number + 5)) for number in range(COUNT)],
+    "two instrumentations, all at once": [
+        tool(number, f"scope-{number % 2}", at=(0, 10**6)) for number in range(COUNT)
+    ],
+    "each its own instrumentation": [
+        tool(number, f"scope-{number}", at=(10 * number, 10 * number + 5)) for number in range(COUNT)
+    ],
     "all of one id": [tool(number, f"scope-{number % 2}", tool_call_id="call_1") for number in range(COUNT)],
-    "all inside of one": [tool(number, parent=None if number == 0 else f"{0:016x}", at=(number, number)) for number in range(COUNT)],
+    "all inside of one": [
+        tool(number, parent=None if number == 0 else f"{0:016x}", at=(number, number)) for number in range(COUNT)
+    ],
     "all of one span id": [tool(1, f"scope-{number % 3}", parent=f"{1:016x}") for number in range(COUNT)],
 }
 
@@ -99,7 +115,8 @@ def test_each_tools_arguments_are_read_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_many_calls_that_two_instrumentations_tell_of_are_paired_as_they_ran() -> None:
     one, two = (
-        [tool(2 * number + side, f"scope-{side}", at=(10 * number + side, 10 * number + 5)) for number in range(500)] for side in (0, 1)
+        [tool(2 * number + side, f"scope-{side}", at=(10 * number + side, 10 * number + 5)) for number in range(500)]
+        for side in (0, 1)
     )
     assert [span.span_id for span in distinct_tools([*one, *two])] == [span.span_id for span in one]
 
@@ -132,6 +149,8 @@ async def test_a_long_export_is_read_beside_the_event_loop(tmp_path: Path, monke
         url = "/api/v1/rollouts/a/attempts/1/v1/traces"
         export = ExportTraceServiceRequest()
         export.resource_spans.add().scope_spans.add().scope.name = "x" * LONG_BYTES
-        answer = await http.post(url, content=export.SerializeToString(), headers={"authorization": f"Bearer {lease.key}"})
+        answer = await http.post(
+            url, content=export.SerializeToString(), headers={"authorization": f"Bearer {lease.key}"}
+        )
     await store.close()
     assert answer.status_code == 200 and threads and threading.main_thread() not in threads

@@ -117,5 +117,7 @@ SCENES = {
 def test_a_provider(scene: str) -> None:
     """Each in a process of its own: a global provider can be set only once."""
     program = HEAD + textwrap.dedent(SCENES[scene])
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert (ran.returncode, ran.stderr) == (0, "")

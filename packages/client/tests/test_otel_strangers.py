@@ -1,7 +1,8 @@
-"""Strands, Haystack, Google's ADK and DSPy: who called, and what became of each tool, from spans that the real packages made.
+"""Strands, Haystack, Google's ADK and DSPy: who called, and what became of each tool, from spans that the real packages
+made.
 
-`strangers_spans.json` is a rollout of each agent in tests/frameworks (`scripts/try_frameworks.py NAME --spans FILE`), less what nobody
-reads. The calls of the policy go through a real gateway, the spans to a real server.
+`strangers_spans.json` is a rollout of each agent in tests/frameworks (`scripts/try_frameworks.py NAME --spans FILE`),
+less what nobody reads. The calls of the policy go through a real gateway, the spans to a real server.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
         yield gateway
 
 
-async def ask(gateway: LiveGateway, attempt: LiveAttempt, span_id: str, calls: list[tuple[str, dict[str, Any]]]) -> list[str]:
+async def ask(
+    gateway: LiveGateway, attempt: LiveAttempt, span_id: str, calls: list[tuple[str, dict[str, Any]]]
+) -> list[str]:
     """A call of the policy within a span, answered with these tool calls; their ids."""
     texts = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
     gateway.engine.enqueue("\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts) or "done")
@@ -63,7 +66,8 @@ def otlp(span: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
 
 
 async def replayed(gateway: LiveGateway, framework: str, calls: Calls) -> Trajectory:
-    """The rollout again: the policy's calls by the names of the spans that they were made in, in order; then the spans."""
+    """The rollout again: the policy's calls by the names of the spans that they were made in, in order; then the
+    spans."""
     spans = RECORDED[framework]["spans"]
     attempt = await gateway.attempt()
     given: list[str] = []
@@ -72,14 +76,20 @@ async def replayed(gateway: LiveGateway, framework: str, calls: Calls) -> Trajec
         span = next(span for span in waiting if span["name"] == name)
         waiting = waiting[waiting.index(span) + 1 :]
         given += await ask(gateway, attempt, span["id"], tools)
-    recorded = [span["attributes"]["gen_ai.tool.call.id"] for span in spans if "gen_ai.tool.call.id" in span["attributes"]]
+    recorded = [
+        span["attributes"]["gen_ai.tool.call.id"] for span in spans if "gen_ai.tool.call.id" in span["attributes"]
+    ]
     ids = dict(zip(recorded, given, strict=False))
     scopes = [{"scope": {"name": span["scope"]}, "spans": [otlp(span, ids)]} for span in spans]
     renderers = {gateway.engine.policy: PolicyRenderer(tiny_tokenizer())}
-    app = create_app(gateway.store, gateway.engines, run_key="the-run-key", read_asked=read_kept_answers(gateway.store, renderers))
+    app = create_app(
+        gateway.store, gateway.engines, run_key="the-run-key", read_asked=read_kept_answers(gateway.store, renderers)
+    )
     url = f"http://server/api/v1/rollouts/{attempt.rollout_id}/attempts/{attempt.attempt}/v1/traces"
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
-        answer = await http.post(url, json={"resourceSpans": [{"scopeSpans": scopes}]}, headers={"authorization": f"Bearer {attempt.key}"})
+        answer = await http.post(
+            url, json={"resourceSpans": [{"scopeSpans": scopes}]}, headers={"authorization": f"Bearer {attempt.key}"}
+        )
     assert answer.status_code == 200, answer.text
     await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED, "x")
     (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
@@ -90,13 +100,19 @@ def what_became(trajectory: Trajectory) -> list[tuple[str, str, str, str, int | 
     """Of each tool call: name, arguments, status, result, the call that asked."""
     places = {one.id: one.index for one in trajectory.transitions}
     return [
-        (call.name, call.arguments, call.status.value, call.result, places.get(call.transition_id or "")) for call in trajectory.tool_calls
+        (call.name, call.arguments, call.status.value, call.result, places.get(call.transition_id or ""))
+        for call in trajectory.tool_calls
     ]
 
 
 async def test_strands_tells_arguments_and_results_in_events(gateway: LiveGateway) -> None:
     table = {"request": "a table in city-0"}
-    calls: Calls = [("chat", [("get_weather", CITY), ("host", table)]), ("chat", [("book_table", CITY)]), ("chat", []), ("chat", [])]
+    calls: Calls = [
+        ("chat", [("get_weather", CITY), ("host", table)]),
+        ("chat", [("book_table", CITY)]),
+        ("chat", []),
+        ("chat", []),
+    ]
     trajectory = await replayed(gateway, "strands", calls)
     assert what_became(trajectory) == [
         ("get_weather", json.dumps(CITY), "ok", '[{"text": "It is sunny in city-0."}]', 0),
@@ -106,7 +122,9 @@ async def test_strands_tells_arguments_and_results_in_events(gateway: LiveGatewa
     assert [call.agent for call in trajectory.transitions] == ["Planner", "Host", "Host", "Planner"]
 
 
-async def test_haystacks_components_are_roles_and_its_tools_belong_to_the_calls_that_asked(gateway: LiveGateway) -> None:
+async def test_haystacks_components_are_roles_and_its_tools_belong_to_the_calls_that_asked(
+    gateway: LiveGateway,
+) -> None:
     step = "haystack.agent.step.llm"
     calls: Calls = [(step, [("get_weather", CITY)]), (step, [("book_table", CITY)]), (step, []), (step, [])]
     trajectory = await replayed(gateway, "haystack", calls)
@@ -121,7 +139,11 @@ async def test_haystacks_components_are_roles_and_its_tools_belong_to_the_calls_
 async def test_arguments_that_google_adk_leaves_out_are_those_that_were_asked(gateway: LiveGateway) -> None:
     chat = "generate_content openai/gpt-4o-mini"
     host = {"agent_name": "host"}
-    calls: Calls = [(chat, [("get_weather", CITY)]), (chat, [("transfer_to_agent", host)]), (chat, [("book_table", CITY)])]
+    calls: Calls = [
+        (chat, [("get_weather", CITY)]),
+        (chat, [("transfer_to_agent", host)]),
+        (chat, [("book_table", CITY)]),
+    ]
     trajectory = await replayed(gateway, "google_adk", calls)
     assert what_became(trajectory) == [
         ("get_weather", json.dumps(CITY), "ok", "", 0),

@@ -52,7 +52,9 @@ async def test_langgraph_through_openinference(path: WholePath, adapters: list[s
 
 
 async def test_pydantic_ai_through_its_own_spans(path: WholePath) -> None:
-    path.engine.enqueue(asks("nonsense", "{}"), asks("add", '{"a": "x"}'), asks("consult", '{"question": "why?"}'), "because", "done")
+    path.engine.enqueue(
+        asks("nonsense", "{}"), asks("add", '{"a": "x"}'), asks("consult", '{"question": "why?"}'), "because", "done"
+    )
     async with path.workers("otel_agents.py:pydantic_ai", adapters=["opentelemetry"], base_dir=HERE):
         trajectory = await run(path, "pydantic_ai", "why?")
     assert [call.agent for call in trajectory.transitions] == ["boss", "boss", "boss", "helper", "boss"]

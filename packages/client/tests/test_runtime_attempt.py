@@ -17,7 +17,15 @@ from lightningrl_client.runtime.attempt import Attempt
 
 
 def make_attempt() -> Attempt:
-    lease = Lease(rollout_id="r", attempt=1, task=Task(id="t", input="hi"), mode=RolloutMode.TRAIN, timeout_s=30, key="k", expires_at=0.0)
+    lease = Lease(
+        rollout_id="r",
+        attempt=1,
+        task=Task(id="t", input="hi"),
+        mode=RolloutMode.TRAIN,
+        timeout_s=30,
+        key="k",
+        expires_at=0.0,
+    )
     return Attempt(lease, ActiveRollout(rollout_id="r", attempt=1, base_path="/v1", key="k"))
 
 

@@ -1,4 +1,5 @@
-"""Who starts the workers: named in the recipe or on the command line, refused with a sentence, told by the pool when to start and stop."""
+"""Who starts the workers: named in the recipe or on the command line, refused with a sentence, told by the pool when to
+start and stop."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ async def test_a_pool_has_its_launcher_start_and_stop_the_workers(tmp_path: Path
     launcher = Elsewhere()
     with ScriptedServer(lambda body: {"content": "hello"}) as server:
         server.add_rollout("r0", "alive")
-        pool = WorkerPool(server.url, server.run_key, "agent.py:answer", workers=2, base_dir=tmp_path, launcher=launcher)
+        pool = WorkerPool(
+            server.url, server.run_key, "agent.py:answer", workers=2, base_dir=tmp_path, launcher=launcher
+        )
         async with pool:
             await server.wait_finished("r0")
             assert pool.describe() == "2 workers elsewhere"
@@ -71,7 +74,11 @@ async def test_a_pool_has_its_launcher_start_and_stop_the_workers(tmp_path: Path
     ("refusal", "kind", "sentence"),
     [
         (ConfigError("no cluster at '10.0.0.1:6379'"), ConfigError, "no cluster at"),
-        (ValueError("a defect of the launcher's"), WorkerPoolError, "workers cannot be started: ValueError: a defect of the launcher's"),
+        (
+            ValueError("a defect of the launcher's"),
+            WorkerPoolError,
+            "workers cannot be started: ValueError: a defect of the launcher's",
+        ),
     ],
 )
 async def test_a_launcher_that_cannot_start_fails_the_pool_with_a_sentence(
@@ -94,7 +101,9 @@ def test_the_recipe_names_the_launcher_and_its_settings() -> None:
 
 
 def test_an_unknown_launcher_lists_those_that_are_installed() -> None:
-    with pytest.raises(PluginError, match=r"no worker launcher named 'locl'; installed: .*local.*; did you mean 'local'"):
+    with pytest.raises(
+        PluginError, match=r"no worker launcher named 'locl'; installed: .*local.*; did you mean 'local'"
+    ):
         build_launcher(RuntimeConfig(launcher="locl"), load_plugins())
 
 
@@ -133,10 +142,16 @@ def test_a_server_that_listens_everywhere_is_reached_under_the_machines_address(
     assert reachable_url("http://10.0.0.7:8000/x") == "http://10.0.0.7:8000/x"
 
 
-@pytest.mark.parametrize(("url", "expected"), [("http://127.0.0.1:1", True), ("http://localhost:1", True), ("http://10.0.0.7:1", False)])
+@pytest.mark.parametrize(
+    ("url", "expected"), [("http://127.0.0.1:1", True), ("http://localhost:1", True), ("http://10.0.0.7:1", False)]
+)
 def test_a_loopback_url_is_told_from_others(url: str, expected: bool) -> None:
     assert is_loopback(url) is expected
 
 
 def test_exits_are_described_by_signal_or_status() -> None:
-    assert [describe_exit(status) for status in (3, -11, -250)] == ["exited with status 3", "died with SIGSEGV", "died with signal 250"]
+    assert [describe_exit(status) for status in (3, -11, -250)] == [
+        "exited with status 3",
+        "died with SIGSEGV",
+        "died with signal 250",
+    ]

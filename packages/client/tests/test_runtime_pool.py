@@ -107,11 +107,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make_pool(server: ScriptedServer, folder: Path, agent: str = "agents.py:act", **options: Any) -> WorkerPool:
-    return WorkerPool(server.url, server.run_key, agent, **{"workers": 1, "base_dir": folder, "log_folder": folder / "logs", **options})
+    return WorkerPool(
+        server.url,
+        server.run_key,
+        agent,
+        **{"workers": 1, "base_dir": folder, "log_folder": folder / "logs", **options},
+    )
 
 
 async def run(
-    server: ScriptedServer, folder: Path, *tasks: Any, agent: str = "agents.py:act", timeout_s: float = 900, **options: Any
+    server: ScriptedServer,
+    folder: Path,
+    *tasks: Any,
+    agent: str = "agents.py:act",
+    timeout_s: float = 900,
+    **options: Any,
 ) -> list[Any]:
     """Results of the tasks, in order."""
     for number, task in enumerate(tasks):
@@ -138,7 +148,10 @@ async def test_failures_of_the_agent_are_typed_and_say_why(server: ScriptedServe
     assert errors[0].startswith("ValueError: no such table: singer\n") and "agents.py" in errors[0]
     assert errors[1].startswith("SystemExit: 7")
     assert errors[2] == "the agent 'agents.py:act' returned nothing; return its answer, which the reward looks at"
-    assert "returned a dict that cannot be kept: output['when'] is an object, which is not JSON; give text, numbers" in errors[3]
+    assert (
+        "returned a dict that cannot be kept: output['when'] is an object, which is not JSON; give text, numbers"
+        in errors[3]
+    )
     assert "cannot be kept: output['x'] is nan, which JSON has no number for" in errors[4]
     assert "Connection refused" in errors[5]
 
@@ -150,7 +163,9 @@ async def test_a_hanging_agent_is_killed_reported_and_replaced(server: ScriptedS
     assert pid["outcome"] == "succeeded"
 
 
-async def test_a_hanging_async_agent_is_cancelled_without_losing_its_worker(server: ScriptedServer, folder: Path) -> None:
+async def test_a_hanging_async_agent_is_cancelled_without_losing_its_worker(
+    server: ScriptedServer, folder: Path
+) -> None:
     tasks = [{"do": what} for what in ("pid", "hang", "pid", "loop", "loop", "ask")]
     results = await run(server, folder, *tasks, agent="agents.py:act_async", timeout_s=1)
     assert [result["outcome"] for result in results] == ["succeeded", "timeout", *["succeeded"] * 4]
@@ -178,7 +193,9 @@ async def test_heartbeats_go_on_while_a_sync_agent_runs(server: ScriptedServer, 
     assert server.heartbeats("r0") >= 3
 
 
-async def test_the_environment_points_at_the_rollout(server: ScriptedServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_points_at_the_rollout(
+    server: ScriptedServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (result,) = await run(server, folder, {"do": "environment"}, environment={"OMP_NUM_THREADS": "3"})
     base = f"{server.url}/rollouts/r0/attempts/1"
     assert result["output"] == [f"{base}/v1", base, "3"]
@@ -189,8 +206,19 @@ async def test_a_worker_gets_none_of_the_variables_that_are_withheld(
 ) -> None:
     for name in ("JUDGE_KEY", "SEARCH_KEY", "LIGHTNINGRL_KEY", "TOOL_KEY"):
         monkeypatch.setenv(name, "secret")
-    (result,) = await run(server, folder, {"do": "names"}, withheld=["JUDGE_KEY", "TOOL_KEY"], environment={"TOOL_KEY": "given on purpose"})
-    assert {name for name in result["output"] if name.endswith("_KEY")} == {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "SEARCH_KEY", "TOOL_KEY"}
+    (result,) = await run(
+        server,
+        folder,
+        {"do": "names"},
+        withheld=["JUDGE_KEY", "TOOL_KEY"],
+        environment={"TOOL_KEY": "given on purpose"},
+    )
+    assert {name for name in result["output"] if name.endswith("_KEY")} == {
+        "OPENAI_API_KEY",
+        "ANTHROPIC_API_KEY",
+        "SEARCH_KEY",
+        "TOOL_KEY",
+    }
 
 
 @pytest.mark.parametrize("agent", ["agents.py:act", "agents.py:act_async"])
@@ -210,7 +238,9 @@ async def test_a_lost_server_ends_the_pool(server: ScriptedServer, folder: Path)
     await pool.stop()
 
 
-async def test_a_worker_killed_while_it_imports_the_agent_again_is_replaced(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_a_worker_killed_while_it_imports_the_agent_again_is_replaced(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     (tmp_path / "agent.py").write_text(
         "import os, pathlib\nfile = pathlib.Path(__file__).with_name('lives')\nlife = len(file.read_text()) if file.exists() else 0\n"
         "file.write_text('x' * (life + 1))\nif life == 1: os.kill(os.getpid(), 9)\n"
@@ -221,7 +251,9 @@ async def test_a_worker_killed_while_it_imports_the_agent_again_is_replaced(serv
 
 
 @pytest.mark.parametrize("agent", ["agents.py:act", "sdk_agents.py:act"])
-async def test_failures_of_the_gateway_are_told_from_the_agents(server: ScriptedServer, folder: Path, agent: str) -> None:
+async def test_failures_of_the_gateway_are_told_from_the_agents(
+    server: ScriptedServer, folder: Path, agent: str
+) -> None:
     failures = {
         "context_overflow": (400, "context_length_exceeded", "the prompt has 9000 tokens; the context has 4096"),
         "infrastructure_error": (503, "engine_unavailable", "no engine"),

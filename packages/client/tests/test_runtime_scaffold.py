@@ -15,8 +15,14 @@ from lightningrl.scaffold import new_package
 
 def test_a_new_adapter_passes_its_own_tests(tmp_path: Path) -> None:
     folder = new_package("adapter", "my-framework", tmp_path / "mine")
-    assert "class MyFrameworkAdapter(BaseInstrumentor)" in (folder / "src/lightningrl_my_framework/adapter.py").read_text()
-    assert [str(file) for file in folder.rglob("*") if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())] == []
+    assert (
+        "class MyFrameworkAdapter(BaseInstrumentor)" in (folder / "src/lightningrl_my_framework/adapter.py").read_text()
+    )
+    assert [
+        str(file)
+        for file in folder.rglob("*")
+        if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())
+    ] == []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin"],

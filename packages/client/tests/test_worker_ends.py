@@ -88,7 +88,15 @@ def server() -> Iterator[ScriptedServer]:
 
 def pool_of_one(server: ScriptedServer, folder: Path, agent: str, **options: Any) -> WorkerPool:
     (folder / "agents.py").write_text(AGENTS)
-    return WorkerPool(server.url, server.run_key, f"agents.py:{agent}", workers=1, base_dir=folder, log_folder=folder / "logs", **options)
+    return WorkerPool(
+        server.url,
+        server.run_key,
+        f"agents.py:{agent}",
+        workers=1,
+        base_dir=folder,
+        log_folder=folder / "logs",
+        **options,
+    )
 
 
 async def run(server: ScriptedServer, folder: Path, agent: str, *tasks: str, **options: Any) -> list[dict[str, Any]]:
@@ -101,7 +109,9 @@ async def run(server: ScriptedServer, folder: Path, agent: str, *tasks: str, **o
     return [result for result in results if result is not None]
 
 
-async def test_process_pools_and_programs_of_an_agent_end_with_its_worker(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_process_pools_and_programs_of_an_agent_end_with_its_worker(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     async with all_ended(tmp_path / "left"):
         (result,) = await run(server, tmp_path, "start", "go")
         assert result["outcome"] == "succeeded", result
@@ -114,7 +124,9 @@ async def test_what_a_crashed_worker_has_started_does_not_survive_it(server: Scr
         assert result["error"].startswith("the worker process exited with status 9 while it ran the agent")
 
 
-async def test_a_worker_that_a_segmentation_fault_ends_leaves_its_stack_in_the_log(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_a_worker_that_a_segmentation_fault_ends_leaves_its_stack_in_the_log(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     results = await run(server, tmp_path, "read_nothing", "go", "fine")
     log = tmp_path / "logs" / "worker-0.log"
     assert [result["outcome"] for result in results] == ["infrastructure_error", "succeeded"]
@@ -123,7 +135,9 @@ async def test_a_worker_that_a_segmentation_fault_ends_leaves_its_stack_in_the_l
     assert "agents.py" in stack and "in read_nothing" in stack
 
 
-async def test_what_nobody_finds_after_a_crashed_worker_does_not_keep_its_slot(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_what_nobody_finds_after_a_crashed_worker_does_not_keep_its_slot(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     results = await run(server, tmp_path, "leave", "go", "fine")
     left = int((tmp_path / "left").read_text())
     try:
@@ -141,13 +155,17 @@ async def test_a_process_that_left_its_workers_session_ends_with_it(server: Scri
         assert result["outcome"] == "infrastructure_error"
 
 
-async def test_an_agent_that_writes_into_the_workers_pipe_or_forks_changes_nothing(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_an_agent_that_writes_into_the_workers_pipe_or_forks_changes_nothing(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     results = await run(server, tmp_path, "meddle", "write", "long", "fork", "fine", "fine")
     assert [result["outcome"] for result in results] == ["succeeded"] * 5
     assert len({result["output"] for result in results}) == 1
 
 
-async def test_an_async_agent_that_raises_what_ends_a_loop_ends_only_itself(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_an_async_agent_that_raises_what_ends_a_loop_ends_only_itself(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     results = await run(server, tmp_path, "interrupt", "fine", "interrupt", "exit", "fine", concurrency=2)
     assert [result["outcome"] for result in results] == ["succeeded", "agent_error", "agent_error", "succeeded"]
     assert results[0]["output"] == results[3]["output"]
@@ -170,5 +188,7 @@ def test_a_log_is_private_and_its_end_is_kept_when_it_is_cut(tmp_path: Path) -> 
         log.write(b"c")
         bound_log(log, most_bytes=1000)
         log.write(b"d")
-        assert path.read_bytes() == b"... this log was cut at 1001 bytes; what follows is its end\n" + b"b" * 499 + b"cd"
+        assert (
+            path.read_bytes() == b"... this log was cut at 1001 bytes; what follows is its end\n" + b"b" * 499 + b"cd"
+        )
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

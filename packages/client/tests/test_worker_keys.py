@@ -94,7 +94,9 @@ def turn_on_its_run(task):
 """
 
 
-async def test_an_agent_with_its_workers_key_ends_no_run_and_speaks_for_no_other_worker(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_an_agent_with_its_workers_key_ends_no_run_and_speaks_for_no_other_worker(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     (tmp_path / "agent.py").write_text(HOSTILE_AGENT)
     other, _, _ = server.open_attempt("other")
     server.add_rollout("r0", "go")
@@ -129,9 +131,13 @@ async def test_a_processes_key_beats_and_leases_as_that_worker_alone(tmp_path: P
         own = {"Authorization": f"Bearer {mine['key']}"}
         for key in ("", "process-pool.0-1:0", process_key(worker_key("another"), "pool.0-1")):
             ended = await http.post(
-                "/rollouts/r/attempts/1/result", json={"outcome": "succeeded", "then": {**then, "key": key}}, headers=own
+                "/rollouts/r/attempts/1/result",
+                json={"outcome": "succeeded", "then": {**then, "key": key}},
+                headers=own,
             )
             assert ended.status_code == 401
-        ended = await http.post("/rollouts/r/attempts/1/result", json={"outcome": "succeeded", "then": then}, headers=own)
+        ended = await http.post(
+            "/rollouts/r/attempts/1/result", json={"outcome": "succeeded", "then": then}, headers=own
+        )
         assert (ended.status_code, ended.json()["lease"]["rollout_id"]) == (200, "t")
     await store.close()

@@ -1,4 +1,5 @@
-"""The command line hosts what packages bring: their commands, those of strangers, and a sentence for those that are missing."""
+"""The command line hosts what packages bring: their commands, those of strangers, and a sentence for those that are
+missing."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def install(site: Path, name: str, modules: Mapping[str, str]) -> None:
 def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "120"}
     command = [sys.executable, "-m", "lightningrl", *words]
-    return subprocess.run(command, env=environment, cwd=site.parent, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    return subprocess.run(
+        command, env=environment, cwd=site.parent, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
 
 
 def test_an_installed_package_adds_commands_that_are_imported_when_they_run(tmp_path: Path) -> None:
@@ -112,12 +115,19 @@ def test_a_command_of_a_name_that_is_taken_is_named_and_the_first_stays(tmp_path
     site = tmp_path / "site"
     install(site, "z_later", {"z_later": HELLO.replace('"hello"', '"view"')})
     helped = run(site, "--help")
-    assert "warning: two commands are named 'view': from lightningrl-viewer 0.1.0 and z_later 0.1; uninstall one" in helped.stderr
+    assert (
+        "warning: two commands are named 'view': from lightningrl-viewer 0.1.0 and z_later 0.1; uninstall one"
+        in helped.stderr
+    )
     assert "Look at a run in a browser" in helped.stdout
 
 
-@pytest.mark.parametrize(("command", "extra"), [("train", "torch"), ("work", "worker"), ("view", "view"), ("rollouts", "view")])
-def test_a_command_whose_package_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch, command: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "extra"), [("train", "torch"), ("work", "worker"), ("view", "view"), ("rollouts", "view")]
+)
+def test_a_command_whose_package_is_not_installed_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, command: str, extra: str
+) -> None:
     monkeypatch.setattr(commands, "load_plugins", lambda report: PluginManager())
     assert "train" not in CliRunner().invoke(app, ["--help"]).output.replace("Train", "")
     error = CliRunner().invoke(app, [command, "mine"]).exception

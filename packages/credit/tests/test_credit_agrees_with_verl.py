@@ -71,7 +71,8 @@ def test_advantages_agree_with_verl(core_algos: Any, baseline: Any, seed: int) -
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("baseline", ["none", "dr_grpo"])
 def test_whitened_advantages_agree_with_verls_reinforce_plus_plus(core_algos: Any, baseline: Any, seed: int) -> None:
-    """Without a baseline REINFORCE++, with the group's mean REINFORCE++-baseline. verl's variance divides by n - 1, ours by n."""
+    """Without a baseline REINFORCE++, with the group's mean REINFORCE++-baseline. verl's variance divides by n - 1,
+    ours by n."""
     import torch
 
     groups = [group for group in random_groups(seed) if len(group.trajectories) > 1]
@@ -96,7 +97,8 @@ def test_whitened_advantages_agree_with_verls_reinforce_plus_plus(core_algos: An
 
 @pytest.mark.parametrize("seed", range(20))
 def test_maxrl_agrees_with_the_authors_formula(seed: int) -> None:
-    """verl has none. The authors' `compute_maxrl_outcome_advantage` is (score - mean) / (mean + 1e-6) within a prompt's scores."""
+    """verl has none. The authors' `compute_maxrl_outcome_advantage` is (score - mean) / (mean + 1e-6) within a prompt's
+    scores."""
     for group in random_groups(seed):
         rewards = np.abs([trajectory.reward or 0.0 for trajectory in group.trajectories])
         if len(rewards) < 2 or np.ptp(rewards) == 0.0:
@@ -110,7 +112,8 @@ def test_maxrl_agrees_with_the_authors_formula(seed: int) -> None:
 
 
 def test_group_of_one_differs_from_verl_on_purpose(core_algos: Any) -> None:
-    """verl sets the mean of a single trajectory to 0, so its raw reward becomes the advantage; ours says 0.0: nothing to compare with."""
+    """verl sets the mean of a single trajectory to 0, so its raw reward becomes the advantage; ours says 0.0: nothing
+    to compare with."""
     import torch
 
     theirs, _ = core_algos.compute_grpo_outcome_advantage(torch.tensor([[5.0]]), torch.ones(1, 1), np.array([0]))

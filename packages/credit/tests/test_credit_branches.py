@@ -58,7 +58,8 @@ def of_calls(advantages: Advantages, i: int) -> list[float | None]:
 
 
 class TestBranches(CreditConformance):
-    """Two of the rollouts have branches. The suite looks at the rollouts' own credit; where nothing branches, that is RLOO's."""
+    """Two of the rollouts have branches. The suite looks at the rollouts' own credit; where nothing branches, that is
+    RLOO's."""
 
     train = False
 
@@ -99,7 +100,8 @@ class TestBranchesThatAreTrained(TestBranches):
 def test_a_call_is_worth_what_the_next_state_is_worth_more_than_its_own() -> None:
     group = make_group((0, 0, 1.0), (0, 0, 0.0), (0, 0, 0.5))
     found = Branches().assign(with_branches(group, {(0, 1): (1.0, 0.0, 0.0, 1.0), (0, 2): (1.0, 1.0, 1.0, 0.0)}))
-    #  V̂(s_0) = (0 + 0.5)/2 = 0.25   Q̂(s_0,a_0) = (2+1)/5 = 0.6   V̂(s_1) = 2/4   Q̂(s_1,a_1) = (3+1)/5   V̂(s_2) = 3/4   R = 1
+    #  V̂(s_0) = (0 + 0.5)/2 = 0.25   Q̂(s_0,a_0) = (2+1)/5 = 0.6   V̂(s_1) = 2/4   Q̂(s_1,a_1) = (3+1)/5   V̂(s_2) =
+    # 3/4   R = 1
     assert of_calls(found, 0) == [0.35, 0.3, 0.25]
     assert of_calls(found, 1) == [-0.75] * 3  # it was not branched: its return against the others'
     assert of_calls(found, 2) == [0.0] * 3

@@ -19,8 +19,8 @@ from lightningrl_credit.rewards import NamedReward, RewardWeights
 from lightningrl_testing.groups import make_trajectory, make_transition
 
 RECORDED = Path(__file__).with_name("data") / "credit_of_the_wrappers.json"
-"""By assigner, comparison, payment: of each group the advantages' first tokens in order, float32, NaN for None, as the wrapper classes
-`ByRole` and `PerReward` of 68fb3e1 gave them."""
+"""By assigner, comparison, payment: of each group the advantages' first tokens in order, float32, NaN for None, as the
+wrapper classes `ByRole` and `PerReward` of 68fb3e1 gave them."""
 PAID = RewardWeights(
     [
         NamedReward(name="team", function=lambda *_: 0.0, weight=2.0),

@@ -1,4 +1,5 @@
-"""Every credit assigner of ours that asks nobody passes the conformance suite, options and all; a new one by being installed."""
+"""Every credit assigner of ours that asks nobody passes the conformance suite, options and all; a new one by being
+installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A credit assigner that asks a judge first: bounded, patient, within a budget; what it found is kept, and nobody is asked twice."""
+"""A credit assigner that asks a judge first: bounded, patient, within a budget; what it found is kept, and nobody is
+asked twice."""
 
 from __future__ import annotations
 

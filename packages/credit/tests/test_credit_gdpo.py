@@ -41,7 +41,8 @@ def firsts(advantages: Advantages) -> list[float | None]:
 
 
 def test_rewards_of_another_scale_and_the_same_sum_are_told_apart() -> None:
-    """By hand, eq. 4 and 5: right (1, 1, 0) has mean 2/3 and deviation 1/√3, format (0, 2, 2) has 4/3 and 2/√3; sums (1, 2, 1).
+    """By hand, eq. 4 and 5: right (1, 1, 0) has mean 2/3 and deviation 1/√3, format (0, 2, 2) has 4/3 and 2/√3; sums
+    (1, 2, 1).
 
     A_right = (1/√3, 1/√3, -2/√3)     A_format = (-2/√3, 1/√3, 1/√3)     A = A_right + A_format / 2 = (0, 1.5/√3, -1.5/√3)
     """

@@ -1,4 +1,5 @@
-"""The judge as a credit assigner, over real HTTP: what it is shown, what its grades become, and every way in which it can fail."""
+"""The judge as a credit assigner, over real HTTP: what it is shown, what its grades become, and every way in which it
+can fail."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ Answers = Callable[[list[dict[str, str]]], "str | tuple[int, bytes] | None"]
 
 
 class JudgeServer(PostServer):
-    """Says what `answers(messages)` gives: a text; a status (0 = it hangs up) and a body; None = nothing, until the test is over."""
+    """Says what `answers(messages)` gives: a text; a status (0 = it hangs up) and a body; None = nothing, until the
+    test is over."""
 
     def __init__(self) -> None:
         super().__init__()

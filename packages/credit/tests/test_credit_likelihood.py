@@ -110,7 +110,8 @@ def test_an_impossible_answer_is_warned_of_too(caplog: pytest.LogCaptureFixture)
 
 
 def test_where_each_prompt_is_built_anew_the_roles_next_call_follows_if_one_says_so() -> None:
-    """Calls of `write` and `check` by turns, with no history between them: write's gains are 0.3 - 0.1 and 0.6 - 0.3, check's 0.5 - 0.4."""
+    """Calls of `write` and `check` by turns, with no history between them: write's gains are 0.3 - 0.1 and 0.6 - 0.3,
+    check's 0.5 - 0.4."""
     known = {10: 0.1, 11: 0.4, 12: 0.3, 13: 0.5, 14: 0.6}
     calls = [make_transition(f"c{t}", prompt=[10 + t], index=t, agent=("write", "check")[t % 2]) for t in range(5)]
     group = with_answer(TrajectoryGroup(id="g", trajectories=(make_trajectory("r", calls, reward=1.0),)))
@@ -159,8 +160,8 @@ def test_gains_go_on_along_branches_and_never_across() -> None:
 
 
 def test_over_all_turns_it_is_the_papers_normalisation() -> None:
-    """IGPO's: (r - mean) / std over all gains of the group, the outcome's apart, then discounted sums; γ = 1, here with ddof 1 over
-    rollouts: gains (0.2, 0.3, 0, 0.1): variance (0.05² + 0.15² + 0.15² + 0.05²)/2 = 0.025."""
+    """IGPO's: (r - mean) / std over all gains of the group, the outcome's apart, then discounted sums; γ = 1, here with
+    ddof 1 over rollouts: gains (0.2, 0.3, 0, 0.1): variance (0.05² + 0.15² + 0.15² + 0.05²)/2 = 0.025."""
     assigner = InformationGain(compared="all", epsilon=0.0)
     deviation, outcome = math.sqrt(0.025), 0.5 / math.sqrt(0.5)
     first = [0.05 / deviation + 0.15 / deviation + outcome, 0.15 / deviation + outcome, outcome]
@@ -270,7 +271,8 @@ def in_hindsight(tokens: list[int], context: list[int]) -> list[float]:
 
 
 def test_ratios_are_normalised_within_the_rollout_and_bounded_by_hand() -> None:
-    """τ = 1: (0.5, 0.25, 0.75) over their mean 0.5: (1, 0.5, 1.5), cut to (1, 0.8, 1.2). A failure is told no success."""
+    """τ = 1: (0.5, 0.25, 0.75) over their mean 0.5: (1, 0.5, 1.5), cut to (1, 0.8, 1.2). A failure is told no
+    success."""
     assigner = Hindsight(temperature=1.0)
     assert evidence(hear(assigner, two(), in_hindsight), "ratio") == [[1.0, 0.8, 1.2], [1.0, 1.0, 1.0]]
     wide = Hindsight(temperature=2.0, bounds=(0.0, 9.0))
@@ -280,8 +282,9 @@ def test_ratios_are_normalised_within_the_rollout_and_bounded_by_hand() -> None:
 
 
 def test_hindsight_is_added_to_the_outcome_and_harms_no_success_by_hand() -> None:
-    """Three successes and a failure; one success with ratios (1, 0.8, 1.2), the others 1. Q of turn 2: (0.8, 1, 1, 0), mean 0.7; of turn 3:
-    (1.2, 1, 1, 0), mean 0.8. Outcome: 0.25 and -0.75. Of the second term the successes keep what is positive."""
+    """Three successes and a failure; one success with ratios (1, 0.8, 1.2), the others 1. Q of turn 2: (0.8, 1, 1, 0),
+    mean 0.7; of turn 3: (1.2, 1, 1, 0), mean 0.8. Outcome: 0.25 and -0.75. Of the second term the successes keep what
+    is positive."""
     group = with_answer(make_group(*((None,) * 3,) * 4, rewards=(1.0, 1.0, 1.0, 0.0)))
 
     def of_first(tokens: list[int], context: list[int]) -> list[float]:

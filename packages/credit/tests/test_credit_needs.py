@@ -1,4 +1,5 @@
-"""What credit assigners may need is an open set: an installed distribution adds to it, with a remedy, and is heard wherever needs are."""
+"""What credit assigners may need is an open set: an installed distribution adds to it, with a remedy, and is heard
+wherever needs are."""
 
 from __future__ import annotations
 

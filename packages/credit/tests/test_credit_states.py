@@ -53,7 +53,8 @@ def group_of(*trajectories: Trajectory) -> TrajectoryGroup:
 
 
 def test_gigpo_worked_by_hand() -> None:
-    """γ = 0.5, F = 1. G: a 0.25 0.5 1, b 0 0, c 0.5 1. State 1 has a₁ b₁ c₁, state 2 a₂ b₂, states 3 and 4 one rollout each."""
+    """γ = 0.5, F = 1. G: a 0.25 0.5 1, b 0 0, c 0.5 1. State 1 has a₁ b₁ c₁, state 2 a₂ b₂, states 3 and 4 one rollout
+    each."""
     group = group_of(walk("a", [1, 2, 3], 1.0), walk("b", [1, 2], 0.0), walk("c", [1, 4], 1.0))
     found = firsts(StateGroups(gamma=0.5, omega=2.0, baseline="dr_grpo").assign(group))
     first, second, episode = 0.75 / 3, 0.5 / 2, 2 / 3
@@ -65,7 +66,8 @@ def test_gigpo_worked_by_hand() -> None:
 
 
 def by_the_paper(group: TrajectoryGroup, gamma: float, *, has_deviation: bool) -> list[list[float]]:
-    """Eq. 3 and 5 to 8, one step after the other; a state of one rollout gives 0, the deviation is the sample's, ε = 1e-6."""
+    """Eq. 3 and 5 to 8, one step after the other; a state of one rollout gives 0, the deviation is the sample's, ε =
+    1e-6."""
     returns: dict[tuple[int, int], float] = {}
     for i, trajectory in enumerate(group.trajectories):
         running = trajectory.reward or 0.0
@@ -140,7 +142,8 @@ def test_by_role_the_outcome_is_compared_within_each_role() -> None:
 
 
 def test_hgpo_worked_by_hand() -> None:
-    """Two earlier states, weights 2 : 3 : 4 over those that compare; a and b share 1 2 3, c comes to 3 by another way, d to 2 3."""
+    """Two earlier states, weights 2 : 3 : 4 over those that compare; a and b share 1 2 3, c comes to 3 by another way,
+    d to 2 3."""
     group = group_of(
         walk("a", [1, 2, 3], 3.0), walk("b", [1, 2, 3], 0.0), walk("c", [7, 8, 3], 0.0), walk("d", [9, 2, 3], 1.0)
     )
@@ -157,7 +160,8 @@ def test_hgpo_worked_by_hand() -> None:
 
 
 def test_ecpo_worked_by_hand() -> None:
-    """State 1, μ = 0.5: action 7 earned 1 1 0 1, action 8 earned 0 0 0 1. B = (0.25² · 4 + 0.25² · 4) / 8, B + W = 0.25."""
+    """State 1, μ = 0.5: action 7 earned 1 1 0 1, action 8 earned 0 0 0 1. B = (0.25² · 4 + 0.25² · 4) / 8, B + W =
+    0.25."""
     earned = [(7, 1.0), (7, 1.0), (7, 0.0), (7, 1.0), (8, 0.0), (8, 0.0), (8, 0.0), (8, 1.0)]
     group = group_of(*(walk("abcdefgh"[i], [1], reward, says=[said]) for i, (said, reward) in enumerate(earned)))
     shrunk = firsts(StateGroups(episode=0.0, shrinkage=2.0, baseline="dr_grpo").assign(group))

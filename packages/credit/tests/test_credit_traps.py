@@ -28,7 +28,8 @@ def firsts(advantages: Advantages) -> list[list[float]]:
 def walk(
     name: str, states: Sequence[int], reward: float, *, says: Sequence[int] = (), agent: str | None = None
 ) -> Trajectory:
-    """An episode through numbered states: the prompt is the state. `says` are its completions, different ones unless given."""
+    """An episode through numbered states: the prompt is the state. `says` are its completions, different ones unless
+    given."""
     calls = [
         make_transition(
             f"{name}/{t}",

@@ -301,7 +301,8 @@ def test_a_critic_without_a_teacher_and_a_teacher_without_a_critic_are_refused_a
 
 
 class TestTurnGae(CreditConformance):
-    """Where the critic knows nothing and nothing is discounted, it is REINFORCE; its baseline is the critic, not the group."""
+    """Where the critic knows nothing and nothing is discounted, it is REINFORCE; its baseline is the critic, not the
+    group."""
 
     is_group_relative = False
     level: Level = "turn"

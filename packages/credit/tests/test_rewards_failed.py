@@ -1,4 +1,5 @@
-"""A reward that fails is data: tried again, then its rollout is unrewarded, named, counted; what was made is kept and not asked again."""
+"""A reward that fails is data: tried again, then its rollout is unrewarded, named, counted; what was made is kept and
+not asked again."""
 
 from __future__ import annotations
 

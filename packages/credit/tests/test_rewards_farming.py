@@ -1,4 +1,5 @@
-"""Intermediate rewards cannot be gamed unnoticed: a small policy learns, through the real Scorer, in a task where tools are of no use.
+"""Intermediate rewards cannot be gamed unnoticed: a small policy learns, through the real Scorer, in a task where tools
+are of no use.
 
     turn 1, 2, 3    call the tool (it always works)  |  answer (right: reward 1, the episode ends)
     turn 4          too late: reward 0

@@ -1,4 +1,5 @@
-"""Automatic intermediate rewards: what each pays, how it finds its call, and the potential form, by which nobody gains."""
+"""Automatic intermediate rewards: what each pays, how it finds its call, and the potential form, by which nobody
+gains."""
 
 from __future__ import annotations
 
@@ -234,8 +235,8 @@ TREES = {
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.3, 0.0])
 @pytest.mark.parametrize("which", TREES)
 def test_what_a_call_is_paid_from_now_on_does_not_depend_on_what_it_does(which: str, gamma: float) -> None:
-    """Trap 10: the return to go of shaping is -Φ(s_t) in each lineage: nothing that the call can change. By order of arrival, a branch was
-    paid for what its neighbour's tools did."""
+    """Trap 10: the return to go of shaping is -Φ(s_t) in each lineage: nothing that the call can change. By order of
+    arrival, a branch was paid for what its neighbour's tools did."""
     plain = TREES[which]
     for shaping in (
         TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=gamma),
@@ -317,7 +318,8 @@ def is_before(trajectory: Trajectory, early: int, late: int) -> bool:
 
 
 def test_two_lineages_each_give_back_what_their_root_was_paid() -> None:
-    """main asks for a tool that works, left for one that fails, right for none: left owes for main alone, and right does, too."""
+    """main asks for a tool that works, left for one that fails, right for none: left owes for main alone, and right
+    does, too."""
     shaped = TurnReward(name="air", function=ToolStatusReward(ok=1.0, error=-1.0), form="potential")(
         TREES["two branches of one call"]
     )
@@ -413,7 +415,8 @@ POTENTIALS: list[dict[str, Any]] = [
 async def test_a_tool_that_works_pays_nothing_by_either_name_of_its_potential(
     air: dict[str, Any], tmp_path: Path
 ) -> None:
-    """`tool_status_shaping` had a γ of its own, 1: under 0.5 a tool that works in the first call paid 0.75, in the next 0.25."""
+    """`tool_status_shaping` had a γ of its own, 1: under 0.5 a tool that works in the first call paid 0.75, in the next
+    0.25."""
     evaluator = make_evaluator(tmp_path, credit={"use": "turns", "options": {"gamma": 0.5}}, **air)
     for statuses in ((OK, None, None), (None, OK, None), (None, None, None)):
         (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), statuses)])

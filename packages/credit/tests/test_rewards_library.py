@@ -343,7 +343,8 @@ FAILS = {
 
 @pytest.mark.parametrize("how", FAILS)
 async def test_a_program_that(how: str) -> None:
-    """Is worth nothing, or the least, whatever it does: a reward that fails would take its rollout out of the comparison."""
+    """Is worth nothing, or the least, whatever it does: a reward that fails would take its rollout out of the
+    comparison."""
     seconds = 1.5 if how in ("stops itself", "closes its output and stays", "takes too long") else 20.0
     command = [PYTHON, "-I", "{output}"]
     least = Execution(command=command, score="number", seconds=seconds, range=(-2.0, 1.0))

@@ -1,4 +1,5 @@
-"""A reward is the function that its user tested: it runs in the main thread of a process of its own, which is made again when it ends."""
+"""A reward is the function that its user tested: it runs in the main thread of a process of its own, which is made
+again when it ends."""
 
 from __future__ import annotations
 

@@ -166,7 +166,8 @@ def test_settings_that_make_no_sense_are_named() -> None:
 
 @st.composite
 def groups_with_credit(draw: st.DrawFn) -> tuple[list[TrajectoryGroup], list[Advantages]]:
-    """Trajectories that are forests: calls continue an earlier call, break with it, or start anew; some untrained or unscored."""
+    """Trajectories that are forests: calls continue an earlier call, break with it, or start anew; some untrained or
+    unscored."""
     groups, credit = [], []
     token = iter(range(1, 100_000))
     for g in range(draw(st.integers(1, 2))):

@@ -1,4 +1,5 @@
-"""Agents that send what no policy can answer, in each dialect, through the official SDKs; workers run them in a process of their own."""
+"""Agents that send what no policy can answer, in each dialect, through the official SDKs; workers run them in a process
+of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A user's keys: read with a sentence that names the variable, in no text that leaves, in no recipe, in no agent's process."""
+"""A user's keys: read with a sentence that names the variable, in no text that leaves, in no recipe, in no agent's
+process."""
 
 from __future__ import annotations
 
@@ -54,12 +55,16 @@ def test_a_key_is_read_without_the_line_end_of_its_file() -> None:
     assert read_key("MINE", told, where="judge") == KEY
     upstream, _ = read_upstream(UpstreamConfig(base_url="https://h/v1", api_key_env="MINE"), told)
     assert upstream is not None and upstream.api_key == KEY
-    place = TelemetryConfig(forward="https://h", headers_env={"authorization": "MINE"}).target({"MINE": f"Bearer {KEY}\n"})
+    place = TelemetryConfig(forward="https://h", headers_env={"authorization": "MINE"}).target(
+        {"MINE": f"Bearer {KEY}\n"}
+    )
     assert place is not None and place[1] == {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.mark.parametrize("key", UNCARRIED)
-def test_a_key_that_no_header_can_carry_is_refused_by_the_name_of_its_variable(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_no_header_can_carry_is_refused_by_the_name_of_its_variable(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = {"MINE": key}
     reads = (
         lambda: read_upstream(UpstreamConfig(base_url="https://h/v1", api_key_env="MINE"), told),
@@ -81,7 +86,9 @@ def test_a_key_for_workers_that_no_header_can_carry_is_refused_before_anything_s
     (tmp_path / "recipe.toml").write_text(
         'agent = "agent.py:answer"\n[tasks]\ntrain = "d.py:t"\n[policy]\nmodel = "m"\n[rewards.r]\nuse = "r.py:r"\n'
     )
-    with pytest.raises(ConfigError, match=r"--key \(or LIGHTNINGRL_KEY\) holds what no HTTP header can carry") as refused:
+    with pytest.raises(
+        ConfigError, match=r"--key \(or LIGHTNINGRL_KEY\) holds what no HTTP header can carry"
+    ) as refused:
         work_command(tmp_path / "recipe.toml", server="http://127.0.0.1:9", key="worker-0\n1", settings={})
     assert "worker-0" not in str(refused.value)
     with pytest.raises(ConfigError, match="--server: the address names a user or a password") as refused:
@@ -106,7 +113,13 @@ ADDRESSES = (
     "https://h:PASSWORD@[::1/v1",
     "htp://me:PASSWORD@h/v1",
 )
-PLACES = ("judge.base_url", "upstream.base_url", "upstream.models.gpt.base_url", "telemetry.forward", "runtime.base_urls")
+PLACES = (
+    "judge.base_url",
+    "upstream.base_url",
+    "upstream.models.gpt.base_url",
+    "telemetry.forward",
+    "runtime.base_urls",
+)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -126,7 +139,11 @@ def test_a_store_with_a_password_in_its_address_is_refused(url: str) -> None:
 
 
 def test_addresses_that_say_a_version_or_a_deployment_are_taken() -> None:
-    told = ("https://h/openai/deployments/x?api-version=2024-10-21", "http://[::1]:8000/v1", "https://h/v1?alt=sse&beta=true&max_tokens=3")
+    told = (
+        "https://h/openai/deployments/x?api-version=2024-10-21",
+        "http://[::1]:8000/v1",
+        "https://h/v1?alt=sse&beta=true&max_tokens=3",
+    )
     assert [str(JudgeConfig(base_url=url, model="m").base_url) for url in told] == list(told)
 
 
@@ -146,8 +163,20 @@ def test_a_python_recipe_that_is_refused_shows_no_secret() -> None:
 
 
 def test_nobody_that_holds_a_key_shows_it() -> None:
-    lease = Lease(rollout_id="r", attempt=1, task=Task(id="t", input=1), mode=RolloutMode.TRAIN, timeout_s=1, key=KEY, expires_at=0)
-    for holder in (lease, Upstream(base_url="https://h", api_key=KEY), Judge(base_url="http://h", model="m", api_key=KEY)):
+    lease = Lease(
+        rollout_id="r",
+        attempt=1,
+        task=Task(id="t", input=1),
+        mode=RolloutMode.TRAIN,
+        timeout_s=1,
+        key=KEY,
+        expires_at=0,
+    )
+    for holder in (
+        lease,
+        Upstream(base_url="https://h", api_key=KEY),
+        Judge(base_url="http://h", model="m", api_key=KEY),
+    ):
         assert KEY not in repr(holder)
 
 
@@ -167,9 +196,13 @@ def test_words_that_local_servers_are_given_for_a_key_stay_in_what_is_said() -> 
 
 
 @pytest.mark.parametrize("variable", ["SEARCH_API_KEY", "SEARCH_API_KEY_2", "search_token2", "GITHUB_PAT"])
-def test_an_error_of_an_agent_or_of_a_reward_says_no_key_of_its_environment(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_an_agent_or_of_a_reward_says_no_key_of_its_environment(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(variable, KEY)
-    rollout = ActiveRollout(rollout_id="r", attempt=1, base_path="/rollouts/r/attempts/1/v1", key="the-attempts-own-key")
+    rollout = ActiveRollout(
+        rollout_id="r", attempt=1, base_path="/rollouts/r/attempts/1/v1", key="the-attempts-own-key"
+    )
     error = ValueError(f"Illegal header value b'Bearer {KEY}\\n' and b'Bearer the-attempts-own-key'")
     for text in (report_exception(error, rollout, duration_s=1.0).error, describe_raised(error)):
         assert text is not None and KEY not in text and "b'Bearer ***" in text
@@ -187,7 +220,9 @@ def test_an_error_of_an_agent_or_of_a_reward_says_no_key_of_its_environment(vari
 )
 def test_a_key_is_masked_however_it_is_written(written: str) -> None:
     said = Mask([f"{KEY}&<>" if "&amp;" in written else KEY]).text(written)
-    assert "***" in said and len(said) <= len("bWU6***") + 3, "a byte or two at its edges stand in letters that say others, too"
+    assert "***" in said and len(said) <= len("bWU6***") + 3, (
+        "a byte or two at its edges stand in letters that say others, too"
+    )
 
 
 async def told_again(request: Request) -> Response:
@@ -203,14 +238,18 @@ async def told_again(request: Request) -> Response:
 
         return StreamingResponse(pieces(), 401, media_type="application/json")
     if how == "compressed":
-        return Response(gzip.compress(text.encode()), 401, {"content-encoding": "gzip", "content-type": "application/json"})
+        return Response(
+            gzip.compress(text.encode()), 401, {"content-encoding": "gzip", "content-type": "application/json"}
+        )
     if how == "unasked":
         return Response(text, 200, {"content-encoding": "br"})
     return Response(text, 200 if how == "well" else 401, {"x-request-id": key})
 
 
 @pytest.mark.parametrize("how", ["badly", "well", "in pieces", "compressed", "unasked"])
-async def test_a_provider_that_says_the_key_again_is_heard_without_it(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_provider_that_says_the_key_again_is_heard_without_it(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, logger="lightningrl")
     async with serving(Starlette(routes=[Route("/{rest:path}", told_again, methods=["POST"])])) as url:
         upstream = Upstream(base_url=url, api_key=KEY)
@@ -241,7 +280,9 @@ async def test_a_judge_that_says_the_key_again_is_recorded_without_it() -> None:
 
 async def test_a_collector_that_says_the_key_again_is_logged_without_it(caplog: pytest.LogCaptureFixture) -> None:
     async def refuse(request: Request) -> Response:
-        return Response(f"who is {request.headers['authorization']}? {request.headers['authorization'].split()[1]}?", 401)
+        return Response(
+            f"who is {request.headers['authorization']}? {request.headers['authorization'].split()[1]}?", 401
+        )
 
     async with serving(Starlette(routes=[Route("/{rest:path}", refuse, methods=["POST"])])) as url:
         forwarder = ExportForwarder(f"{url}/v1/traces", {"authorization": f"Bearer {KEY}"})
@@ -265,7 +306,9 @@ async def bomb(request: Request) -> Response:
 
     if request.headers["accept-encoding"] != "identity":
         return Response("compressed answers are not asked for", 400)
-    return StreamingResponse(pieces(), 500 if how == "error" else 200, {"content-encoding": "gzip"} if how == "compressed" else {})
+    return StreamingResponse(
+        pieces(), 500 if how == "error" else 200, {"content-encoding": "gzip"} if how == "compressed" else {}
+    )
 
 
 @pytest.mark.parametrize("levels", [150, 600, 900, 5000])
@@ -305,7 +348,9 @@ async def test_no_more_than_a_megabyte_of_a_judges_answer_is_read(how: str) -> N
     async with serving(Starlette(routes=[Route("/{rest:path}", bomb, methods=["POST"])])) as url:
         questions = Questions(Judge(base_url=url, model="m", retries=0))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(JudgeError, match="HTTP 500" if how == "error" else f"its answer has more than {LONGEST_ANSWER} bytes"):
+        with pytest.raises(
+            JudgeError, match="HTTP 500" if how == "error" else f"its answer has more than {LONGEST_ANSWER} bytes"
+        ):
             await questions(how)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "kB: 600 MB were sent"
         assert len(repr(questions.asked)) < 1000
@@ -329,7 +374,16 @@ def test_variables_that_a_recipe_names_as_secrets_do_not_reach_agents() -> None:
             "loggers": ["wandb"],
         }
     )
-    secrets = ("JUDGE_KEY", "UPSTREAM_KEY", "X_KEY", "COLLECTOR", "PGPASSWORD", "PGPASSFILE", "WANDB_API_KEY", "LIGHTNINGRL_KEY")
+    secrets = (
+        "JUDGE_KEY",
+        "UPSTREAM_KEY",
+        "X_KEY",
+        "COLLECTOR",
+        "PGPASSWORD",
+        "PGPASSFILE",
+        "WANDB_API_KEY",
+        "LIGHTNINGRL_KEY",
+    )
     given = {**dict.fromkeys(secrets, KEY), "SEARCH_API_KEY": "tool"}
     left = worker_environment("http://h:1", given, withheld=recipe.withheld_variables)
     assert KEY not in left.values()

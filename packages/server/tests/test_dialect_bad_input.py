@@ -1,4 +1,5 @@
-"""Bad input, by dialect: refused in the dialect's own format with what, which and what next; a typed outcome; nothing trained."""
+"""Bad input, by dialect: refused in the dialect's own format with what, which and what next; a typed outcome; nothing
+trained."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 def chat_call(call_id: str) -> dict[str, Any]:
-    return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
 
 
 CHAT_RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
@@ -46,8 +50,18 @@ RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
 
 # dialect, what is bad, the request, and what the sentence says: what, which and what next
 BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
-    ("chat", "unsupported part", {"messages": [user({"type": "video", "video": "x"})]}, ("messages[0]", "'video'", "reads text only")),
-    ("responses", "unsupported item", {"input": [{"type": "computer_call"}]}, ("input[0]", "'computer_call'", "the policy reads message")),
+    (
+        "chat",
+        "unsupported part",
+        {"messages": [user({"type": "video", "video": "x"})]},
+        ("messages[0]", "'video'", "reads text only"),
+    ),
+    (
+        "responses",
+        "unsupported item",
+        {"input": [{"type": "computer_call"}]},
+        ("input[0]", "'computer_call'", "the policy reads message"),
+    ),
     (
         "messages",
         "unsupported block",
@@ -78,7 +92,12 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         {"messages": [USER], "tools": [{"type": "web_search"}]},
         ("tools[0]", "no function", "only functions are supported"),
     ),
-    ("responses", "provider's tool", {"input": "hi", "tools": [{"type": "web_search"}]}, ("tools[0]", "'web_search'", "give the agent")),
+    (
+        "responses",
+        "provider's tool",
+        {"input": "hi", "tools": [{"type": "web_search"}]},
+        ("tools[0]", "'web_search'", "give the agent"),
+    ),
     (
         "messages",
         "provider's tool",
@@ -103,7 +122,12 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         {"messages": [USER, USE, USE, user(RESULT)]},
         ("tool-call id 'c'", "used by two calls", "give each its own"),
     ),
-    ("chat", "two results", {"messages": [USER, chat_call("c"), CHAT_RESULT, CHAT_RESULT]}, ("'c'", "two results", "send one")),
+    (
+        "chat",
+        "two results",
+        {"messages": [USER, chat_call("c"), CHAT_RESULT, CHAT_RESULT]},
+        ("'c'", "two results", "send one"),
+    ),
     ("responses", "two results", {"input": [USER, CALL, OUTPUT, OUTPUT]}, ("'c'", "two results", "send one")),
     ("messages", "two results", {"messages": [USER, USE, user(RESULT, RESULT)]}, ("'c'", "two results", "send one")),
     (
@@ -136,15 +160,30 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         {"messages": [USER, {"role": "assistant", "audio": {"id": "audio_1"}}, USER]},
         ("messages[1]", "speaks in audio", "send its text"),
     ),
-    ("responses", "audio", {"input": [user({"type": "input_audio", "input_audio": {}})]}, ("input[0]", "'input_audio'", "reads text only")),
+    (
+        "responses",
+        "audio",
+        {"input": [user({"type": "input_audio", "input_audio": {}})]},
+        ("input[0]", "'input_audio'", "reads text only"),
+    ),
     (
         "messages",
         "audio",
         {"messages": [user({"type": "audio", "source": {}})]},
         ("messages[0].content[0]", "'audio'", "the policy reads text"),
     ),
-    ("chat", "file", {"messages": [user({"type": "file", "file": {"file_id": "f"}})]}, ("messages[0]", "'file'", "reads text only")),
-    ("responses", "file", {"input": [user({"type": "input_file", "file_id": "f"})]}, ("input[0]", "'input_file'", "reads text only")),
+    (
+        "chat",
+        "file",
+        {"messages": [user({"type": "file", "file": {"file_id": "f"}})]},
+        ("messages[0]", "'file'", "reads text only"),
+    ),
+    (
+        "responses",
+        "file",
+        {"input": [user({"type": "input_file", "file_id": "f"})]},
+        ("input[0]", "'input_file'", "reads text only"),
+    ),
     (
         "messages",
         "file",
@@ -175,7 +214,12 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         {"messages": [{"role": "user", "content": "x" * 500}]},
         ("context length is 400", "your messages", "shorten them"),
     ),
-    ("responses", "too long", {"input": "x" * 500}, ("context length is 400", "your messages and tools take", "shorten them")),
+    (
+        "responses",
+        "too long",
+        {"input": "x" * 500},
+        ("context length is 400", "your messages and tools take", "shorten them"),
+    ),
     (
         "messages",
         "too long",
@@ -188,7 +232,12 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         {"messages": [USER], "tool_choice": "required"},
         ("tool_choice", "no tools are offered", "send tools"),
     ),
-    ("responses", "a call that cannot be forced", {"input": "hi", "tool_choice": "required"}, ("tool_choice", "no tools", "send tools")),
+    (
+        "responses",
+        "a call that cannot be forced",
+        {"input": "hi", "tool_choice": "required"},
+        ("tool_choice", "no tools", "send tools"),
+    ),
     (
         "messages",
         "a call that cannot be forced",
@@ -203,7 +252,11 @@ each_bad_input = pytest.mark.parametrize(
 
 
 def code_of(dialect: str, kind: str) -> str:
-    return "invalid_request" if kind == "previous response" and dialect != "responses" else CODES.get(kind, "invalid_request")
+    return (
+        "invalid_request"
+        if kind == "previous response" and dialect != "responses"
+        else CODES.get(kind, "invalid_request")
+    )
 
 
 @pytest.fixture
@@ -214,7 +267,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 async def send(attempt: LiveAttempt, dialect: str, body: dict[str, Any], stream: bool) -> Any:
     if dialect == "messages":
-        async with anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, max_retries=0) as claude:
+        async with anthropic.AsyncAnthropic(
+            base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, max_retries=0
+        ) as claude:
             return await claude.messages.create(**{"model": "m", "max_tokens": 20, "stream": stream, **body})
     async with openai.AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key, max_retries=0) as client:
         create: Any = client.responses.create if dialect == "responses" else client.chat.completions.create
@@ -251,14 +306,18 @@ async def test_bad_input_is_refused_as_the_dialect_does_it_and_kept_with_the_att
     assert describe_rollouts([trajectory])["calls_refused"] == 2
 
 
-async def test_two_results_of_one_call_are_told_also_where_the_call_is_in_an_earlier_response(gateway: LiveGateway) -> None:
+async def test_two_results_of_one_call_are_told_also_where_the_call_is_in_an_earlier_response(
+    gateway: LiveGateway,
+) -> None:
     gateway.engine.enqueue('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     attempt = await gateway.attempt()
     tools = [{"type": "function", "name": "f"}]
     first = await send(attempt, "responses", {"input": "hi", "tools": tools}, False)
     output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "x"}
     with pytest.raises(openai.BadRequestError, match="two results; send one"):
-        await send(attempt, "responses", {"input": [output, output], "previous_response_id": first.id, "tools": tools}, False)
+        await send(
+            attempt, "responses", {"input": [output, output], "previous_response_id": first.id, "tools": tools}, False
+        )
     await send(attempt, "responses", {"input": [output], "previous_response_id": first.id, "tools": tools}, False)
     assert len(await attempt.transitions()) == 2
 
@@ -295,7 +354,10 @@ GOOD = {"chat": {"messages": [USER]}, "responses": {"input": "hi"}, "messages": 
 async def test_an_agent_that_raises_is_typed_and_one_that_swallows_a_refusal_leaves_a_trace(tmp_path: Path) -> None:
     """Each bad input after a call that was answered: a real worker, a real server, the official SDKs."""
     tasks = [
-        Task(id=f"{ending}-{index}", input={"dialect": dialect, "bodies": [GOOD[dialect], body], "swallows": ending == "swallows"})
+        Task(
+            id=f"{ending}-{index}",
+            input={"dialect": dialect, "bodies": [GOOD[dialect], body], "swallows": ending == "swallows"},
+        )
         for ending in ("raises", "swallows")
         for index, (dialect, _, body, _) in enumerate(BAD)
     ]
@@ -306,7 +368,9 @@ async def test_an_agent_that_raises_is_typed_and_one_that_swallows_a_refusal_lea
     for place, trajectory in enumerate(trajectories):
         dialect, kind, _, sentence = BAD[place % len(BAD)]
         if place < len(BAD):
-            assert trajectory.outcome is (Outcome.CONTEXT_OVERFLOW if kind == "too long" else Outcome.AGENT_ERROR), trajectory.error
+            assert trajectory.outcome is (Outcome.CONTEXT_OVERFLOW if kind == "too long" else Outcome.AGENT_ERROR), (
+                trajectory.error
+            )
             assert all(part in (trajectory.error or "") for part in sentence), trajectory.error
         else:
             assert (trajectory.outcome, trajectory.output) == (Outcome.SUCCEEDED, "I did what I could")

@@ -1,4 +1,5 @@
-"""Chat completions through the official SDK's helpers: structured output, streaming with a parser, and what the policy reads of it."""
+"""Chat completions through the official SDK's helpers: structured output, streaming with a parser, and what the policy
+reads of it."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ async def test_structured_output_is_parsed_by_the_sdk(gateway: LiveGateway) -> N
     first, second, third = await attempt.transitions()
     assert first.prompt_ids.tolist() == second.prompt_ids.tolist()
     text = gateway.engine.tokenizer.decode(first.prompt_ids.tolist())
-    assert text.startswith("<|im_start|>system\nAnswer with JSON only, without any text around it, that fits this JSON schema:\n{")
+    assert text.startswith(
+        "<|im_start|>system\nAnswer with JSON only, without any text around it, that fits this JSON schema:\n{"
+    )
     shown = json.loads(text.partition("schema:\n")[2].partition("<|im_end|>")[0])
     assert shown["properties"] == {"answer": {"title": "Answer", "type": "integer"}}
     assert "S\n\nAnswer with one JSON object only" in gateway.engine.tokenizer.decode(third.prompt_ids.tolist())
@@ -71,7 +74,11 @@ async def test_numbers_that_json_does_not_have_make_no_tool_call(gateway: LiveGa
     attempt = await gateway.attempt()
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
         message = (
-            (await client.chat.completions.create(model="m", messages=[USER], tools=[openai.pydantic_function_tool(Search)]))
+            (
+                await client.chat.completions.create(
+                    model="m", messages=[USER], tools=[openai.pydantic_function_tool(Search)]
+                )
+            )
             .choices[0]
             .message
         )

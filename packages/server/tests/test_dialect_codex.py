@@ -1,4 +1,5 @@
-"""Requests of Codex CLI beside plain functions: namespaces, custom and hosted tools, items that set something, a WebSocket."""
+"""Requests of Codex CLI beside plain functions: namespaces, custom and hosted tools, items that set something, a
+WebSocket."""
 
 from __future__ import annotations
 
@@ -68,18 +69,26 @@ async def prompts(gateway: LiveGateway, attempt: LiveAttempt) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_functions_of_a_namespace_are_offered_as_functions_and_called_in_it(gateway: LiveGateway, stream: bool) -> None:
+async def test_functions_of_a_namespace_are_offered_as_functions_and_called_in_it(
+    gateway: LiveGateway, stream: bool
+) -> None:
     gateway.engine.enqueue("\n".join(call(name, '{"q": "ü"}') for name in ("ask", "team.look", "look")), "done")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         asked: dict[str, Any] = {"tools": [function("look"), TEAM]}
         answer = await ask(client, stream, input=[USER], **asked)
-        assert [(item.name, item.namespace) for item in answer.output] == [("ask", "team"), ("look", "team"), ("look", None)]
+        assert [(item.name, item.namespace) for item in answer.output] == [
+            ("ask", "team"),
+            ("look", "team"),
+            ("look", None),
+        ]
         results = [{"type": "function_call_output", "call_id": item.call_id, "output": "r"} for item in answer.output]
         sent = [item.model_dump(exclude_none=True, exclude={"id"}) for item in answer.output]
         await ask(client, stream, input=[USER, *sent, *results], **asked)
     first, _ = await prompts(gateway, attempt)
-    assert [name in first for name in ('"name": "look"', '"name": "team.look"', '"name": "ask"', '"name": "team.ask"')] == [
+    assert [
+        name in first for name in ('"name": "look"', '"name": "team.look"', '"name": "ask"', '"name": "team.ask"')
+    ] == [
         True,
         True,
         True,
@@ -96,8 +105,16 @@ async def test_functions_of_namespaces_are_allowed_by_their_names_in_them(gatewa
     async with client_of(attempt) as client:
         tools: Any = [look("a"), look("b"), {"type": "namespace", "name": "c", "tools": None}]
         for mode, allowed in (("auto", named), ("required", named[1:])):
-            await ask(client, False, input="hi", tools=tools, tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed})
-    assert gateway.engine.tokenizer.decode(gateway.engine.requests[-1].prompt_ids).endswith('{"name": "b.look", "arguments":')
+            await ask(
+                client,
+                False,
+                input="hi",
+                tools=tools,
+                tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed},
+            )
+    assert gateway.engine.tokenizer.decode(gateway.engine.requests[-1].prompt_ids).endswith(
+        '{"name": "b.look", "arguments":'
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -111,17 +128,28 @@ async def test_a_custom_tool_is_called_with_text(gateway: LiveGateway, stream: b
         result = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "hi"}
         await ask(client, stream, input=[USER, {"type": "item_reference", "id": item.id}, result], tools=[EXEC])
         await ask(
-            client, stream, input=[USER, item.model_dump(exclude_none=True), result, {"role": "user", "content": "more"}], tools=[EXEC]
+            client,
+            stream,
+            input=[USER, item.model_dump(exclude_none=True), result, {"role": "user", "content": "more"}],
+            tools=[EXEC],
         )
     prompt = gateway.engine.tokenizer.decode((await attempt.transitions())[0].prompt_ids.tolist())
     assert "Runs." in prompt and "follows this lark grammar:\\nstart: /x+/" in prompt
-    assert [(one.parent_id is None, one.is_break) for one in await attempt.transitions()] == [(True, False), (False, False), (False, False)]
+    assert [(one.parent_id is None, one.is_break) for one in await attempt.transitions()] == [
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
 
 
 async def test_items_of_the_input_offer_tools_and_set_the_format(gateway: LiveGateway) -> None:
     gateway.engine.enqueue(call("look", "{}"))
     attempt = await gateway.attempt()
-    schema = {"type": "json_schema", "name": "s", "schema": {"type": "object", "properties": {"fits": {"type": "string"}}}}
+    schema = {
+        "type": "json_schema",
+        "name": "s",
+        "schema": {"type": "object", "properties": {"fits": {"type": "string"}}},
+    }
     items: Any = [
         {"type": "additional_tools", "role": "developer", "tools": [{**TEAM, "tools": [function("old")]}]},
         USER,
@@ -138,7 +166,10 @@ async def test_items_of_the_input_offer_tools_and_set_the_format(gateway: LiveGa
 async def test_tools_that_cannot_be_offered_are_named_by_their_place(gateway: LiveGateway) -> None:
     attempt = await gateway.attempt()
     refused: list[tuple[Any, str]] = [
-        ([function("look"), SEARCH], r"tools\[1\] is of type 'web_search'; .* set policy.hosted_tools = .drop., where others are offered"),
+        (
+            [function("look"), SEARCH],
+            r"tools\[1\] is of type 'web_search'; .* set policy.hosted_tools = .drop., where others are offered",
+        ),
         ([{**TEAM, "tools": [TEAM]}], r"tools\[0\].tools\[0\] is no namespace with a name and a list of functions"),
         ([{**TEAM, "tools": 5}], r"tools\[0\] is no namespace"),
         ([TEAM, TEAM], r"tools\[1\].tools\[0\] has the name 'team.ask' of an earlier tool"),
@@ -161,7 +192,9 @@ async def test_the_providers_tools_are_left_out_beside_others_where_the_recipe_s
     chat: Any = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
     async with live_gateway(tmp_path, settings=GatewaySettings(drops_hosted=True)) as gateway:
         attempt = await gateway.attempt()
-        claude = anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, max_retries=0)
+        claude = anthropic.AsyncAnthropic(
+            base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, max_retries=0
+        )
         async with client_of(attempt) as client, claude:
             with caplog.at_level(logging.WARNING):
                 for _ in range(2):
@@ -170,7 +203,10 @@ async def test_the_providers_tools_are_left_out_beside_others_where_the_recipe_s
             assert gateway.engines.status()[0].ignored["tool web_search"] == 2
             await client.chat.completions.create(model="m", messages=[USER], tools=[chat, SEARCH])  # type: ignore[list-item]
             await claude.messages.create(model="m", max_tokens=9, messages=[USER], tools=[hosted, own])
-            assert all("look" in transition.offered and "web" not in transition.offered for transition in await attempt.transitions())
+            assert all(
+                "look" in transition.offered and "web" not in transition.offered
+                for transition in await attempt.transitions()
+            )
             with pytest.raises(openai.BadRequestError, match="'web_search'"):
                 await ask(client, False, input="hi", tools=[SEARCH])
             with pytest.raises(anthropic.BadRequestError, match="web_search_20250305"):

@@ -1,4 +1,5 @@
-"""What the responses and messages dialects refuse: each in its own error format, with a sentence, and nothing recorded."""
+"""What the responses and messages dialects refuse: each in its own error format, with a sentence, and nothing
+recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
         yield running
 
 
-async def post(attempt: LiveAttempt, path: str, body: Any, *, raw: bytes | None = None, **headers: str) -> httpx.Response:
+async def post(
+    attempt: LiveAttempt, path: str, body: Any, *, raw: bytes | None = None, **headers: str
+) -> httpx.Response:
     async with httpx.AsyncClient() as client:
         named = headers or {"x-api-key": attempt.key}
         sent: Any = {"content": raw} if raw is not None else {"json": body}
@@ -54,20 +57,38 @@ def assistant(*blocks: Any) -> dict[str, Any]:
     [
         ({"messages": []}, "no messages"),
         ({"messages": 5}, "Expected `array`, got `int`"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0] has the role 'robot'; known are user, assistant, system"),
-        ({"messages": [user({"type": "image", "source": {}})]}, "messages[0].content[0] is a block of type 'image'; the policy reads text"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "messages[0] has the role 'robot'; known are user, assistant, system",
+        ),
+        (
+            {"messages": [user({"type": "image", "source": {}})]},
+            "messages[0].content[0] is a block of type 'image'; the policy reads text",
+        ),
         ({"messages": [user({"type": "document", "source": {}})]}, "a part of type 'document' that holds no text"),
-        ({"messages": [USER, assistant({"type": "server_tool_use"}), USER]}, "messages[1].content[0] is a block of type 'server_tool_use'"),
-        ({"messages": [user({**RESULT, "content": [{"type": "image"}]})]}, "part of type 'image'; the policy reads text only"),
+        (
+            {"messages": [USER, assistant({"type": "server_tool_use"}), USER]},
+            "messages[1].content[0] is a block of type 'server_tool_use'",
+        ),
+        (
+            {"messages": [user({**RESULT, "content": [{"type": "image"}]})]},
+            "part of type 'image'; the policy reads text only",
+        ),
         ({"messages": [user({"type": "tool_result", "content": "x"})]}, "has no tool_use_id"),
         ({"messages": [USER, assistant({**USE, "input": "q"}), USER]}, "has an input that is no object"),
         ({"messages": [USER, assistant({"type": "tool_use", "input": {}}), USER]}, "has no name"),
         ({"messages": [USER, assistant(USE, USE), user(RESULT)]}, "tool-call id 'c' is used by two calls"),
         ({"messages": [USER, assistant(USE), user(RESULT, RESULT)]}, "the tool call 'c' has two results"),
-        ({"messages": [USER, {"role": "assistant", "content": "The answer is ("}]}, "the last message is the assistant's"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "The answer is ("}]},
+            "the last message is the assistant's",
+        ),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice asks for a tool call, but no tools are offered"),
-        ({"tool_choice": {"type": "some"}}, "tool_choice {'type': 'some'} is not supported; use 'auto', 'none', 'any', or 'tool'"),
+        (
+            {"tool_choice": {"type": "some"}},
+            "tool_choice {'type': 'some'} is not supported; use 'auto', 'none', 'any', or 'tool'",
+        ),
         (
             {"tools": [{"type": "web_search_20250305", "name": "w"}]},
             "tools[0] is of type 'web_search_20250305'; only tools of the agent's own",
@@ -84,11 +105,19 @@ def assistant(*blocks: Any) -> dict[str, Any]:
         ),
         ({"context_management": {"edits": 5}}, "context_management has edits that are no list of objects"),
         (
-            {"context_management": {"edits": [{"type": "compact_20260112", "trigger": {"type": "tool_uses", "value": 5}}]}},
+            {
+                "context_management": {
+                    "edits": [{"type": "compact_20260112", "trigger": {"type": "tool_uses", "value": 5}}]
+                }
+            },
             "context_management.edits[0].trigger is {'type': 'tool_uses', 'value': 5}; send an object with type 'input_tokens'",
         ),
         (
-            {"context_management": {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": "x"}}]}},
+            {
+                "context_management": {
+                    "edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": "x"}}]
+                }
+            },
             "context_management.edits[0].trigger.value is 'x'; it must be a whole number",
         ),
         ({"compaction": {"type": "summarize"}}, "compaction is not supported"),
@@ -122,7 +151,10 @@ async def test_messages_that_cannot_be_honoured_are_refused_with_a_sentence(
             "part of type 'input_image'; the policy",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "part of type 'input_file'"),
-        ({"input": [{"type": "computer_call"}]}, "input[0] is an item of type 'computer_call'; the policy reads message, reasoning"),
+        (
+            {"input": [{"type": "computer_call"}]},
+            "input[0] is an item of type 'computer_call'; the policy reads message, reasoning",
+        ),
         (
             {"input": [{"type": "item_reference", "id": "x"}]},
             "input[0] refers to the item 'x', which no answer of this",
@@ -173,7 +205,14 @@ async def test_responses_that_cannot_be_honoured_are_refused_with_a_sentence(
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "messages/count_tokens"])
 @pytest.mark.parametrize(
-    "raw", [b"{", b"\xff\xfe", b"", b"[" * 5000, b'{"messages": [{"role": "user", "content": "\\ud800"}], "input": "\\ud800"}']
+    "raw",
+    [
+        b"{",
+        b"\xff\xfe",
+        b"",
+        b"[" * 5000,
+        b'{"messages": [{"role": "user", "content": "\\ud800"}], "input": "\\ud800"}',
+    ],
 )
 async def test_a_body_that_is_no_json_is_told(gateway: LiveGateway, path: str, raw: bytes) -> None:
     attempt = await gateway.attempt()
@@ -188,8 +227,12 @@ async def test_a_history_that_is_too_long_is_told_and_typed(gateway: LiveGateway
     long = "x" * 400
     first, second = await gateway.attempt(), await gateway.attempt()
     async with anthropic.AsyncAnthropic(base_url=first.base_url.removesuffix("/v1"), api_key=first.key) as client:
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long.*maximum context length is 300 tokens"):
-            await client.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": long}], stream=stream)
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"prompt is too long.*maximum context length is 300 tokens"
+        ):
+            await client.messages.create(
+                model="m", max_tokens=5, messages=[{"role": "user", "content": long}], stream=stream
+            )
     async with openai.AsyncOpenAI(base_url=second.base_url, api_key=second.key) as other:
         with pytest.raises(openai.BadRequestError, match="maximum context length is 300 tokens") as caught:
             await other.responses.create(model="m", input=long, stream=stream)
@@ -226,7 +269,9 @@ async def test_an_error_in_mid_stream_is_raised_by_the_sdk(gateway: LiveGateway)
     attempt = await gateway.attempt()
     async with anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key) as client:
         with pytest.raises(anthropic.APIStatusError, match="attempt 1"):
-            async with client.messages.stream(model="m", max_tokens=50, messages=[{"role": "user", "content": "a"}]) as events:
+            async with client.messages.stream(
+                model="m", max_tokens=50, messages=[{"role": "user", "content": "a"}]
+            ) as events:
                 async for event in events:
                     if event.type == "text":
                         await gateway.store.finish_attempt(attempt.rollout_id, 1, Outcome.TIMEOUT)
@@ -240,5 +285,7 @@ async def test_a_policy_without_tool_markup_is_offered_no_tools_in_any_dialect(t
         attempt = await gateway.attempt()
         tools = {"messages": [{"name": "f"}], "responses": [{"type": "function", "name": "f"}]}
         for path, offered in tools.items():
-            answer = await post(attempt, path, {"model": "m", "max_tokens": 5, "messages": [USER], "input": "hi", "tools": offered})
+            answer = await post(
+                attempt, path, {"model": "m", "max_tokens": 5, "messages": [USER], "input": "hi", "tools": offered}
+            )
             assert answer.status_code == 400 and "no tool-call markup" in answer.json()["error"]["message"]

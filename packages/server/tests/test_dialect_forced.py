@@ -1,4 +1,5 @@
-"""A `tool_choice` that asks for a tool call: its first tokens are written for the policy, in the prompt; what is sampled is recorded."""
+"""A `tool_choice` that asks for a tool call: its first tokens are written for the policy, in the prompt; what is
+sampled is recorded."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ async def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 class Agent:
     """One conversation in one dialect, over plain HTTP."""
 
-    def __init__(self, attempt: LiveAttempt, path: str, *, tools: tuple[str, ...] = ("search", "lookup"), stream: bool = False) -> None:
+    def __init__(
+        self, attempt: LiveAttempt, path: str, *, tools: tuple[str, ...] = ("search", "lookup"), stream: bool = False
+    ) -> None:
         self.attempt, self.path, self.tools, self.stream = attempt, path, tools, stream
         self.history: list[dict[str, Any]] = [{"role": "user", "content": "What is 6*7?"}]
 
@@ -55,13 +58,17 @@ class Agent:
 
     async def post(self, **body: Any) -> httpx.Response:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
-            return await client.post(f"{self.attempt.base_url}/{self.path}", json=body, headers={"x-api-key": self.attempt.key})
+            return await client.post(
+                f"{self.attempt.base_url}/{self.path}", json=body, headers={"x-api-key": self.attempt.key}
+            )
 
     def body(self, choice: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {"model": "m", "stream": self.stream}
         if self.path == "chat/completions":
             body |= {"messages": self.history}
-            tools: list[Any] = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in self.tools]
+            tools: list[Any] = [
+                {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in self.tools
+            ]
             forced: Any = "required" if choice == "any" else {"type": "function", "function": {"name": choice}}
         elif self.path == "responses":
             body |= {"input": self.history}
@@ -104,9 +111,15 @@ class Agent:
         """Send the answer and a result of each call back, as SDKs do."""
         calls = [call for _, _, call in self.calls(said)]
         if self.path == "chat/completions":
-            self.history += [said["choices"][0]["message"], *({"role": "tool", "tool_call_id": call, "content": "42"} for call in calls)]
+            self.history += [
+                said["choices"][0]["message"],
+                *({"role": "tool", "tool_call_id": call, "content": "42"} for call in calls),
+            ]
         elif self.path == "responses":
-            self.history += [*said["output"], *({"type": "function_call_output", "call_id": call, "output": "42"} for call in calls)]
+            self.history += [
+                *said["output"],
+                *({"type": "function_call_output", "call_id": call, "output": "42"} for call in calls),
+            ]
         else:
             results = [{"type": "tool_result", "tool_use_id": call, "content": "42"} for call in calls]
             self.history += [
@@ -124,12 +137,18 @@ class Agent:
         if self.path == "responses":
             asked = [item for item in said["output"] if item["type"] == "function_call"]
             return [(call["name"], json.loads(call["arguments"]), call["call_id"]) for call in asked]
-        return [(block["name"], block["input"], block["id"]) for block in said["content"] if block["type"] == "tool_use"]
+        return [
+            (block["name"], block["input"], block["id"]) for block in said["content"] if block["type"] == "tool_use"
+        ]
 
     def text(self, said: dict[str, Any]) -> str:
         if self.path == "chat/completions":
             return said["choices"][0]["message"]["content"] or ""
-        items = [part for item in said["output"] for part in item.get("content", [])] if self.path == "responses" else said["content"]
+        items = (
+            [part for item in said["output"] for part in item.get("content", [])]
+            if self.path == "responses"
+            else said["content"]
+        )
         return "".join(part.get("text", "") for part in items)
 
     def end(self, said: dict[str, Any]) -> str:
@@ -151,15 +170,21 @@ def prompt_of(gateway: LiveGateway, transition: Transition) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_forced_call_begins_in_the_prompt_and_the_history_extends_it(gateway: LiveGateway, path: str, stream: bool) -> None:
-    gateway.engine.enqueue(' {"q": "ü"}}\n</tool_call>', '{"name": "lookup", "arguments": {}}\n</tool_call>', "It is 42.")
+async def test_a_forced_call_begins_in_the_prompt_and_the_history_extends_it(
+    gateway: LiveGateway, path: str, stream: bool
+) -> None:
+    gateway.engine.enqueue(
+        ' {"q": "ü"}}\n</tool_call>', '{"name": "lookup", "arguments": {}}\n</tool_call>', "It is 42."
+    )
     agent = Agent(await gateway.attempt(), path, stream=stream)
     named = await agent.ask("search")
     chosen = await agent.ask("any")
     free = await agent.ask()
     assert [agent.calls(said)[0][:2] for said in (named, chosen)] == [("search", {"q": "ü"}), ("lookup", {})]
     assert [agent.text(said) for said in (named, chosen, free)] == ["", "", "It is 42."]
-    assert agent.end(named) == {"chat/completions": "tool_calls", "responses": "completed", "messages": "tool_use"}[path]
+    assert (
+        agent.end(named) == {"chat/completions": "tool_calls", "responses": "completed", "messages": "tool_use"}[path]
+    )
     transitions = await agent.attempt.transitions()
     for transition, opening in zip(transitions, (NAMED, ANY, ""), strict=True):
         assert_exact(gateway.engine, transition)
@@ -170,7 +195,11 @@ async def test_a_forced_call_begins_in_the_prompt_and_the_history_extends_it(gat
         assert child.parent_id == parent.id and not child.is_break
     assert [len(transition.tool_call_ids) for transition in transitions] == [1, 1, 0]
     first = prompt_of(gateway, transitions[1])
-    assert NAMED + ' {"q": "ü"}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n' in first
+    assert (
+        NAMED
+        + ' {"q": "ü"}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n'
+        in first
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -184,7 +213,9 @@ async def test_the_only_tool_offered_is_the_one_that_is_forced(gateway: LiveGate
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-async def test_what_is_still_no_call_is_text_and_no_call_is_invented(gateway: LiveGateway, path: str, stream: bool) -> None:
+async def test_what_is_still_no_call_is_text_and_no_call_is_invented(
+    gateway: LiveGateway, path: str, stream: bool
+) -> None:
     gateway.engine.enqueue(" I would rather not.", "not json\n</tool_call>", "Yes.")
     agent = Agent(await gateway.attempt(), path, stream=stream)
     refused, broken, free = await agent.ask("search"), await agent.ask("any"), await agent.ask()
@@ -208,7 +239,10 @@ async def test_a_forced_call_that_was_cut_says_so(gateway: LiveGateway, path: st
     answer = await agent.post(**{**agent.body("search"), bound: 6})
     assert agent.calls(answer.json()) == []
     assert agent.text(answer.json()) == NAMED + ' {"q":'
-    assert agent.end(answer.json()) == {"chat/completions": "length", "responses": "incomplete", "messages": "max_tokens"}[path]
+    assert (
+        agent.end(answer.json())
+        == {"chat/completions": "length", "responses": "incomplete", "messages": "max_tokens"}[path]
+    )
     (transition,) = await agent.attempt.transitions()
     assert transition.finish_reason is FinishReason.LENGTH and len(transition.completion_ids) == 6
 
@@ -232,7 +266,10 @@ async def test_what_was_written_for_the_policy_is_never_trained(gateway: LiveGat
     group = TrajectoryGroup(id="g", trajectories=(make_trajectory("r", transitions),))
     credit = (tuple(np.ones(len(transition.completion_ids), dtype=np.float32) for transition in transitions),)
     (row,) = build_samples([group], [credit], rows="merged")
-    assert gateway.engine.tokenizer.decode(row.token_ids[row.mask].tolist()) == ' {"q": "x"}}\n</tool_call><|im_end|>It is 42.<|im_end|>'
+    assert (
+        gateway.engine.tokenizer.decode(row.token_ids[row.mask].tolist())
+        == ' {"q": "x"}}\n</tool_call><|im_end|>It is 42.<|im_end|>'
+    )
 
 
 async def test_several_choices_begin_alike_and_end_as_they_will(gateway: LiveGateway) -> None:
@@ -253,7 +290,11 @@ async def test_a_retry_after_a_restart_is_given_the_same_call(gateway: LiveGatew
     for _ in range(2):
         fresh = create_gateway(gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)})
         transport = httpx.ASGITransport(app=Starlette(routes=fresh.routes))
-        headers = {"x-api-key": agent.attempt.key, "x-lightningrl-call-id": "c1", "x-stainless-retry-count": str(len(answers))}
+        headers = {
+            "x-api-key": agent.attempt.key,
+            "x-lightningrl-call-id": "c1",
+            "x-stainless-retry-count": str(len(answers)),
+        }
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
             answers.append((await client.post(path, json=body)).json()["content"])
     assert answers[0] == answers[1]
@@ -272,14 +313,34 @@ async def test_count_tokens_counts_what_is_written_for_the_policy(gateway: LiveG
 @pytest.mark.parametrize(
     ("path", "tools", "choice", "sentence"),
     [
-        ("chat/completions", (), "required", "asks for a tool call, but no tools are offered; send tools, or leave it out"),
+        (
+            "chat/completions",
+            (),
+            "required",
+            "asks for a tool call, but no tools are offered; send tools, or leave it out",
+        ),
         ("responses", (), "required", "asks for a tool call, but no tools are offered"),
         ("messages", (), {"type": "any"}, "asks for a tool call, but no tools are offered"),
-        ("chat/completions", ("a", "b"), {"type": "function", "function": {"name": "c"}}, "'c', which is not offered; offered: a, b"),
+        (
+            "chat/completions",
+            ("a", "b"),
+            {"type": "function", "function": {"name": "c"}},
+            "'c', which is not offered; offered: a, b",
+        ),
         ("responses", ("a", "b"), {"type": "function", "name": "c"}, "'c', which is not offered; offered: a, b"),
         ("messages", ("a", "b"), {"type": "tool", "name": "c"}, "'c', which is not offered; offered: a, b"),
-        ("chat/completions", ("a",), {"type": "allowed_tools", "mode": "auto"}, "is not supported; use 'auto', 'none', 'required' or"),
-        ("responses", ("a",), {"type": "web_search"}, "is not supported; use 'auto', 'none', 'required' or a function by its name"),
+        (
+            "chat/completions",
+            ("a",),
+            {"type": "allowed_tools", "mode": "auto"},
+            "is not supported; use 'auto', 'none', 'required' or",
+        ),
+        (
+            "responses",
+            ("a",),
+            {"type": "web_search"},
+            "is not supported; use 'auto', 'none', 'required' or a function by its name",
+        ),
         ("chat/completions", ("a",), {"type": "function", "function": {"name": 5}}, "is not supported; use"),
         ("responses", ("a",), {"type": "function"}, "is not supported; use"),
         ("messages", ("a",), {"type": "tool"}, "is not supported; use 'auto', 'none', 'any', or 'tool' with its name"),
@@ -305,12 +366,17 @@ async def test_a_choice_that_cannot_be_made_is_told(
     ids=["reasoning is open", "other markup"],
 )
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_policy_whose_call_cannot_be_begun_says_so_and_is_free_otherwise(tmp_path: Path, path: str, template: str) -> None:
+async def test_a_policy_whose_call_cannot_be_begun_says_so_and_is_free_otherwise(
+    tmp_path: Path, path: str, template: str
+) -> None:
     assert template != CHATML_TEMPLATE
     async with live_gateway(tmp_path, renderer=PolicyRenderer(tiny_tokenizer(chat_template=template))) as gateway:
         agent = Agent(await gateway.attempt(), path)
         answer = await agent.post(**agent.body("search"))
-        assert answer.status_code == 400 and "a tool call cannot be forced on policy 'policy'" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 400
+            and "a tool call cannot be forced on policy 'policy'" in answer.json()["error"]["message"]
+        )
         await agent.ask()
         assert len(await agent.attempt.transitions()) == 1
 
@@ -354,7 +420,9 @@ async def test_a_langchain_model_with_structured_output_by_function_calling_is_t
     attempt = await gateway.attempt()
     async with httpx.AsyncClient() as http:
         options: Any = {"base_url": attempt.base_url, "api_key": attempt.key, "http_async_client": http}
-        model = ChatOpenAI(model="gpt-4o", **options).with_structured_output(Verdict, method="function_calling", include_raw=True)
+        model = ChatOpenAI(model="gpt-4o", **options).with_structured_output(
+            Verdict, method="function_calling", include_raw=True
+        )
         whole: Any = await model.ainvoke("What is 6*7?")
         none: Any = await model.ainvoke("What is 6*7?")
     assert whole["parsed"] == Verdict(answer=42, sure=True)

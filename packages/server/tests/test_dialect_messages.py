@@ -19,9 +19,7 @@ TOOLS: Any = [
     {"name": name, "description": "d", "input_schema": {"type": "object", "properties": {"q": {"type": "string"}}}}
     for name in ("search", "lookup")
 ]
-CALLS = (
-    '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
-)
+CALLS = '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
 USER: Any = {"role": "user", "content": "What is 6*7?"}
 
 
@@ -32,7 +30,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 
 def client_of(attempt: LiveAttempt, **options: Any) -> AsyncAnthropic:
-    return AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, **{"max_retries": 0, **options})
+    return AsyncAnthropic(
+        base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, **{"max_retries": 0, **options}
+    )
 
 
 async def ask(client: AsyncAnthropic, stream: bool, **request: Any) -> Any:
@@ -48,7 +48,14 @@ async def test_a_plain_answer(gateway: LiveGateway, stream: bool) -> None:
     gateway.engine.enqueue("It is 42 — été 🙂.")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
-        message = await ask(client, stream, messages=[USER], system="Be brief.", metadata={"user_id": "u"}, extra_body={"temperature": 0.1})
+        message = await ask(
+            client,
+            stream,
+            messages=[USER],
+            system="Be brief.",
+            metadata={"user_id": "u"},
+            extra_body={"temperature": 0.1},
+        )
     (transition,) = await attempt.transitions()
     assert message.id == f"msg_{transition.id}"
     assert [(block.type, getattr(block, "text", None)) for block in message.content] == [("text", "It is 42 — été 🙂.")]
@@ -56,7 +63,10 @@ async def test_a_plain_answer(gateway: LiveGateway, stream: bool) -> None:
     assert message.usage.input_tokens == len(transition.prompt_ids)
     assert message.usage.output_tokens == len(transition.completion_ids)
     prompt = gateway.engine.tokenizer.decode(transition.prompt_ids.tolist())
-    assert prompt == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        prompt
+        == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert transition.sampling.temperature == 1.0, "the run's temperature stands, the agent's does not"
 
 
@@ -95,17 +105,28 @@ async def test_a_tool_loop_with_parallel_calls_never_breaks(gateway: LiveGateway
     messages: list[Any] = [USER]
     async with client_of(attempt) as client:
         for _ in range(3):
-            message = await ask(client, stream, messages=messages, tools=TOOLS, system=[{"type": "text", "text": "Use tools."}])
+            message = await ask(
+                client, stream, messages=messages, tools=TOOLS, system=[{"type": "text", "text": "Use tools."}]
+            )
             messages.append({"role": "assistant", "content": message.content})
             calls = [block for block in message.content if block.type == "tool_use"]
             if not calls:
-                messages.append({"role": "user", "content": [{"type": "text", "text": "Sure?", "cache_control": {"type": "ephemeral"}}]})
+                messages.append(
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "text": "Sure?", "cache_control": {"type": "ephemeral"}}],
+                    }
+                )
                 continue
             assert message.stop_reason == "tool_use"
             assert [block.type for block in message.content] == ["text", "tool_use", "tool_use"]
             assert [(call.name, call.input) for call in calls] == [("search", {"q": "ü"}), ("lookup", {})]
-            results: list[Any] = [{"type": "tool_result", "tool_use_id": calls[0].id, "content": [{"type": "text", "text": "42 ✓"}]}]
-            results.append({"type": "tool_result", "tool_use_id": calls[1].id, "content": "no such key", "is_error": True})
+            results: list[Any] = [
+                {"type": "tool_result", "tool_use_id": calls[0].id, "content": [{"type": "text", "text": "42 ✓"}]}
+            ]
+            results.append(
+                {"type": "tool_result", "tool_use_id": calls[1].id, "content": "no such key", "is_error": True}
+            )
             messages.append({"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]})
     transitions = await attempt.transitions()
     assert [transition.is_break for transition in transitions] == [False] * 3
@@ -142,7 +163,11 @@ async def test_why_an_answer_ended(gateway: LiveGateway, stream: bool) -> None:
     async with client_of(attempt) as client:
         gateway.engine.enqueue("SELECT 1; -- END and more")
         stopped = await ask(client, stream, messages=[USER], stop_sequences=["END"])
-        assert (stopped.stop_reason, stopped.stop_sequence, stopped.content[0].text) == ("stop_sequence", "END", "SELECT 1; -- ")
+        assert (stopped.stop_reason, stopped.stop_sequence, stopped.content[0].text) == (
+            "stop_sequence",
+            "END",
+            "SELECT 1; -- ",
+        )
         gateway.engine.enqueue("abcdefgh")
         cut = await ask(client, stream, messages=[USER], max_tokens=4)
         assert (cut.stop_reason, cut.content[0].text) == ("max_tokens", "abcd")
@@ -162,7 +187,9 @@ async def test_tool_choice_none_and_one_at_a_time(gateway: LiveGateway) -> None:
     async with client_of(attempt) as client:
         text = await ask(client, False, messages=[USER], tools=TOOLS, tool_choice={"type": "none"})
         assert [block.type for block in text.content] == ["text"]
-        one = await ask(client, False, messages=[USER], tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+        one = await ask(
+            client, False, messages=[USER], tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}
+        )
         assert [block.type for block in one.content] == ["tool_use"]
 
 
@@ -175,7 +202,9 @@ async def test_count_tokens_is_the_length_of_the_prompt_and_records_nothing(gate
         assert counted.input_tokens == message.usage.input_tokens
         history = [USER, {"role": "assistant", "content": message.content}, USER]
         longer = await client.messages.count_tokens(model="m", messages=history, tools=TOOLS, system="s")
-        assert (await ask(client, False, messages=history, tools=TOOLS, system="s")).usage.input_tokens == longer.input_tokens
+        assert (
+            await ask(client, False, messages=history, tools=TOOLS, system="s")
+        ).usage.input_tokens == longer.input_tokens
     assert len(await attempt.transitions()) == 2
 
 
@@ -207,7 +236,9 @@ async def test_the_sdks_tool_runner_drives_the_policy(gateway: LiveGateway, stre
     gateway.engine.enqueue('<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>', "It is 42.")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
-        runner: Any = client.beta.messages.tool_runner(model="m", max_tokens=200, messages=[USER], tools=[search], stream=stream)
+        runner: Any = client.beta.messages.tool_runner(
+            model="m", max_tokens=200, messages=[USER], tools=[search], stream=stream
+        )
         if stream:
             async for events in runner:
                 last = await events.get_final_message()
@@ -231,7 +262,9 @@ async def test_a_retry_is_one_transition(gateway: LiveGateway, stream: bool) -> 
 
 async def test_a_bearer_key_is_as_good(gateway: LiveGateway) -> None:
     attempt = await gateway.attempt()
-    async with AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=None, auth_token=attempt.key) as client:
+    async with AsyncAnthropic(
+        base_url=attempt.base_url.removesuffix("/v1"), api_key=None, auth_token=attempt.key
+    ) as client:
         (block,) = (await ask(client, False, messages=[USER])).content
     assert block.type == "text" and block.text == "ok"
 
@@ -241,25 +274,41 @@ def looked_up(count: int) -> list[Any]:
     messages: list[Any] = [USER]
     for number in range(count):
         use = {"type": "tool_use", "id": f"c{number}", "name": "search", "input": {}}
-        messages.append({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, use]})
-        messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{number}", "content": "r"}]})
+        messages.append(
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, use]}
+        )
+        messages.append(
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{number}", "content": "r"}]}
+        )
     return messages
 
 
 CLEAR_TOOLS = "clear_tool_uses_20250919"
 CLEAR_THINKING = "clear_thinking_20251015"
-TURNS = [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "a"}]}, USER]
+TURNS = [
+    {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "a"}],
+    },
+    USER,
+]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_edits_of_the_context_that_are_not_reached_are_taken_and_none_is_done(gateway: LiveGateway, stream: bool) -> None:
+async def test_edits_of_the_context_that_are_not_reached_are_taken_and_none_is_done(
+    gateway: LiveGateway, stream: bool
+) -> None:
     attempt = await gateway.attempt()
     edits: list[Any] = [
         {"type": CLEAR_THINKING, "keep": "all"},
         {"type": CLEAR_THINKING},
         {"type": CLEAR_TOOLS},
         {"type": CLEAR_TOOLS, "trigger": {"type": "tool_uses", "value": 4}, "keep": {"type": "tool_uses", "value": 0}},
-        {"type": CLEAR_TOOLS, "trigger": {"type": "input_tokens", "value": 1}, "keep": {"type": "tool_uses", "value": 4}},
+        {
+            "type": CLEAR_TOOLS,
+            "trigger": {"type": "input_tokens", "value": 1},
+            "keep": {"type": "tool_uses", "value": 4},
+        },
         {"type": CLEAR_TOOLS, "trigger": {"type": "tool_uses", "value": 1}, "exclude_tools": ["search"]},
         {"type": "compact_20260112"},
     ]
@@ -292,12 +341,21 @@ async def test_edits_of_the_context_that_are_not_reached_are_taken_and_none_is_d
         ({"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 100}}, looked_up(4)),
     ],
 )
-async def test_an_edit_of_the_context_that_is_reached_is_refused_by_its_name(gateway: LiveGateway, edit: Any, messages: Any) -> None:
+async def test_an_edit_of_the_context_that_is_reached_is_refused_by_its_name(
+    gateway: LiveGateway, edit: Any, messages: Any
+) -> None:
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
-        asked: dict[str, Any] = {"model": "m", "messages": messages, "tools": TOOLS, "context_management": {"edits": [edit]}}
+        asked: dict[str, Any] = {
+            "model": "m",
+            "messages": messages,
+            "tools": TOOLS,
+            "context_management": {"edits": [edit]},
+        }
         for call in (client.beta.messages.create(max_tokens=9, **asked), client.beta.messages.count_tokens(**asked)):
-            with pytest.raises(anthropic.BadRequestError, match=f"asks for '{edit['type']}', which would now change the prompt"):
+            with pytest.raises(
+                anthropic.BadRequestError, match=f"asks for '{edit['type']}', which would now change the prompt"
+            ):
                 await call
     assert await attempt.transitions() == ()
 
@@ -318,7 +376,9 @@ async def test_what_asks_for_nothing_is_taken(gateway: LiveGateway) -> None:
         "speed": "fast",
         "fallbacks": [],
     }
-    async with client_of(attempt, default_headers={"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}) as client:
+    async with client_of(
+        attempt, default_headers={"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}
+    ) as client:
         message = await ask(client, False, messages=[USER], extra_body=nothing)
     assert message.content[0].text == "ok" and "context_management" not in message.model_dump()
 
@@ -329,7 +389,9 @@ async def test_an_input_that_is_empty_in_any_spelling_is_an_empty_object(gateway
     asked = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "search", "input": empty}]}
     told = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "nothing"}]}
     async with client_of(attempt) as client:
-        message = await ask(client, False, messages=[USER, asked, told], tools=TOOLS, extra_body={"tool_choice": "auto"})
+        message = await ask(
+            client, False, messages=[USER, asked, told], tools=TOOLS, extra_body={"tool_choice": "auto"}
+        )
     assert message.content[0].text == "ok"
     (call,) = await attempt.transitions()
     assert '{"name": "search", "arguments": {}}' in gateway.engine.tokenizer.decode(call.prompt_ids.tolist())

@@ -1,4 +1,5 @@
-"""Fields that ask for nothing are taken, in every shape that clients give them; what asks for something is honoured or refused by name."""
+"""Fields that ask for nothing are taken, in every shape that clients give them; what asks for something is honoured or
+refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 async def post(attempt: LiveAttempt, body: dict[str, Any], path: str = "chat/completions") -> httpx.Response:
     async with httpx.AsyncClient() as client:
-        return await client.post(f"{attempt.base_url}/{path}", json=body, headers={"authorization": f"Bearer {attempt.key}"})
+        return await client.post(
+            f"{attempt.base_url}/{path}", json=body, headers={"authorization": f"Bearer {attempt.key}"}
+        )
 
 
 async def answered(gateway: LiveGateway, body: dict[str, Any], path: str = "chat/completions") -> Transition:
@@ -142,7 +145,10 @@ NAMED: list[Any] = [
     {"type": "function", "name": "look"},
     {"type": "tool", "name": "look"},
     {"function": {"name": "look"}},
-    {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]}},
+    {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]},
+    },
     {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look"}]},
 ]
 
@@ -165,7 +171,10 @@ async def test_only_some_of_the_tools_may_be_called_is_refused_and_all_of_them_i
     both = [*TOOLS["chat/completions"], {"type": "function", "function": {"name": "go"}}]
     named = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in both]
     every = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
-    plain, call = await answered(gateway, {"tools": both}), await answered(gateway, {"tools": both, "tool_choice": every})
+    plain, call = (
+        await answered(gateway, {"tools": both}),
+        await answered(gateway, {"tools": both, "tool_choice": every}),
+    )
     assert call.prompt_ids.tolist() == plain.prompt_ids.tolist()
     some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named[:1]}}
     assert "offer those tools alone" in await refused(gateway, {"tools": both, "tool_choice": some})
@@ -181,7 +190,9 @@ def turn(call_id: str | None, result: str, *, name: str = "look", arguments: Any
 
 
 @pytest.mark.parametrize("call_id", ["call_0", "", " ", "null", None])
-async def test_a_tool_call_id_may_come_back_once_its_call_has_its_result(gateway: LiveGateway, call_id: str | None) -> None:
+async def test_a_tool_call_id_may_come_back_once_its_call_has_its_result(
+    gateway: LiveGateway, call_id: str | None
+) -> None:
     messages = [USER, *turn(call_id, "one"), *turn(call_id, "two"), *turn(call_id, "three")]
     text = await prompt(gateway, messages, tools=TOOLS["chat/completions"])
     assert all(text.count(f"<tool_response>\n{result}\n</tool_response>") == 1 for result in ("one", "two", "three"))
@@ -189,7 +200,9 @@ async def test_a_tool_call_id_may_come_back_once_its_call_has_its_result(gateway
 
 @pytest.mark.parametrize("call_id", ["call_0", "", None])
 async def test_a_result_has_the_name_of_the_call_before_it(tmp_path: Path, call_id: str | None) -> None:
-    template = CHATML_TEMPLATE.replace("message.content + '\\n</tool_resp", "message.name + ': ' + message.content + '\\n</tool_resp")
+    template = CHATML_TEMPLATE.replace(
+        "message.content + '\\n</tool_resp", "message.name + ': ' + message.content + '\\n</tool_resp"
+    )
     async with live_gateway(tmp_path, engine=ScriptedEngine(tiny_tokenizer(chat_template=template))) as gateway:
         messages = [USER, *turn(call_id, "1", name="look"), *turn(call_id, "2", name="go")]
         text = await prompt(gateway, messages, tools=TOOLS["chat/completions"])
@@ -199,8 +212,12 @@ async def test_a_result_has_the_name_of_the_call_before_it(tmp_path: Path, call_
 async def test_two_open_calls_of_one_id_are_refused_and_two_without_an_id_are_taken(gateway: LiveGateway) -> None:
     (asked, told), (asked_too, told_too) = turn("c", "one"), turn("c", "two")
     both = {**asked, "tool_calls": [*asked["tool_calls"], *asked_too["tool_calls"]]}
-    assert "the tool-call id 'c' is used by two calls" in await refused(gateway, {"messages": [USER, both, told, told_too]})
-    assert "the tool-call id 'c' is used by two calls" in await refused(gateway, {"messages": [USER, asked, asked_too, told]})
+    assert "the tool-call id 'c' is used by two calls" in await refused(
+        gateway, {"messages": [USER, both, told, told_too]}
+    )
+    assert "the tool-call id 'c' is used by two calls" in await refused(
+        gateway, {"messages": [USER, asked, asked_too, told]}
+    )
     again = [USER, *turn("c", "one"), *turn("c", "two"), told_too]
     assert "the tool call 'c' has two results" in await refused(gateway, {"messages": again})
     for none in ("", "null"):  # the latter is what Mistral's SDK writes
@@ -246,11 +263,19 @@ async def test_a_responses_call_with_an_empty_id_is_answered_in_its_order(gatewa
 
 DOCUMENTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "it rains"}}, ("it rains",)),
-    ({"type": "document", "title": "Rain", "context": "of 1999", "source": {"type": "text", "data": "wet"}}, ("Rain", "of 1999", "wet")),
+    (
+        {"type": "document", "title": "Rain", "context": "of 1999", "source": {"type": "text", "data": "wet"}},
+        ("Rain", "of 1999", "wet"),
+    ),
     ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "dry"}]}}, ("dry",)),
     ({"type": "document", "source": {"type": "content", "content": "dry"}}, ("dry",)),
     (
-        {"type": "search_result", "source": "https://a.b", "title": "Sun", "content": [{"type": "text", "text": "hot"}]},
+        {
+            "type": "search_result",
+            "source": "https://a.b",
+            "title": "Sun",
+            "content": [{"type": "text", "text": "hot"}],
+        },
         ("https://a.b", "Sun", "hot"),
     ),
 ]
@@ -258,7 +283,9 @@ DOCUMENTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("block", "texts"), DOCUMENTS, ids=str)
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])
-async def test_the_text_of_a_document_is_read(gateway: LiveGateway, path: str, block: dict[str, Any], texts: tuple[str, ...]) -> None:
+async def test_the_text_of_a_document_is_read(
+    gateway: LiveGateway, path: str, block: dict[str, Any], texts: tuple[str, ...]
+) -> None:
     before, after = {"type": "text", "text": "Before."}, {"type": "text", "text": "After."}
     text = await prompt(gateway, [{"role": "user", "content": [before, block, after]}], path)
     places = [text.index(part) for part in ("Before.", *texts, "After.")]
@@ -302,11 +329,27 @@ THOUGHTS: list[dict[str, Any]] = [
     {"reasoning_text": "because"},
     {"thinking": "because"},
     {"thinking_blocks": [{"type": "thinking", "thinking": "because", "signature": "s"}]},
-    {"content": [{"type": "reasoning_content", "reasoning_content": {"text": "because"}}, {"type": "text", "text": "x"}]},
+    {
+        "content": [
+            {"type": "reasoning_content", "reasoning_content": {"text": "because"}},
+            {"type": "text", "text": "x"},
+        ]
+    },
     {"reasoning_details": [{"type": "reasoning.text", "text": "be"}, {"type": "reasoning.text", "text": "cause"}]},
     {"content": [{"type": "thinking", "thinking": "because", "signature": "s"}, {"type": "text", "text": "x"}]},
-    {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "because"}]}, {"type": "text", "text": "x"}]},
-    {"content": [{"type": "reasoning", "text": "because"}, {"type": "redacted_thinking", "data": "QQ=="}, {"type": "text", "text": "x"}]},
+    {
+        "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "because"}]},
+            {"type": "text", "text": "x"},
+        ]
+    },
+    {
+        "content": [
+            {"type": "reasoning", "text": "because"},
+            {"type": "redacted_thinking", "data": "QQ=="},
+            {"type": "text", "text": "x"},
+        ]
+    },
 ]
 
 
@@ -322,7 +365,9 @@ async def test_reasoning_is_read_under_each_of_its_names(tmp_path: Path, said: d
 
 
 @pytest.mark.parametrize(
-    "said", [{"reasoning": {"effort": "low"}}, {"reasoning": ""}, {"reasoning_details": [{"type": "reasoning.encrypted"}]}], ids=str
+    "said",
+    [{"reasoning": {"effort": "low"}}, {"reasoning": ""}, {"reasoning_details": [{"type": "reasoning.encrypted"}]}],
+    ids=str,
 )
 async def test_reasoning_that_is_no_text_is_none(gateway: LiveGateway, said: dict[str, Any]) -> None:
     plain = await prompt(gateway, [USER, {"role": "assistant", "content": "x"}, USER])

@@ -1,4 +1,5 @@
-"""The official `openai` and `@anthropic-ai/sdk` packages for Node.js against the gateway, unmodified: agents in another language."""
+"""The official `openai` and `@anthropic-ai/sdk` packages for Node.js against the gateway, unmodified: agents in another
+language."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ console.log(JSON.stringify(out));
 
 @pytest.fixture(scope="module")
 def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages, from `LIGHTNINGRL_NODE_MODULES` where that names one, else installed for this test."""
+    """A folder with the packages, from `LIGHTNINGRL_NODE_MODULES` where that names one, else installed for this
+    test."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not on this machine")
     folder = tmp_path_factory.mktemp("node")
@@ -119,7 +121,12 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def run_node(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
-        "node", "agent.mjs", cwd=folder, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        "node",
+        "agent.mjs",
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     out, error = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 0, error.decode()
@@ -130,9 +137,13 @@ async def run_node(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
 ANSWERS = ("chat", "chatStream", "runTools", "responses", "responsesStream")
 
 
-async def branch_node(gateway: LiveGateway, folder: Path, recorded: LiveAttempt, calls: int) -> tuple[Trajectory, dict[str, Any]]:
+async def branch_node(
+    gateway: LiveGateway, folder: Path, recorded: LiveAttempt, calls: int
+) -> tuple[Trajectory, dict[str, Any]]:
     """The agent again, its first so many calls answered as they were."""
-    attempt = await gateway.attempt(branch=BranchPoint(rollout_id=recorded.rollout_id, attempt=recorded.attempt, calls=calls))
+    attempt = await gateway.attempt(
+        branch=BranchPoint(rollout_id=recorded.rollout_id, attempt=recorded.attempt, calls=calls)
+    )
     said = await run_node(folder, {"OPENAI_BASE_URL": attempt.base_url, "OPENAI_API_KEY": attempt.key})
     await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
     (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
@@ -177,11 +188,17 @@ def assert_alike(whole: Sequence[Transition], streamed: Sequence[Transition]) ->
     for left, right in zip(whole, streamed, strict=True):
         for name in ("prompt_ids", "completion_ids", "logprobs"):
             assert getattr(left, name).tolist() == getattr(right, name).tolist()
-        assert (left.finish_reason, left.is_break, len(left.tool_call_ids)) == (right.finish_reason, False, len(right.tool_call_ids))
+        assert (left.finish_reason, left.is_break, len(left.tool_call_ids)) == (
+            right.finish_reason,
+            False,
+            len(right.tool_call_ids),
+        )
 
 
 @pytest.mark.slow
-async def test_parsers_and_tool_runners_in_javascript_record_alike_whole_and_streamed(tmp_path: Path, node_folder: Path) -> None:
+async def test_parsers_and_tool_runners_in_javascript_record_alike_whole_and_streamed(
+    tmp_path: Path, node_folder: Path
+) -> None:
     (node_folder / "agent.mjs").write_text(HELPERS, encoding="utf-8")
     async with live_gateway(tmp_path) as gateway:
         gateway.engine.enqueue(*['{"answer": 42}'] * 4, *[CALL, "It is 42."] * 2)

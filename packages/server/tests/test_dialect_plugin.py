@@ -1,4 +1,5 @@
-"""A dialect of a user's: the project of `docs/plugins/dialect.md`, one declaration and one format, known wherever dialects are."""
+"""A dialect of a user's: the project of `docs/plugins/dialect.md`, one declaration and one format, known wherever
+dialects are."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ async def test_an_unchanged_client_of_its_own_calls_the_policy(
     attempt = await gateway.attempt()
     scope = RolloutScope(exclusive=exclusive)
     base_path = attempt.base_url.removeprefix(gateway.url)
-    rollout = ActiveRollout(rollout_id=attempt.rollout_id, attempt=attempt.attempt, base_path=base_path, key=attempt.key)
+    rollout = ActiveRollout(
+        rollout_id=attempt.rollout_id, attempt=attempt.attempt, base_path=base_path, key=attempt.key
+    )
     redirection = Redirection(server_url=gateway.url, scope=scope, dialects=dialects)
     redirection.install()
     try:
@@ -164,9 +167,14 @@ def test_what_a_worker_says_to_its_server_is_no_call_of_a_model(dialects: tuple[
 
 
 def test_an_endpoint_that_names_its_model_is_none_of_openais(dialects: tuple[Dialect, ...]) -> None:
-    gemini = Dialect(name="gemini", format="gemini:Format", endpoints=("models/{model}:generateContent",), bases=("/v1beta",))
+    gemini = Dialect(
+        name="gemini", format="gemini:Format", endpoints=("models/{model}:generateContent",), bases=("/v1beta",)
+    )
     known = (*dialects, gemini)
-    assert find_endpoint(known, "/v1beta/models/gemini-pro:generateContent") == (gemini, "/v1beta/models/gemini-pro:generateContent")
+    assert find_endpoint(known, "/v1beta/models/gemini-pro:generateContent") == (
+        gemini,
+        "/v1beta/models/gemini-pro:generateContent",
+    )
     assert find_endpoint(known, "/v1/models/gpt-5") == (DIALECTS[0], "/v1/models/gpt-5")
     assert find_endpoint(known, "/proxy/openai/chat/completions") == (DIALECTS[0], "/v1/chat/completions")
     assert find_endpoint(known, "/v1/messages/count_tokens") == (DIALECTS[2], "/v1/messages/count_tokens")
@@ -184,5 +192,7 @@ def test_two_dialects_of_one_path_and_a_format_that_is_not_there_are_named(plugi
     manager.register(Again(), distribution="two")
     with pytest.raises(ConfigError, match="'ollama' and 'again' both answer '/api/chat'; uninstall one"):
         build_dialects(manager)
-    with pytest.raises(ConfigError, match="dialect 'ollama': its format 'nowhere:Format' cannot be loaded: ModuleNotFoundError"):
+    with pytest.raises(
+        ConfigError, match="dialect 'ollama': its format 'nowhere:Format' cannot be loaded: ModuleNotFoundError"
+    ):
         load_format(replace(plugin.OLLAMA, format="nowhere:Format"))

@@ -59,7 +59,9 @@ async def test_each_policy_answers_to_its_name(two: Two, path: str) -> None:
 
 
 async def test_one_policy_never_goes_on_with_the_tokens_of_another(two: Two) -> None:
-    drafted = (await two.post("chat/completions", {"model": "writer", "messages": [USER]})).json()["choices"][0]["message"]
+    drafted = (await two.post("chat/completions", {"model": "writer", "messages": [USER]})).json()["choices"][0][
+        "message"
+    ]
     history = [USER, drafted, {"role": "user", "content": "What of this draft?"}]
     await two.post("chat/completions", {"model": "critic", "messages": history})
     await two.post("chat/completions", {"model": "writer", "messages": history})
@@ -72,7 +74,9 @@ async def test_one_policy_never_goes_on_with_the_tokens_of_another(two: Two) -> 
 
 async def test_a_response_of_one_policy_may_be_taken_up_by_another(two: Two) -> None:
     first = (await two.post("responses", {"model": "writer", "input": "hi"})).json()
-    second = await two.post("responses", {"model": "critic", "input": "What of it?", "previous_response_id": first["id"]})
+    second = await two.post(
+        "responses", {"model": "critic", "input": "What of it?", "previous_response_id": first["id"]}
+    )
     assert second.status_code == 200
     _, taken = await two.attempt.transitions()
     assert taken.parent_id is None

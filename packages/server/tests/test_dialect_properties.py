@@ -1,4 +1,5 @@
-"""Random histories, tools and unicode in all three dialects: never a 500, every answered call recorded once, streams as whole answers."""
+"""Random histories, tools and unicode in all three dialects: never a 500, every answered call recorded once, streams as
+whole answers."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.slow
 PATHS = ("chat/completions", "responses", "messages")
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([2**64, -(2**63) - 1, 10**30])
+numbers = (
+    st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([2**64, -(2**63) - 1, 10**30])
+)
 values = st.recursive(
     st.none() | st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
@@ -37,22 +40,35 @@ names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 
 def objects_of(properties: dict[str, Any], closed: bool) -> dict[str, Any]:
     """A schema of an object, as pydantic writes it."""
-    schema = {"type": "object", "properties": properties, "required": list(properties), "$defs": {"thing": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "$defs": {"thing": {"type": "string"}},
+    }
     return schema | {"additionalProperties": False} if closed else schema
 
 
 plain_schemas = st.one_of(
     st.just({}),
-    st.fixed_dictionaries({"type": st.sampled_from(["string", "number", "integer", "boolean", "null"]), "description": texts}),
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["string", "number", "integer", "boolean", "null"]), "description": texts}
+    ),
     st.fixed_dictionaries({"enum": st.lists(values, min_size=1, max_size=3), "default": values}),
-    st.fixed_dictionaries({"type": st.lists(st.sampled_from(["string", "null", "integer"]), min_size=1, max_size=2, unique=True)}),
+    st.fixed_dictionaries(
+        {"type": st.lists(st.sampled_from(["string", "null", "integer"]), min_size=1, max_size=2, unique=True)}
+    ),
     st.just({"$ref": "#/$defs/thing"}),
 )
 schemas = st.recursive(
     plain_schemas,
     lambda inner: st.one_of(
         st.fixed_dictionaries({"type": st.just("array"), "items": inner, "minItems": st.integers(0, 3)}),
-        st.builds(lambda key, members: {key: members}, st.sampled_from(["anyOf", "oneOf", "allOf"]), st.lists(inner, max_size=2)),
+        st.builds(
+            lambda key, members: {key: members},
+            st.sampled_from(["anyOf", "oneOf", "allOf"]),
+            st.lists(inner, max_size=2),
+        ),
         st.builds(objects_of, st.dictionaries(texts, inner, max_size=2), st.booleans()),
     ),
     max_leaves=5,
@@ -71,8 +87,15 @@ tools = st.lists(
 answers = st.lists(
     st.one_of(
         texts,
-        st.builds(lambda a: "<tool_call>\n" + json.dumps({"name": "f", "arguments": a}, ensure_ascii=False) + "\n</tool_call>", arguments),
-        st.sampled_from(["<think>hm</think>", "<tool_call>", "</tool_call>", "<think>", " ", "\n", "END", "\ufffd", "🙂"]),
+        st.builds(
+            lambda a: (
+                "<tool_call>\n" + json.dumps({"name": "f", "arguments": a}, ensure_ascii=False) + "\n</tool_call>"
+            ),
+            arguments,
+        ),
+        st.sampled_from(
+            ["<think>hm</think>", "<tool_call>", "</tool_call>", "<think>", " ", "\n", "END", "\ufffd", "🙂"]
+        ),
         st.just('<tool_call>\n{"name": "f", "arguments": {"x": NaN, "y": 1e999}}\n</tool_call>'),
     ),
     max_size=4,
@@ -92,9 +115,16 @@ class Conversation:
     """One conversation, written in each dialect."""
 
     def __init__(
-        self, system: str, steps: list[tuple[str, Any]], last: str, offered: list[Any], forced: str | None = None, bound: int = 1000
+        self,
+        system: str,
+        steps: list[tuple[str, Any]],
+        last: str,
+        offered: list[Any],
+        forced: str | None = None,
+        bound: int = 1000,
     ) -> None:
-        """`forced`: "any" tool or "one" by name has to be called, where there are tools. `bound`: most tokens of an answer."""
+        """`forced`: "any" tool or "one" by name has to be called, where there are tools. `bound`: most tokens of an
+        answer."""
         self.system, self.steps, self.last, self.offered, self.bound = system, steps, last, offered, bound
         self.forced = forced if offered else None
 
@@ -116,21 +146,35 @@ class Conversation:
         messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for index, (kind, value) in enumerate(self.steps):
             if kind == "call":
-                call = {"id": f"c{index}", "type": "function", "function": {"name": "f", "arguments": json.dumps(value)}}
+                call = {
+                    "id": f"c{index}",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": json.dumps(value)},
+                }
                 messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
             elif kind == "result":
                 messages.append({"role": "tool", "content": value, "tool_call_id": f"c{index - 1}"})
             else:
                 messages.append({"role": kind, "content": value})
         offered = [{"type": "function", "function": tool} for tool in self.offered]
-        return {"messages": [*messages, {"role": "user", "content": self.last}], "tools": offered, "max_completion_tokens": self.bound}
+        return {
+            "messages": [*messages, {"role": "user", "content": self.last}],
+            "tools": offered,
+            "max_completion_tokens": self.bound,
+        }
 
     def _responses(self) -> dict[str, Any]:
         items: list[dict[str, Any]] = []
         for index, (kind, value) in enumerate(self.steps):
             if kind == "call":
                 items.append(
-                    {"type": "function_call", "call_id": f"c{index}", "name": "f", "arguments": json.dumps(value), "id": f"fc_x/{index}_0"}
+                    {
+                        "type": "function_call",
+                        "call_id": f"c{index}",
+                        "name": "f",
+                        "arguments": json.dumps(value),
+                        "id": f"fc_x/{index}_0",
+                    }
                 )
             elif kind == "result":
                 items.append({"type": "function_call_output", "call_id": f"c{index - 1}", "output": value})
@@ -150,18 +194,37 @@ class Conversation:
                 block = {"type": "tool_use", "id": f"c{index}", "name": "f", "input": value}
                 messages.append({"role": "assistant", "content": [block]})
             elif kind == "result":
-                messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{index - 1}", "content": value}]})
+                messages.append(
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": f"c{index - 1}", "content": value}],
+                    }
+                )
             else:
                 messages.append({"role": kind, "content": value})
-        offered = [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in self.offered]
+        offered = [
+            {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in self.offered
+        ]
         thinking = {"type": "enabled", "budget_tokens": 1024}
         messages.append({"role": "user", "content": self.last})
-        return {"system": self.system, "messages": messages, "tools": offered, "max_tokens": self.bound, "thinking": thinking}
+        return {
+            "system": self.system,
+            "messages": messages,
+            "tools": offered,
+            "max_tokens": self.bound,
+            "thinking": thinking,
+        }
 
 
 conversations = st.builds(Conversation, texts, turns, texts, tools)
 bounded = st.builds(
-    Conversation, texts, turns, texts, tools, st.sampled_from([None, None, "any", "one"]), st.sampled_from([1, 5, 40, 1000])
+    Conversation,
+    texts,
+    turns,
+    texts,
+    tools,
+    st.sampled_from([None, None, "any", "one"]),
+    st.sampled_from([1, 5, 40, 1000]),
 )
 
 
@@ -181,7 +244,9 @@ def said_of(path: str, body: dict[str, Any]) -> list[tuple[str, Any]]:
         elif kind in ("reasoning", "thinking"):
             thought += item["thinking"] if kind == "thinking" else "".join(part["text"] for part in item["content"])
         else:
-            calls.append((f"call {item['name']}", item["input"] if kind == "tool_use" else json.loads(item["arguments"])))
+            calls.append(
+                (f"call {item['name']}", item["input"] if kind == "tool_use" else json.loads(item["arguments"]))
+            )
     return [("think", thought), ("text", text), *calls]
 
 
@@ -216,7 +281,11 @@ def streamed_of(path: str, text: str) -> list[tuple[str, Any]]:
             thought += delta.get("thinking", "")
             if "partial_json" in delta:
                 calls[event["index"]] = calls.get(event["index"], "") + delta["partial_json"]
-    return [("think", thought), ("text", content), *((f"call {names[key]}", json.loads(call)) for key, call in calls.items())]
+    return [
+        ("think", thought),
+        ("text", content),
+        *((f"call {names[key]}", json.loads(call)) for key, call in calls.items()),
+    ]
 
 
 def recorded(transition: Transition) -> tuple[Any, ...]:
@@ -292,7 +361,11 @@ def test_one_conversation_is_one_transition_in_every_dialect_whole_or_streamed(
 
 
 @settings(examples, max_examples=sized(4, 25))
-@given(conversation=conversations, said=st.lists(answers, min_size=2, max_size=3), streams=st.lists(st.booleans(), min_size=3, max_size=3))
+@given(
+    conversation=conversations,
+    said=st.lists(answers, min_size=2, max_size=3),
+    streams=st.lists(st.booleans(), min_size=3, max_size=3),
+)
 def test_a_tool_loop_is_the_same_transitions_in_every_dialect_whole_or_streamed(
     served: Served, conversation: Conversation, said: list[str], streams: list[bool]
 ) -> None:
@@ -325,23 +398,36 @@ def sent_back(path: str, heard: list[tuple[str, Any]], ids: tuple[str, ...]) -> 
     question = {"role": "user", "content": "go on"}
     if path == "responses":
         said: list[dict[str, Any]] = [{"role": "assistant", "content": text}] if text or not asked else []
-        said += [{"type": "function_call", "call_id": i, "name": name, "arguments": json.dumps(value)} for i, (name, value) in asked]
+        said += [
+            {"type": "function_call", "call_id": i, "name": name, "arguments": json.dumps(value)}
+            for i, (name, value) in asked
+        ]
         return [*said, *({"type": "function_call_output", "call_id": i, "output": "r"} for i, _ in asked), question]
     if path == "chat/completions":
         functions = [
-            {"id": i, "type": "function", "function": {"name": name, "arguments": json.dumps(value)}} for i, (name, value) in asked
+            {"id": i, "type": "function", "function": {"name": name, "arguments": json.dumps(value)}}
+            for i, (name, value) in asked
         ]
         message = {"role": "assistant", "content": text, **({"tool_calls": functions} if functions else {})}
         return [message, *({"role": "tool", "tool_call_id": i, "content": "r"} for i, _ in asked), question]
     uses = [{"type": "tool_use", "id": i, "name": name, "input": value} for i, (name, value) in asked]
     results = [{"type": "tool_result", "tool_use_id": i, "content": "r"} for i, _ in asked]
     texts = [{"type": "text", "text": text}] if text or not uses else []
-    return [{"role": "assistant", "content": [*texts, *uses]}, {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]}]
+    return [
+        {"role": "assistant", "content": [*texts, *uses]},
+        {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]},
+    ]
 
 
 @examples
-@given(conversation=conversations, said=st.lists(answers, min_size=2, max_size=3), path=st.sampled_from(["responses", "messages"]))
-def test_a_history_that_an_sdk_sends_back_never_breaks(served: Served, conversation: Conversation, said: list[str], path: str) -> None:
+@given(
+    conversation=conversations,
+    said=st.lists(answers, min_size=2, max_size=3),
+    path=st.sampled_from(["responses", "messages"]),
+)
+def test_a_history_that_an_sdk_sends_back_never_breaks(
+    served: Served, conversation: Conversation, said: list[str], path: str
+) -> None:
     attempt = served.attempt()
     body = conversation.body(path)
     history = body["input" if path == "responses" else "messages"]
@@ -361,17 +447,24 @@ def test_a_history_that_an_sdk_sends_back_never_breaks(served: Served, conversat
             content = answer.json()["content"]
             history.append({"role": "assistant", "content": content})
             results = [
-                {"type": "tool_result", "tool_use_id": block["id"], "content": "r"} for block in content if block["type"] == "tool_use"
+                {"type": "tool_result", "tool_use_id": block["id"], "content": "r"}
+                for block in content
+                if block["type"] == "tool_use"
             ]
             history.append({"role": "user", "content": [*results, {"type": "text", "text": "go on"}]})
     transitions = served.transitions(attempt)
-    assert [transition.parent_id for transition in transitions] == [None, *(transition.id for transition in transitions[:-1])]
+    assert [transition.parent_id for transition in transitions] == [
+        None,
+        *(transition.id for transition in transitions[:-1]),
+    ]
     assert not any(transition.is_break for transition in transitions)
 
 
 @examples
 @given(conversation=conversations, said=st.lists(answers, min_size=2, max_size=3), new=texts)
-def test_going_on_by_id_is_the_same_as_sending_all_again(served: Served, conversation: Conversation, said: list[str], new: str) -> None:
+def test_going_on_by_id_is_the_same_as_sending_all_again(
+    served: Served, conversation: Conversation, said: list[str], new: str
+) -> None:
     prompts: list[list[list[int]]] = []
     for by_id in (False, True):
         attempt = served.attempt()
@@ -394,19 +487,34 @@ def test_going_on_by_id_is_the_same_as_sending_all_again(served: Served, convers
     assert prompts[0] == prompts[1]
 
 
-message_fields = st.sampled_from(["messages", "input", "role", "content", "type", "text", "name", "arguments", "output", "tool_calls"])
-other_fields = st.sampled_from(["tools", "stop_sequences", "tool_choice", "call_id", "tool_use_id", "id", "instructions", "system"])
-tool_fields = st.sampled_from(["previous_response_id", "function", "input_schema", "parameters", "include", "properties", "description"])
+message_fields = st.sampled_from(
+    ["messages", "input", "role", "content", "type", "text", "name", "arguments", "output", "tool_calls"]
+)
+other_fields = st.sampled_from(
+    ["tools", "stop_sequences", "tool_choice", "call_id", "tool_use_id", "id", "instructions", "system"]
+)
+tool_fields = st.sampled_from(
+    ["previous_response_id", "function", "input_schema", "parameters", "include", "properties", "description"]
+)
 fields = message_fields | other_fields | tool_fields
-words = st.sampled_from(["user", "assistant", "tool", "message", "function_call", "function_call_output", "reasoning", "text", "tool_use"])
-words |= st.sampled_from(["tool_result", "thinking", "function", "system", "object", "json_schema", "input_text", "image"])
+words = st.sampled_from(
+    ["user", "assistant", "tool", "message", "function_call", "function_call_output", "reasoning", "text", "tool_use"]
+)
+words |= st.sampled_from(
+    ["tool_result", "thinking", "function", "system", "object", "json_schema", "input_text", "image"]
+)
 anything = st.recursive(
-    values | words, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(fields, inner, max_size=5), max_leaves=12
+    values | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(fields, inner, max_size=5),
+    max_leaves=12,
 )
 
 
 @settings(examples, max_examples=sized(40, 150))
-@given(body=st.dictionaries(fields, anything, max_size=6), path=st.sampled_from([*PATHS, "messages/count_tokens", "embeddings"]))
+@given(
+    body=st.dictionaries(fields, anything, max_size=6),
+    path=st.sampled_from([*PATHS, "messages/count_tokens", "embeddings"]),
+)
 def test_no_body_is_answered_with_an_error_of_ours(served: Served, body: dict[str, Any], path: str) -> None:
     attempt = served.attempt()
     answer = served.post(attempt, path, body)

@@ -29,9 +29,7 @@ TOOLS: Any = [
     }
     for name in ("search", "lookup")
 ]
-CALLS = (
-    '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
-)
+CALLS = '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
 QUESTION = "What is 6*7?"
 
 
@@ -68,7 +66,9 @@ async def test_a_plain_answer(gateway: LiveGateway, stream: bool) -> None:
     gateway.engine.enqueue("It is 42 — été 🙂.")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
-        answer = await ask(client, stream, input=QUESTION, instructions="Be brief.", metadata={"a": "b"}, store=False, temperature=0.1)
+        answer = await ask(
+            client, stream, input=QUESTION, instructions="Be brief.", metadata={"a": "b"}, store=False, temperature=0.1
+        )
     (transition,) = await attempt.transitions()
     assert answer.id == f"resp_{transition.id}"
     assert (answer.output_text, answer.status, answer.model) == ("It is 42 — été 🙂.", "completed", "gpt-5")
@@ -86,7 +86,9 @@ async def test_events_come_in_the_order_of_the_api(gateway: LiveGateway) -> None
     gateway.engine.enqueue(f"<think>hm hm</think>{text}\n{CALLS}")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
-        events: list[Any] = [event async for event in await client.responses.create(model="m", input=QUESTION, tools=TOOLS, stream=True)]
+        events: list[Any] = [
+            event async for event in await client.responses.create(model="m", input=QUESTION, tools=TOOLS, stream=True)
+        ]
     kinds = [event.type.removeprefix("response.") for event in events]
     pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(pieces) == text and len(pieces) > 10
@@ -104,7 +106,14 @@ async def test_events_come_in_the_order_of_the_api(gateway: LiveGateway) -> None
             "content_part.done",
             "output_item.done",
         ],
-        *["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done"],
+        *[
+            "output_item.added",
+            "content_part.added",
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+        ],
         *call,
         *call,
         "completed",
@@ -130,7 +139,10 @@ async def test_a_tool_loop_with_parallel_calls_never_breaks(gateway: LiveGateway
             new = [{"type": "function_call_output", "call_id": call.call_id, "output": "42 ✓"} for call in calls]
             if calls:
                 assert answer.output_text == "Let me see."
-                assert [(call.name, json.loads(call.arguments)) for call in calls] == [("search", {"q": "ü"}), ("lookup", {})]
+                assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+                    ("search", {"q": "ü"}),
+                    ("lookup", {}),
+                ]
             else:
                 new = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Sure?"}]}]
             history += [item.model_dump(exclude_none=True) for item in answer.output] + new
@@ -150,7 +162,14 @@ async def test_calls_and_results_that_alternate_are_still_one_answer(gateway: Li
         answer = await ask(client, False, input=QUESTION, tools=TOOLS)
         history: list[Any] = [{"role": "user", "content": QUESTION}]
         for call in answer.output:
-            history += [call, {"type": "function_call_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "r"}]}]
+            history += [
+                call,
+                {
+                    "type": "function_call_output",
+                    "call_id": call.call_id,
+                    "output": [{"type": "input_text", "text": "r"}],
+                },
+            ]
         await ask(client, False, input=history, tools=TOOLS)
     assert_prefix(await attempt.transitions())
 
@@ -188,7 +207,9 @@ async def test_a_previous_response_outlives_a_restart_of_the_gateway(gateway: Li
     restarted = create_gateway(gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)})
     path = attempt.base_url.removeprefix(gateway.url) + "/responses"
     transport = httpx.ASGITransport(app=Starlette(routes=restarted.routes))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}
+    ) as client:
         body = {"model": "m", "input": "b", "instructions": "X", "previous_response_id": first.id}
         second = (await client.post(path, json=body)).json()
         assert second["output"][0]["content"][0]["text"] == "two"
@@ -196,7 +217,10 @@ async def test_a_previous_response_outlives_a_restart_of_the_gateway(gateway: Li
         other = await client.post(path, json={**body, "instructions": "Y"})
     assert_prefix(await attempt.transitions())
     assert (other.status_code, other.json()["error"]["code"]) == (400, "previous_response_not_found")
-    assert "its messages went with a restart of the server; send the whole conversation" in other.json()["error"]["message"]
+    assert (
+        "its messages went with a restart of the server; send the whole conversation"
+        in other.json()["error"]["message"]
+    )
 
 
 async def test_an_unknown_previous_response_is_told(gateway: LiveGateway) -> None:
@@ -217,7 +241,9 @@ def references(answer: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_items_that_are_named_by_their_ids_go_on_like_those_that_are_sent(gateway: LiveGateway, stream: bool) -> None:
+async def test_items_that_are_named_by_their_ids_go_on_like_those_that_are_sent(
+    gateway: LiveGateway, stream: bool
+) -> None:
     gateway.engine.enqueue(f"<think>hm</think>Let me see.\n{CALLS}", "Both say 42.", "Yes.")
     attempt = await gateway.attempt()
     history: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -240,7 +266,9 @@ async def test_some_items_are_named_and_others_sent(gateway: LiveGateway) -> Non
         answer = await ask(client, False, tools=TOOLS, input=QUESTION)
         items: list[Any] = references(answer)
         items[2] = answer.output[2].model_dump(exclude_none=True)
-        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "r"} for call in answer.output[2:]]
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": "r"} for call in answer.output[2:]
+        ]
         await ask(client, False, tools=TOOLS, input=[{"role": "user", "content": QUESTION}, *items, *results])
     assert_prefix(await attempt.transitions())
 
@@ -250,7 +278,11 @@ async def test_another_conversation_may_name_an_item(gateway: LiveGateway) -> No
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         answer = await ask(client, False, input=QUESTION)
-        named: Any = [{"role": "user", "content": "other"}, {"id": answer.output[1].id}, {"role": "user", "content": "and?"}]
+        named: Any = [
+            {"role": "user", "content": "other"},
+            {"id": answer.output[1].id},
+            {"role": "user", "content": "and?"},
+        ]
         await ask(client, False, input=named)
     assert prompt_of(gateway, (await attempt.transitions())[1]) == (
         "<|im_start|>user\nother<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
@@ -266,27 +298,41 @@ async def test_named_items_outlive_a_restart_of_the_gateway(gateway: LiveGateway
     path = attempt.base_url.removeprefix(gateway.url) + "/responses"
     transport = httpx.ASGITransport(app=Starlette(routes=restarted.routes))
     results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in first.output[2:]]
-    body = {"model": "m", "tools": TOOLS, "input": [{"role": "user", "content": QUESTION}, *references(first), *results]}
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}) as client:
+    body = {
+        "model": "m",
+        "tools": TOOLS,
+        "input": [{"role": "user", "content": QUESTION}, *references(first), *results],
+    }
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}
+    ) as client:
         assert (await client.post(path, json=body)).status_code == 200
     assert_prefix(await attempt.transitions())
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_an_item_that_the_previous_conversation_holds_stands_once(gateway: LiveGateway, is_restarted: bool) -> None:
+async def test_an_item_that_the_previous_conversation_holds_stands_once(
+    gateway: LiveGateway, is_restarted: bool
+) -> None:
     gateway.engine.enqueue(f"<think>hm</think>Let me see.\n{CALLS}", "two", "three")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         first = await ask(client, False, input=QUESTION, tools=TOOLS)
-        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in first.output[2:]]
-        second = await ask(client, False, input=[*references(first), *results], previous_response_id=first.id, tools=TOOLS)
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in first.output[2:]
+        ]
+        second = await ask(
+            client, False, input=[*references(first), *results], previous_response_id=first.id, tools=TOOLS
+        )
     app = gateway.gateway
     if is_restarted:
         app = create_gateway(gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)})
     transport = httpx.ASGITransport(app=Starlette(routes=app.routes))
     items: list[Any] = [*references(first), *references(second), {"role": "user", "content": "and?"}]
     body = {"model": "m", "tools": TOOLS, "input": items, "previous_response_id": second.id}
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}) as http:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}
+    ) as http:
         path = attempt.base_url.removeprefix(gateway.url) + "/responses"
         again = {**body, "input": [second.output[0].model_dump(exclude_none=True), *items]}
         refused = await http.post(path, json=again)
@@ -305,9 +351,20 @@ async def test_an_item_of_no_answer_is_told(gateway: LiveGateway) -> None:
     async with client_of(attempt) as client:
         own = await ask(client, False, input="a")
         of_own = own.output[0].id
-        for unknown in ("msg_1", foreign.output[0].id, of_own.replace("msg_", "fc_") + "_0", of_own.replace("msg_", "rs_"), of_own[4:], 7):
-            with pytest.raises(openai.BadRequestError, match=r"input\[0\] refers to the item .*no answer of this attempt") as caught:
-                await ask(client, False, input=[{"type": "item_reference", "id": unknown}, {"role": "user", "content": "b"}])
+        for unknown in (
+            "msg_1",
+            foreign.output[0].id,
+            of_own.replace("msg_", "fc_") + "_0",
+            of_own.replace("msg_", "rs_"),
+            of_own[4:],
+            7,
+        ):
+            with pytest.raises(
+                openai.BadRequestError, match=r"input\[0\] refers to the item .*no answer of this attempt"
+            ) as caught:
+                await ask(
+                    client, False, input=[{"type": "item_reference", "id": unknown}, {"role": "user", "content": "b"}]
+                )
             assert (caught.value.code, caught.value.param) == ("item_not_found", "input[0]")
         call: Any = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
         with pytest.raises(openai.BadRequestError, match="used by two calls"):
@@ -322,12 +379,19 @@ async def test_an_answer_that_was_cut_is_incomplete(gateway: LiveGateway, stream
     async with client_of(attempt) as client:
         answer: Any
         if stream:
-            events = [event async for event in await client.responses.create(model="m", input="a", max_output_tokens=4, stream=True)]
+            events = [
+                event
+                async for event in await client.responses.create(model="m", input="a", max_output_tokens=4, stream=True)
+            ]
             assert events[-1].type == "response.incomplete"
             answer = events[-1].response
         else:
             answer = await client.responses.create(model="m", input="a", max_output_tokens=4)
-    assert (answer.status, answer.incomplete_details.reason, answer.output_text) == ("incomplete", "max_output_tokens", "abcd")
+    assert (answer.status, answer.incomplete_details.reason, answer.output_text) == (
+        "incomplete",
+        "max_output_tokens",
+        "abcd",
+    )
     assert answer.output[0].status == "incomplete"
 
 
@@ -398,7 +462,9 @@ async def test_a_retry_is_one_transition(gateway: LiveGateway, stream: bool) -> 
     async with client_of(attempt, default_headers={"x-lightningrl-call-id": "c1"}) as client:
         answers = [await ask(client, stream, input="a") for _ in range(2)]
         assert answers[0] == answers[1]
-        following = await ask(client, stream, input="b", previous_response_id=answers[1].id, extra_headers={"x-lightningrl-call-id": "c2"})
+        following = await ask(
+            client, stream, input="b", previous_response_id=answers[1].id, extra_headers={"x-lightningrl-call-id": "c2"}
+        )
         assert following.output_text == "second"
     assert len(await attempt.transitions()) == 2
 
@@ -422,6 +488,10 @@ async def test_what_does_not_change_the_prompt_is_taken(gateway: LiveGateway) ->
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         answer = await ask(
-            client, False, input=QUESTION, truncation="auto", context_management=[{"type": "compaction", "compact_threshold": 9000}]
+            client,
+            False,
+            input=QUESTION,
+            truncation="auto",
+            context_management=[{"type": "compaction", "compact_threshold": 9000}],
         )
     assert (answer.output_text, answer.truncation) == ("ok", "auto")

@@ -1,4 +1,5 @@
-"""The streaming, parsing and tool-running helpers of the official SDKs' blocking clients, streamed and whole: one record either way."""
+"""The streaming, parsing and tool-running helpers of the official SDKs' blocking clients, streamed and whole: one
+record either way."""
 
 from __future__ import annotations
 
@@ -117,7 +118,10 @@ async def record_both_ways(gateway: LiveGateway, helper: Helper, *said: str) -> 
         attempt = await gateway.attempt()
         given.append(await asyncio.to_thread(helper, attempt, stream))
         transitions = await attempt.transitions()
-        assert [transition.parent_id for transition in transitions] == [None, *(transition.id for transition in transitions[:-1])]
+        assert [transition.parent_id for transition in transitions] == [
+            None,
+            *(transition.id for transition in transitions[:-1]),
+        ]
         kept.append([recorded(transition) for transition in transitions])
     assert kept[0] == kept[1]
     assert len(kept[0]) == len(said)
@@ -131,7 +135,9 @@ async def test_structured_output_is_parsed_whole_and_streamed(gateway: LiveGatew
 
 
 @pytest.mark.parametrize("helper", [chat_parse, responses_parse, messages_parse, beta_messages_parse])
-async def test_an_answer_that_does_not_fit_is_the_parsers_to_refuse_and_is_recorded(gateway: LiveGateway, helper: Helper) -> None:
+async def test_an_answer_that_does_not_fit_is_the_parsers_to_refuse_and_is_recorded(
+    gateway: LiveGateway, helper: Helper
+) -> None:
     for stream in (False, True):
         gateway.engine.enqueue('{"answer": "many"}')
         attempt = await gateway.attempt()
@@ -163,7 +169,11 @@ def responses_tools(attempt: LiveAttempt, stream: bool) -> Any:
     with openai_client(attempt) as client:
         items: list[Any] = [USER]
         tools: list[Any] = [openai.pydantic_function_tool(Search, name="search")]
-        request: Any = {"model": "m", "input": items, "tools": [{"type": "function", **tool["function"]} for tool in tools]}
+        request: Any = {
+            "model": "m",
+            "input": items,
+            "tools": [{"type": "function", **tool["function"]} for tool in tools],
+        }
         while True:
             if stream:
                 with client.responses.stream(**request) as events:
@@ -181,7 +191,9 @@ def responses_tools(attempt: LiveAttempt, stream: bool) -> Any:
 
 def tool_runner(attempt: LiveAttempt, stream: bool) -> Any:
     with anthropic_client(attempt) as client:
-        runner: Any = client.beta.messages.tool_runner(model="m", max_tokens=200, messages=[USER], tools=[search], stream=stream)
+        runner: Any = client.beta.messages.tool_runner(
+            model="m", max_tokens=200, messages=[USER], tools=[search], stream=stream
+        )
         last: Any = None
         for step in runner:
             last = step.get_final_message() if stream else step

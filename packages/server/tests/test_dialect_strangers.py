@@ -30,4 +30,7 @@ async def test_penalties_are_the_runs_to_decide_as_temperature_is(gateway: LiveG
             extra_body={"repetition_penalty": 1.05, "top_k": 20},  # Qwen-Agent
         )
     (transition,) = await attempt.transitions()
-    assert (transition.sampling.temperature, transition.sampling.top_k) == (SamplingSettings().temperature, SamplingSettings().top_k)
+    assert (transition.sampling.temperature, transition.sampling.top_k) == (
+        SamplingSettings().temperature,
+        SamplingSettings().top_k,
+    )

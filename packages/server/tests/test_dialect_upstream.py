@@ -46,23 +46,43 @@ class Provider:
         body = json.loads(await request.body())
         self.requests.append((request.url.path, dict(request.headers), body))
         if body.get("model") == "busy":
-            return JSONResponse({"error": {"message": "slow down", "type": "rate_limit_error"}}, 429, {"retry-after": "7", "x-secret": "s"})
-        if request.url.path.endswith("/embeddings"):
-            vectors = [{"object": "embedding", "index": i, "embedding": [0.1, 0.2]} for i, _ in enumerate(body["input"])]
             return JSONResponse(
-                {"object": "list", "model": body["model"], "data": vectors, "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+                {"error": {"message": "slow down", "type": "rate_limit_error"}},
+                429,
+                {"retry-after": "7", "x-secret": "s"},
+            )
+        if request.url.path.endswith("/embeddings"):
+            vectors = [
+                {"object": "embedding", "index": i, "embedding": [0.1, 0.2]} for i, _ in enumerate(body["input"])
+            ]
+            return JSONResponse(
+                {
+                    "object": "list",
+                    "model": body["model"],
+                    "data": vectors,
+                    "usage": {"prompt_tokens": 3, "total_tokens": 3},
+                }
             )
         if request.url.path.endswith("/messages"):
             content = [{"type": "text", "text": "from the provider"}]
             usage = {"input_tokens": 1, "output_tokens": 1}
             return JSONResponse(
-                {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "content": content, "usage": usage}
+                {
+                    "id": "msg_1",
+                    "type": "message",
+                    "role": "assistant",
+                    "model": body["model"],
+                    "content": content,
+                    "usage": usage,
+                }
             )
         if body.get("stream"):
             return StreamingResponse(self._stream(), media_type="text/event-stream")
         message = {"role": "assistant", "content": "from the provider"}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        return JSONResponse({"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "choices": choices})
+        return JSONResponse(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "choices": choices}
+        )
 
     async def _stream(self) -> AsyncIterator[bytes]:
         for word in ("from ", "the ", "provider"):
@@ -88,7 +108,9 @@ async def provider() -> Provider:
 async def gateway(tmp_path: Path, provider: Provider) -> AsyncIterator[LiveGateway]:
     async with serving_provider(provider) as url:
         upstream = Upstream(base_url=url, api_key="users-key")
-        settings = GatewaySettings(upstream=upstream, upstream_models={"judge*": upstream, "busy": upstream, "claude-*": upstream})
+        settings = GatewaySettings(
+            upstream=upstream, upstream_models={"judge*": upstream, "busy": upstream, "claude-*": upstream}
+        )
         async with live_gateway(tmp_path, settings=settings) as running:
             yield running
             await running.gateway.close()
@@ -120,7 +142,9 @@ async def test_embeddings_are_answered_by_the_upstream_and_recorded(gateway: Liv
     assert call.answer["data"] == {"vectors": 2} and call.answer["usage"]["total_tokens"] == 3
 
 
-async def test_a_listed_model_goes_to_the_upstream_and_every_other_name_to_the_policy(gateway: LiveGateway, provider: Provider) -> None:
+async def test_a_listed_model_goes_to_the_upstream_and_every_other_name_to_the_policy(
+    gateway: LiveGateway, provider: Provider
+) -> None:
     attempt = await gateway.attempt()
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
         judged = await client.chat.completions.create(model="judge-large", messages=[USER])
@@ -158,7 +182,9 @@ async def test_anthropics_calls_carry_the_users_key_its_way(gateway: LiveGateway
     assert headers["anthropic-version"]
 
 
-async def test_what_stands_behind_a_question_mark_goes_to_the_upstream_with_the_addresss_own(tmp_path: Path, provider: Provider) -> None:
+async def test_what_stands_behind_a_question_mark_goes_to_the_upstream_with_the_addresss_own(
+    tmp_path: Path, provider: Provider
+) -> None:
     async with serving_provider(provider) as url:
         versioned = Upstream(base_url=f"{url}/?api-version=2026-01-01", api_key="users-key")
         settings = GatewaySettings(upstream_models={"judge": versioned, "claude-*": Upstream(base_url=url)})
@@ -167,8 +193,12 @@ async def test_what_stands_behind_a_question_mark_goes_to_the_upstream_with_the_
             async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
                 await client.chat.completions.create(model="judge", messages=[USER])
                 await client.chat.completions.create(model="judge", messages=[USER], extra_query={"seen": "a b&c"})
-            async with anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key) as client:
-                await client.messages.create(model="claude-x", max_tokens=9, messages=[USER], extra_query={"beta": "true"})
+            async with anthropic.AsyncAnthropic(
+                base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key
+            ) as client:
+                await client.messages.create(
+                    model="claude-x", max_tokens=9, messages=[USER], extra_query={"beta": "true"}
+                )
             await gateway.gateway.close()
     assert [path for path, _, _ in provider.requests] == ["/v9/chat/completions"] * 2 + ["/v9/messages"]
     assert provider.queries == ["api-version=2026-01-01", "api-version=2026-01-01&seen=a+b%26c", "beta=true"]
@@ -188,9 +218,13 @@ async def test_the_upstreams_errors_are_the_agents_and_recorded(gateway: LiveGat
 async def test_an_upstream_that_is_not_there_is_told_in_the_dialects_format(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    async with live_gateway(tmp_path, settings=GatewaySettings(upstream_models={"judge": Upstream(base_url=url)})) as gateway:
+    async with live_gateway(
+        tmp_path, settings=GatewaySettings(upstream_models={"judge": Upstream(base_url=url)})
+    ) as gateway:
         attempt = await gateway.attempt()
-        async with anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, max_retries=0) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, max_retries=0
+        ) as client:
             refused = rf"{url}.* does not answer \(ConnectionRefusedError: .*\); check its address"
             with pytest.raises(anthropic.InternalServerError, match=refused) as caught:
                 await client.messages.create(model="judge", max_tokens=5, messages=[USER])
@@ -249,7 +283,8 @@ async def test_as_many_calls_are_forwarded_at_once_as_agents_make(tmp_path: Path
         headers = {"authorization": f"Bearer {attempt.key}"}
         async with asyncio.timeout(PATIENCE_S):
             calls = (
-                client.post(f"{attempt.base_url}/embeddings", json={"model": "e", "input": "a"}, headers=headers) for _ in range(count)
+                client.post(f"{attempt.base_url}/embeddings", json={"model": "e", "input": "a"}, headers=headers)
+                for _ in range(count)
             )
             answers = await asyncio.gather(*calls)
         assert {one.status_code for one in answers} == {200}
@@ -280,7 +315,9 @@ async def test_without_an_upstream_the_sentence_says_what_to_configure(tmp_path:
     async with live_gateway(tmp_path) as gateway:
         attempt = await gateway.attempt()
         async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
-            with pytest.raises(openai.NotFoundError, match=r"set base_url and api_key_env under \[upstream\] in the recipe"):
+            with pytest.raises(
+                openai.NotFoundError, match=r"set base_url and api_key_env under \[upstream\] in the recipe"
+            ):
                 await client.embeddings.create(model="e", input="a")
 
 
@@ -320,7 +357,9 @@ def test_a_recipe_names_the_upstream_and_no_key_stands_in_it(tmp_path: Path) -> 
 
 def test_what_is_missing_of_an_upstream_is_told(tmp_path: Path) -> None:
     config = recipe(tmp_path, RECIPE).upstream
-    with pytest.raises(ConfigError, match="the environment variable 'EXAMPLE_KEY' is not set; set it to the provider's key"):
+    with pytest.raises(
+        ConfigError, match="the environment variable 'EXAMPLE_KEY' is not set; set it to the provider's key"
+    ):
         read_upstream(config, {})
     with pytest.raises(ConfigError, match=r"upstream.models.'a' has no base_url"):
         read_upstream(UpstreamConfig.model_validate({"models": {"a": {}}}), {})

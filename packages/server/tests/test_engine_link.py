@@ -23,7 +23,9 @@ USER: Any = {"role": "user", "content": "hi"}
 
 
 @asynccontextmanager
-async def linked(tmp_path: Path, engine: ScriptedEngine, *, wait_s: float = 10.0) -> AsyncIterator[tuple[LiveGateway, EngineLink]]:
+async def linked(
+    tmp_path: Path, engine: ScriptedEngine, *, wait_s: float = 10.0
+) -> AsyncIterator[tuple[LiveGateway, EngineLink]]:
     async with (
         live_gateway(tmp_path, engine=engine, attach=False, wait_s=wait_s) as gateway,
         EngineLink(engine, gateway.url, gateway.run_key, backoff_s=(0.02, 0.1)) as link,
@@ -137,7 +139,9 @@ async def test_a_link_that_reconnects_while_held_is_still_held(tmp_path: Path) -
         socket = link._socket
         assert socket is not None
         socket.transport.abort()
-        await until(lambda: link._socket is not None and link._socket is not socket and gateway.engines.status()[0].connected)
+        await until(
+            lambda: link._socket is not None and link._socket is not socket and gateway.engines.status()[0].connected
+        )
         assert gateway.engines.status()[0].held
         await link.release()
         assert await ask(await gateway.attempt()) == "ok"
@@ -146,7 +150,9 @@ async def test_a_link_that_reconnects_while_held_is_still_held(tmp_path: Path) -
 async def test_without_an_engine_a_call_waits_so_long_and_is_then_told(tmp_path: Path) -> None:
     async with live_gateway(tmp_path, attach=False, wait_s=0.1) as gateway:
         attempt = await gateway.attempt()
-        with pytest.raises(APIStatusError, match=r"policy 'policy' has no engine connected after 0.1 s; is the trainer running?") as caught:
+        with pytest.raises(
+            APIStatusError, match=r"policy 'policy' has no engine connected after 0.1 s; is the trainer running?"
+        ) as caught:
             await ask(attempt)
         assert caught.value.status_code == 503
 
@@ -195,8 +201,12 @@ class Broken(ScriptedEngine):
         yield TokenChunk(token_ids=(71,), logprobs=(-0.5,), policy_version=1)
 
 
-@pytest.mark.parametrize(("mixes", "message"), [(False, "RuntimeError: out of memory"), (True, "changed from version 0 to 1 in mid-call")])
-async def test_a_failing_engine_or_one_that_mixes_versions_fails_the_call(tmp_path: Path, mixes: bool, message: str) -> None:
+@pytest.mark.parametrize(
+    ("mixes", "message"), [(False, "RuntimeError: out of memory"), (True, "changed from version 0 to 1 in mid-call")]
+)
+async def test_a_failing_engine_or_one_that_mixes_versions_fails_the_call(
+    tmp_path: Path, mixes: bool, message: str
+) -> None:
     engine = Broken(tiny_tokenizer())
     engine.mixes = mixes
     async with linked(tmp_path, engine) as (gateway, _):

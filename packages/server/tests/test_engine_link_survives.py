@@ -1,4 +1,5 @@
-"""The engine link meets what it cannot send or read: one call fails with a sentence, or the link is made anew; nobody waits for ever."""
+"""The engine link meets what it cannot send or read: one call fails with a sentence, or the link is made anew; nobody
+waits for ever."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ async def test_a_seed_that_no_engine_can_take_is_refused(tmp_path: Path, body: d
 
 
 async def test_the_largest_seeds_are_sampled_and_recorded(tmp_path: Path) -> None:
-    async with live_gateway(tmp_path, attach=False) as gateway, EngineLink(gateway.engine, gateway.url, gateway.run_key):
+    async with (
+        live_gateway(tmp_path, attach=False) as gateway,
+        EngineLink(gateway.engine, gateway.url, gateway.run_key),
+    ):
         attempt = await gateway.attempt()
         status, _ = await post(attempt, seed=2**63 - 2, n=2)
         assert status == 200
@@ -59,8 +63,13 @@ async def test_the_largest_seeds_are_sampled_and_recorded(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_no_frame_can_carry_fails_alone_and_the_others_are_answered(tmp_path: Path, stream: bool) -> None:
-    async with live_gateway(tmp_path, attach=False) as gateway, EngineLink(gateway.engine, gateway.url, gateway.run_key):
+async def test_a_call_that_no_frame_can_carry_fails_alone_and_the_others_are_answered(
+    tmp_path: Path, stream: bool
+) -> None:
+    async with (
+        live_gateway(tmp_path, attach=False) as gateway,
+        EngineLink(gateway.engine, gateway.url, gateway.run_key),
+    ):
         odd = await gateway.attempt(sampling=SamplingSettings(seed=2**70))
         status, answer = await post(odd, stream=stream)
         assert (status, answer["error"]["code"]) == (502, "engine_failed")
@@ -99,7 +108,10 @@ async def test_an_engine_whose_answer_cannot_be_sent_fails_that_call_alone(
     tmp_path: Path, spoil: Callable[[TokenChunk], TokenChunk], stream: bool
 ) -> None:
     engine = OddEngine(spoil)
-    async with live_gateway(tmp_path, engine=engine, attach=False) as gateway, EngineLink(engine, gateway.url, gateway.run_key):
+    async with (
+        live_gateway(tmp_path, engine=engine, attach=False) as gateway,
+        EngineLink(engine, gateway.url, gateway.run_key),
+    ):
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             odd = await gateway.attempt(rollout_id="odd")
             answer = await client.post(

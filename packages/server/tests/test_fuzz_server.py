@@ -1,4 +1,5 @@
-"""Hostile bodies against a whole server: each is answered, no defect, the loop is free for others, and what was sound stays sound."""
+"""Hostile bodies against a whole server: each is answered, no defect, the loop is free for others, and what was sound
+stays sound."""
 
 from __future__ import annotations
 
@@ -185,7 +186,8 @@ REPORTS = sized(["tool calls: wrong", "result: lists"], sorted(large_reports(0))
 
 
 def longest_pause(scene: Scene, name: str, make: Callable[[int], dict[str, Large]], record: Record) -> float:
-    """Within the target, or the best of three: what the body takes is there each time, and what the machine does beside it is not."""
+    """Within the target, or the best of three: what the body takes is there each time, and what the machine does beside
+    it is not."""
     pauses: list[float] = []
     for number in range(3):
         large = make(number)[name]
@@ -247,8 +249,8 @@ def test_a_large_conversation_goes_on_without_holding_the_event_loop(
 
 @pytest.mark.long
 def test_the_servers_memory_does_not_grow_with_what_it_was_sent(scene: Scene, record_property: Record) -> None:
-    """Thousands of bodies of every kind: what the second half adds is what nobody forgets, whatever names an agent thinks of. The least of
-    some readings counts: what a large body took is given back to the system now and then."""
+    """Thousands of bodies of every kind: what the second half adds is what nobody forgets, whatever names an agent
+    thinks of. The least of some readings counts: what a large body took is given back to the system now and then."""
     all_large = {**large_bodies(0), **large_reports(0)}
     large = [
         (one.path, one.make(), one.headers) for name in (*CALLS, *REPORTS) if (one := all_large[name]).path != "result"

@@ -112,7 +112,9 @@ async def responses_api(attempt: LiveAttempt) -> list[str]:
     return said
 
 
-async def run(gateway: LiveGateway, agent: Agent, *texts: str, branch: BranchPoint | None = None) -> tuple[Any, Trajectory]:
+async def run(
+    gateway: LiveGateway, agent: Agent, *texts: str, branch: BranchPoint | None = None
+) -> tuple[Any, Trajectory]:
     """What the agent returned, or raised, and its rollout."""
     gateway.engine.enqueue(*texts)
     attempt = await gateway.attempt(branch=branch)
@@ -137,7 +139,8 @@ def same_tokens(one: Transition, other: Transition) -> bool:
         np.array_equal(one.prompt_ids, other.prompt_ids)
         and np.array_equal(one.completion_ids, other.completion_ids)
         and np.array_equal(one.logprobs, other.logprobs)
-        and (one.policy_version, one.sampling, one.finish_reason) == (other.policy_version, other.sampling, other.finish_reason)
+        and (one.policy_version, one.sampling, one.finish_reason)
+        == (other.policy_version, other.sampling, other.finish_reason)
     )
 
 
@@ -146,8 +149,12 @@ async def streamed_chat(attempt: LiveAttempt) -> list[str]:
 
 
 @pytest.mark.parametrize("calls", range(5))
-@pytest.mark.parametrize("agent", [chat, streamed_chat, messages_api, responses_api], ids=["chat", "stream", "messages", "responses"])
-async def test_the_first_calls_are_answered_as_they_were_and_the_rest_is_sampled(gateway: LiveGateway, agent: Agent, calls: int) -> None:
+@pytest.mark.parametrize(
+    "agent", [chat, streamed_chat, messages_api, responses_api], ids=["chat", "stream", "messages", "responses"]
+)
+async def test_the_first_calls_are_answered_as_they_were_and_the_rest_is_sampled(
+    gateway: LiveGateway, agent: Agent, calls: int
+) -> None:
     first = CALL if "chat" in agent.__name__ else "one"
     said, recorded = await run(gateway, agent, first, "two", "three", "four")
     gateway.engine.version = 7
@@ -173,7 +180,9 @@ async def test_calls_at_once_may_come_in_another_order(gateway: LiveGateway) -> 
         client = openai_client(attempt)
         said = {}
         for number in order:
-            answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"question {number}"}])
+            answer = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": f"question {number}"}]
+            )
             said[number] = answer.choices[0].message.content or ""
         return [said[number] for number in sorted(said)]
 
@@ -185,7 +194,10 @@ async def test_calls_at_once_may_come_in_another_order(gateway: LiveGateway) -> 
 async def test_equal_calls_are_each_answered_once(gateway: LiveGateway) -> None:
     async def ask(attempt: LiveAttempt) -> list[str | None]:
         client = openai_client(attempt)
-        answers = [await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a word"}]) for _ in range(3)]
+        answers = [
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a word"}])
+            for _ in range(3)
+        ]
         return [answer.choices[0].message.content for answer in answers]
 
     _, recorded = await run(gateway, ask, "a", "b", "c")
@@ -227,10 +239,14 @@ async def test_a_restarted_server_goes_on_where_the_branch_was(gateway: LiveGate
             app = None
             if turn == restart_before:
                 app = Starlette(routes=create_gateway(gateway.store, gateway.engines, renderers).routes)
-            async with httpx.AsyncClient(transport=None if app is None else httpx.ASGITransport(app=app), timeout=PATIENCE_S) as client:
+            async with httpx.AsyncClient(
+                transport=None if app is None else httpx.ASGITransport(app=app), timeout=PATIENCE_S
+            ) as client:
                 body = {"model": "m", "messages": messages}
                 answer = await client.post(
-                    f"{attempt.base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {attempt.key}"}
+                    f"{attempt.base_url}/chat/completions",
+                    json=body,
+                    headers={"authorization": f"Bearer {attempt.key}"},
                 )
             message = answer.json()["choices"][0]["message"]
             said.append(message["content"])
@@ -239,7 +255,9 @@ async def test_a_restarted_server_goes_on_where_the_branch_was(gateway: LiveGate
 
     said, recorded = await run(gateway, ask, "a", "b", "c", "d")
     for turn in range(4):
-        again, branch = await run(gateway, lambda attempt: ask(attempt, restart_before=turn), "new", branch=after(recorded, 3))  # noqa: B023
+        again, branch = await run(
+            gateway, lambda attempt: ask(attempt, restart_before=turn), "new", branch=after(recorded, 3)
+        )  # noqa: B023
         assert again == [*said[:3], "new"] and branch.outcome is Outcome.SUCCEEDED
 
 
@@ -247,7 +265,9 @@ async def test_a_stream_that_was_left_is_asked_again_and_repeated_once(gateway: 
     async def leave_and_ask_again(attempt: LiveAttempt, *, leave: bool) -> str | None:
         client = openai_client(attempt)
         if leave:
-            stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+            stream = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
             async for chunk in stream:
                 if chunk.choices and chunk.choices[0].delta.content:
                     break
@@ -258,9 +278,13 @@ async def test_a_stream_that_was_left_is_asked_again_and_repeated_once(gateway: 
         return answer.choices[0].message.content
 
     gateway.engine.token_delay_s = 0.01
-    _, recorded = await run(gateway, lambda attempt: leave_and_ask_again(attempt, leave=True), "a long text that nobody reads", "whole")
+    _, recorded = await run(
+        gateway, lambda attempt: leave_and_ask_again(attempt, leave=True), "a long text that nobody reads", "whole"
+    )
     assert [call.finish_reason for call in recorded.transitions] == ["broken_off", "stop"]
-    said, branch = await run(gateway, lambda attempt: leave_and_ask_again(attempt, leave=False), branch=after(recorded, 2))
+    said, branch = await run(
+        gateway, lambda attempt: leave_and_ask_again(attempt, leave=False), branch=after(recorded, 2)
+    )
     assert (said, branch.outcome) == ("whole", Outcome.SUCCEEDED)
 
 
@@ -269,8 +293,16 @@ async def test_a_stream_that_was_left_is_asked_again_and_repeated_once(gateway: 
     [
         ({"weather": lambda: "rain"}, {"weather": lambda: "sun"}, "tool 'weather' answered otherwise from token"),
         ({"turns": 4}, {"turns": 1}, "ended 2 calls before the branch point"),
-        ({"system": lambda: f"It is {time.time_ns()}."}, {"system": lambda: f"It is {time.time_ns()}."}, "call 0: its prompt differs from"),
-        ({"system": lambda: f"Session {uuid.uuid4()}."}, {"system": lambda: f"Session {uuid.uuid4()}."}, "call 0: its prompt differs from"),
+        (
+            {"system": lambda: f"It is {time.time_ns()}."},
+            {"system": lambda: f"It is {time.time_ns()}."},
+            "call 0: its prompt differs from",
+        ),
+        (
+            {"system": lambda: f"Session {uuid.uuid4()}."},
+            {"system": lambda: f"Session {uuid.uuid4()}."},
+            "call 0: its prompt differs from",
+        ),
         (
             {"weather": lambda: f"rain {random.random()}"},
             {"weather": lambda: f"rain {random.random()}"},
@@ -279,7 +311,9 @@ async def test_a_stream_that_was_left_is_asked_again_and_repeated_once(gateway: 
     ],
     ids=["a tool that changed", "an agent that ends early", "a clock", "a random id", "a random tool"],
 )
-async def test_a_branch_that_diverges_says_why(gateway: LiveGateway, then: dict[str, Any], now: dict[str, Any], why: str) -> None:
+async def test_a_branch_that_diverges_says_why(
+    gateway: LiveGateway, then: dict[str, Any], now: dict[str, Any], why: str
+) -> None:
     _, recorded = await run(gateway, lambda attempt: chat(attempt, **then), CALL, "two", "three", "four")
     _, branch = await run(gateway, lambda attempt: chat(attempt, **now), branch=after(recorded, 3))
     assert branch.outcome is Outcome.DIVERGED and why in str(branch.error)
@@ -289,7 +323,9 @@ async def test_sdks_do_not_repeat_a_call_that_diverged(gateway: LiveGateway) -> 
     async def ask(attempt: LiveAttempt) -> str:
         async with openai.AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
             with pytest.raises(openai.ConflictError):
-                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "something else"}])
+                await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "something else"}]
+                )
         return str(len(await attempt.store.other_calls(attempt.rollout_id, attempt.attempt)))
 
     _, recorded = await run(gateway, chat, "a")
@@ -304,7 +340,9 @@ async def test_an_agent_that_swallows_the_refusal_has_diverged_all_the_same(gate
         client = openai_client(attempt)
         for _ in range(3):
             try:
-                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"It is {next(numbers)} o'clock."}])
+                await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": f"It is {next(numbers)} o'clock."}]
+                )
             except openai.ConflictError as error:
                 assert "diverged at call 0" in str(error)
         return "fine"
@@ -313,7 +351,9 @@ async def test_an_agent_that_swallows_the_refusal_has_diverged_all_the_same(gate
     said, branch = await run(gateway, ask, branch=after(recorded, 1))
     assert (said, branch.outcome, branch.transitions) == ("fine", Outcome.DIVERGED, ())
     assert "'" in str(branch.error) and "now" in str(branch.error) and "then; fix clocks" in str(branch.error)
-    assert await gateway.store.finish_attempt(branch.rollout_id, 1, Outcome.SUCCEEDED) == "failed"  # the worker says it again
+    assert (
+        await gateway.store.finish_attempt(branch.rollout_id, 1, Outcome.SUCCEEDED) == "failed"
+    )  # the worker says it again
 
 
 async def test_a_branch_point_is_refused_in_one_sentence_where_there_is_none(gateway: LiveGateway) -> None:

@@ -1,4 +1,5 @@
-"""Chat completions through the official OpenAI SDK: what an agent sees, and that the store has exactly what was sampled."""
+"""Chat completions through the official OpenAI SDK: what an agent sees, and that the store has exactly what was
+sampled."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ from lightningrl_testing.scripted_engine import ScriptedEngine
 TOOLS: Any = [
     {
         "type": "function",
-        "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}},
+        "function": {
+            "name": name,
+            "description": "d",
+            "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+        },
     }
     for name in ("search", "lookup")
 ]
-CALLS = (
-    '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
-)
+CALLS = '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
 USER: Any = {"role": "user", "content": "What is 6*7?"}
 
 
@@ -90,7 +93,9 @@ async def test_streamed_text_comes_in_pieces_and_is_recorded_like_a_whole_answer
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         whole = await client.chat.completions.create(model="m", messages=[USER])
-        stream = await client.chat.completions.create(model="m", messages=[USER], stream=True, stream_options={"include_usage": True})
+        stream = await client.chat.completions.create(
+            model="m", messages=[USER], stream=True, stream_options={"include_usage": True}
+        )
         chunks = [chunk async for chunk in stream]
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
     assert "".join(pieces) == text == whole.choices[0].message.content
@@ -116,7 +121,9 @@ async def test_parallel_tool_calls_a_tool_loop_and_no_breaks(gateway: LiveGatewa
                 async with client.chat.completions.stream(model="m", messages=messages, tools=TOOLS) as events:
                     message = (await events.get_final_completion()).choices[0].message
             else:
-                message = (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message  # type: ignore[assignment]
+                message = (
+                    (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+                )  # type: ignore[assignment]
             messages.append(message.model_dump(exclude={"parsed"}))
             calls = message.tool_calls or []
             messages += [{"role": "tool", "tool_call_id": call.id, "content": "42 ✓"} for call in calls]
@@ -181,7 +188,9 @@ async def test_logprobs_are_the_recorded_ones(gateway: LiveGateway, stream: bool
     async with client_of(attempt) as client:
         if stream:
             entries: list[Any] = []
-            async for chunk in await client.chat.completions.create(model="m", messages=[USER], logprobs=True, top_logprobs=1, stream=True):
+            async for chunk in await client.chat.completions.create(
+                model="m", messages=[USER], logprobs=True, top_logprobs=1, stream=True
+            ):
                 for choice in chunk.choices:
                     entries += (choice.logprobs.content or []) if choice.logprobs else []
         else:
@@ -202,12 +211,18 @@ async def test_stop_strings_end_the_text_but_not_the_record(gateway: LiveGateway
     async with client_of(attempt) as client:
         if stream:
             content = ""
-            async for chunk in await client.chat.completions.create(model="m", messages=[USER], stop=["END"], stream=True):
+            async for chunk in await client.chat.completions.create(
+                model="m", messages=[USER], stop=["END"], stream=True
+            ):
                 content += chunk.choices[0].delta.content or ""
         else:
-            content = (await client.chat.completions.create(model="m", messages=[USER], stop=["END"])).choices[0].message.content or ""
+            content = (await client.chat.completions.create(model="m", messages=[USER], stop=["END"])).choices[
+                0
+            ].message.content or ""
         assert content == "SELECT 1; -- "
-        await client.chat.completions.create(model="m", messages=[USER, {"role": "assistant", "content": content}, USER])
+        await client.chat.completions.create(
+            model="m", messages=[USER, {"role": "assistant", "content": content}, USER]
+        )
     first, second = await attempt.transitions()
     assert gateway.engine.tokenizer.decode(first.completion_ids.tolist()) == "SELECT 1; -- END"
     assert second.parent_id == first.id
@@ -218,7 +233,9 @@ async def test_max_tokens_bounds_and_the_next_turn_closes_what_was_cut(gateway: 
     gateway.engine.enqueue("abcdefgh", "next")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
-        answer = await client.chat.completions.create(model="m", messages=[USER], max_completion_tokens=4, temperature=0.1, seed=3)
+        answer = await client.chat.completions.create(
+            model="m", messages=[USER], max_completion_tokens=4, temperature=0.1, seed=3
+        )
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("abcd", "length")
         await client.chat.completions.create(model="m", messages=[USER, dumped(answer.choices[0].message), USER])
     first, second = await attempt.transitions()
@@ -237,7 +254,9 @@ async def test_malformed_tool_markup_reaches_the_agent_as_text(gateway: LiveGate
     async with client_of(attempt) as client:
         if stream:
             content = ""
-            async for chunk in await client.chat.completions.create(model="m", messages=[USER], tools=TOOLS, stream=True):
+            async for chunk in await client.chat.completions.create(
+                model="m", messages=[USER], tools=TOOLS, stream=True
+            ):
                 content += chunk.choices[0].delta.content or ""
         else:
             message = (await client.chat.completions.create(model="m", messages=[USER], tools=TOOLS)).choices[0].message
@@ -272,10 +291,19 @@ async def test_an_edited_answer_is_a_break_and_a_new_conversation_is_not(gateway
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         await client.chat.completions.create(model="m", messages=[USER])
-        await client.chat.completions.create(model="m", messages=[USER, {"role": "assistant", "content": "edited"}, USER])
+        await client.chat.completions.create(
+            model="m", messages=[USER, {"role": "assistant", "content": "edited"}, USER]
+        )
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "something else"}])
-        await client.chat.completions.create(model="m", messages=[USER, {"role": "assistant", "content": "ok"}, USER], tools=TOOLS)
-    assert [(t.is_break, t.parent_id) for t in await attempt.transitions()] == [(False, None), (True, None), (False, None), (True, None)]
+        await client.chat.completions.create(
+            model="m", messages=[USER, {"role": "assistant", "content": "ok"}, USER], tools=TOOLS
+        )
+    assert [(t.is_break, t.parent_id) for t in await attempt.transitions()] == [
+        (False, None),
+        (True, None),
+        (False, None),
+        (True, None),
+    ]
 
 
 async def test_identity_headers_reach_the_transition(gateway: LiveGateway) -> None:
@@ -291,4 +319,6 @@ async def test_models_lists_the_policies(gateway: LiveGateway) -> None:
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         assert [model.id async for model in client.models.list()] == ["policy"]
-        assert (await client.models.retrieve("org/gpt-4o")).id == "org/gpt-4o", "a policy answers it, whatever the agent calls it"
+        assert (await client.models.retrieve("org/gpt-4o")).id == "org/gpt-4o", (
+            "a policy answers it, whatever the agent calls it"
+        )

@@ -50,7 +50,10 @@ def tool(**function: Any) -> dict[str, Any]:
 
 
 def asked(call_id: str) -> dict[str, Any]:
-    return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
 
 
 def told(call_id: str) -> dict[str, Any]:
@@ -75,8 +78,14 @@ def image() -> dict[str, Any]:
         ({"n": 1000}, "n is 1000; it must be at least 1 and at most 64"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"tool_choice": "required"}, "tool_choice asks for a tool call, but no tools are offered"),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "is not supported; use 'auto', 'none', 'required' or a function"),
-        ({"response_format": {"type": "grammar"}}, "the format 'grammar' is not supported; use 'text', 'json_object' or 'json_schema'"),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+            "is not supported; use 'auto', 'none', 'required' or a function",
+        ),
+        (
+            {"response_format": {"type": "grammar"}},
+            "the format 'grammar' is not supported; use 'text', 'json_object' or 'json_schema'",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format has no schema"),
         ({"logit_bias": {"5": 10}}, "logit_bias is not supported: the recorded logprobs"),
         ({"functions": [{"name": "f"}]}, "use tools"),
@@ -85,15 +94,26 @@ def image() -> dict[str, Any]:
         ({"tools": [TOOL, TOOL]}, "tools[1] has the name 'f' of an earlier tool"),
         ({"tools": [tool(name="not a name!")]}, "tools[0] has the name 'not a name!'; use"),
         ({"tools": [tool(parameters=[])]}, "tools[0] ('f'): its parameters are no JSON schema but a list"),
-        ({"tools": [tool(parameters={"type": "string"})]}, "its parameters have the type 'string'; a tool takes an 'object'"),
-        ({"tools": [tool(parameters={"properties": {"q": {"type": "strnig"}}})]}, "has the type 'strnig'; known are array"),
+        (
+            {"tools": [tool(parameters={"type": "string"})]},
+            "its parameters have the type 'string'; a tool takes an 'object'",
+        ),
+        (
+            {"tools": [tool(parameters={"properties": {"q": {"type": "strnig"}}})]},
+            "has the type 'strnig'; known are array",
+        ),
         ({"tools": [tool(parameters={"properties": {"q": 5}})]}, "has 5 where a schema belongs"),
         ({"tools": [tool(parameters={"required": "q"})]}, "has 'required' that is no list of names"),
-        ({"messages": [USER, asked("c"), asked("c"), told("c"), told("c")]}, "the tool-call id 'c' is used by two calls"),
+        (
+            {"messages": [USER, asked("c"), asked("c"), told("c"), told("c")]},
+            "the tool-call id 'c' is used by two calls",
+        ),
         ({"messages": [USER, asked("c"), told("c"), told("c")]}, "the tool call 'c' has two results; send one"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_with_a_sentence(gateway: LiveGateway, change: dict[str, Any], message: str) -> None:
+async def test_what_cannot_be_honoured_is_refused_with_a_sentence(
+    gateway: LiveGateway, change: dict[str, Any], message: str
+) -> None:
     attempt = await gateway.attempt()
     status, error = await post(attempt, {"model": "m", "messages": [USER], **change})
     assert status == 400
@@ -107,7 +127,10 @@ async def test_neutral_settings_are_no_reason_to_refuse(gateway: LiveGateway) ->
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
         await client.chat.completions.create(
             model="m",
-            messages=[{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b", "name": "n"}],
+            messages=[
+                {"role": "developer", "content": [{"type": "text", "text": "a"}]},
+                {"role": "user", "content": "b", "name": "n"},
+            ],
             frequency_penalty=0,
             presence_penalty=0.0,
             logit_bias={},
@@ -207,7 +230,9 @@ async def send(attempt: LiveAttempt, raw: bytes, coding: str | None) -> httpx.Re
 
 
 @pytest.mark.parametrize(("raw", "coding"), PACKED, ids=range(len(PACKED)))
-async def test_a_compressed_body_and_one_with_a_byte_order_mark_are_read(gateway: LiveGateway, raw: bytes, coding: str | None) -> None:
+async def test_a_compressed_body_and_one_with_a_byte_order_mark_are_read(
+    gateway: LiveGateway, raw: bytes, coding: str | None
+) -> None:
     attempt = await gateway.attempt()
     answer = await send(attempt, raw, coding)
     assert answer.status_code == 200, answer.text
@@ -239,7 +264,9 @@ async def test_a_prompt_beyond_the_context_is_told_and_remembered(gateway: LiveG
     assert not await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
         with pytest.raises(BadRequestError, match="maximum context length is 200 tokens") as caught:
-            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 300}], stream=stream)
+            await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "x" * 300}], stream=stream
+            )
     assert caught.value.code == "context_length_exceeded"
     assert await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
 
@@ -265,7 +292,12 @@ async def test_an_unknown_model_without_a_default_policy_is_told(tmp_path: Path)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             path = attempt.base_url.removeprefix(gateway.url)
             answer = await client.post(
-                f"{path}/chat/completions", json={"model": "gpt", "messages": [USER]}, headers={"authorization": f"Bearer {attempt.key}"}
+                f"{path}/chat/completions",
+                json={"model": "gpt", "messages": [USER]},
+                headers={"authorization": f"Bearer {attempt.key}"},
             )
         assert answer.status_code == 404
-        assert "no policy 'gpt' in this run, and no default policy; it serves checker, writer" in answer.json()["error"]["message"]
+        assert (
+            "no policy 'gpt' in this run, and no default policy; it serves checker, writer"
+            in answer.json()["error"]["message"]
+        )

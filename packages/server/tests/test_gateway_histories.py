@@ -1,4 +1,5 @@
-"""Growing histories stay prefixes, id for id, whatever is in them; streamed text is the whole text; no request crashes."""
+"""Growing histories stay prefixes, id for id, whatever is in them; streamed text is the whole text; no request
+crashes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ TOKENIZER = tiny_tokenizer(words=[" SELECT", " FROM"])
 GENERIC = PolicyRenderer(TOKENIZER)
 QWEN = PolicyRenderer(TOKENIZER, "qwen3")
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-arguments = st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts | st.lists(texts, max_size=2), max_size=3)
+arguments = st.dictionaries(
+    texts, st.none() | st.booleans() | st.integers() | texts | st.lists(texts, max_size=2), max_size=3
+)
 schemas = st.lists(
     st.builds(
         lambda name, properties: {
@@ -42,8 +45,15 @@ schemas = st.lists(
 answers = st.lists(
     st.one_of(
         texts,
-        st.builds(lambda a: "<tool_call>\n" + json.dumps({"name": "f", "arguments": a}, ensure_ascii=False) + "\n</tool_call>", arguments),
-        st.sampled_from(["<think>hm</think>", "<tool_call>", "</tool_call>", "<think>", " ", "\n", "<", "\ufffd", "🙂"]),
+        st.builds(
+            lambda a: (
+                "<tool_call>\n" + json.dumps({"name": "f", "arguments": a}, ensure_ascii=False) + "\n</tool_call>"
+            ),
+            arguments,
+        ),
+        st.sampled_from(
+            ["<think>hm</think>", "<tool_call>", "</tool_call>", "<think>", " ", "\n", "<", "\ufffd", "🙂"]
+        ),
     ),
     max_size=4,
 ).map("".join)
@@ -65,8 +75,15 @@ def asking(arguments: str) -> bytes:
 
 def test_a_number_is_the_same_however_a_client_spells_it() -> None:
     said = '{"amount": 20.0, "limit": 1e3, "of": [{"rate": -0.0}, 0.5, 1e22], "is": true}'
-    assert asking(said) == asking('{"amount":20,"limit":1000,"of":[{"rate":0},0.5,1e+22],"is":true}'), "as JavaScript writes it"
-    for other in (said.replace("20.0", "20.5"), said.replace("20.0", '"20"'), said.replace("true", "1"), said.replace("1e3", "1001")):
+    assert asking(said) == asking('{"amount":20,"limit":1000,"of":[{"rate":0},0.5,1e+22],"is":true}'), (
+        "as JavaScript writes it"
+    )
+    for other in (
+        said.replace("20.0", "20.5"),
+        said.replace("20.0", '"20"'),
+        said.replace("true", "1"),
+        said.replace("1e3", "1001"),
+    ):
         assert asking(other) != asking(said)
 
 
@@ -88,7 +105,11 @@ def test_a_growing_history_never_breaks(
         choice = sample(renderer, prompt, completion, bool(tools))
         digest = chain_digests(messages)[-1]
         answer = choice.as_message()
-        history.add(PastCall(str(number), as_ids(prompt), as_ids(completion), digest_tools(tools)), digest, extend_digest(digest, answer))
+        history.add(
+            PastCall(str(number), as_ids(prompt), as_ids(completion), digest_tools(tools)),
+            digest,
+            extend_digest(digest, answer),
+        )
         # The agent sends it back over the wire, as SDKs do.
         echoed = {"role": "assistant", "content": choice.content or None, "refusal": None}
         if choice.tool_calls:
@@ -102,7 +123,9 @@ def test_a_growing_history_never_breaks(
             ]
         wire = [*messages, echoed]
         wire += [{"role": role, "content": content, "tool_call_id": "c"} for role, content in new]
-        call = parse_chat_request(json.dumps({"messages": [unparsed(m) for m in wire], "tools": tools}).encode(), max_choices=1).call
+        call = parse_chat_request(
+            json.dumps({"messages": [unparsed(m) for m in wire], "tools": tools}).encode(), max_choices=1
+        ).call
         match = history.match(call.messages, chain_digests(call.messages), digest_tools(call.tools))
         assert match.call is not None and match.call.id == str(number) and not match.is_break
         suffix = renderer.bridge(prompt, completion, call.messages[match.covered :], tools)
@@ -119,15 +142,33 @@ def unparsed(message: dict[str, Any]) -> dict[str, Any]:
     if not calls:
         return message
     back = [
-        {**c, "function": {**c["function"], "arguments": a if isinstance(a := c["function"]["arguments"], str) else json.dumps(a)}}
+        {
+            **c,
+            "function": {
+                **c["function"],
+                "arguments": a if isinstance(a := c["function"]["arguments"], str) else json.dumps(a),
+            },
+        }
         for c in calls
     ]
     return {**message, "tool_calls": back}
 
 
 @settings(deadline=None, max_examples=80)
-@example(renderer=QWEN, said='<think><tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>0</think>', tools=True, stop=[], size=1)
-@example(renderer=QWEN, said='<think> 0<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', tools=False, stop=[], size=1)
+@example(
+    renderer=QWEN,
+    said='<think><tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>0</think>',
+    tools=True,
+    stop=[],
+    size=1,
+)
+@example(
+    renderer=QWEN,
+    said='<think> 0<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+    tools=False,
+    stop=[],
+    size=1,
+)
 @given(
     renderer=st.sampled_from([GENERIC, QWEN]),
     said=answers,
@@ -135,13 +176,17 @@ def unparsed(message: dict[str, Any]) -> dict[str, Any]:
     stop=st.lists(st.sampled_from(["a", "END", " ", "🙂"]), max_size=2),
     size=st.integers(1, 5),
 )
-def test_streamed_text_is_the_whole_text(renderer: PolicyRenderer, said: str, tools: bool, stop: list[str], size: int) -> None:
+def test_streamed_text_is_the_whole_text(
+    renderer: PolicyRenderer, said: str, tools: bool, stop: list[str], size: int
+) -> None:
     ids = [*TOKENIZER.encode(said, add_special_tokens=False), TOKENIZER.eos_token_id]
     whole = CompletionText(renderer, (1, 2), allow_tools=tools, stop=stop)
     whole.push(ids, [0.0] * len(ids), stream=False)
     expected = whole.finish(FinishReason.STOP)[0]
     text = CompletionText(renderer, (1, 2), allow_tools=tools, stop=stop)
-    deltas = [text.push(ids[i : i + size], [0.0] * len(ids[i : i + size]), stream=True) for i in range(0, len(ids), size)]
+    deltas = [
+        text.push(ids[i : i + size], [0.0] * len(ids[i : i + size]), stream=True) for i in range(0, len(ids), size)
+    ]
     choice, last = text.finish(FinishReason.STOP)
     seen = [delta for delta in (*deltas, last) if delta is not None]
     assert "".join(delta.content for delta in seen) == choice.content == expected.content
@@ -156,9 +201,25 @@ anything = st.recursive(
     max_leaves=6,
 )
 fields = st.sampled_from(
-    ["messages", "tools", "n", "stop", "tool_choice", "role", "content", "tool_calls", "function", "name", "arguments", "type", "text"]
+    [
+        "messages",
+        "tools",
+        "n",
+        "stop",
+        "tool_choice",
+        "role",
+        "content",
+        "tool_calls",
+        "function",
+        "name",
+        "arguments",
+        "type",
+        "text",
+    ]
 )
-shaped = st.recursive(anything, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(fields, inner, max_size=4), max_leaves=8)
+shaped = st.recursive(
+    anything, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(fields, inner, max_size=4), max_leaves=8
+)
 
 
 @settings(deadline=None, max_examples=150)
@@ -167,7 +228,8 @@ shaped = st.recursive(anything, lambda inner: st.lists(inner, max_size=2) | st.d
     | st.fixed_dictionaries(
         {
             "messages": st.lists(
-                st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": shaped}), max_size=3
+                st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": shaped}),
+                max_size=3,
             )
         }
     )
@@ -187,8 +249,14 @@ def test_bridged_turns_are_what_the_template_writes() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     for answer, new in (
         ({"role": "assistant", "content": "Hello."}, [{"role": "user", "content": "More"}]),
-        ({"role": "assistant", "content": "", "tool_calls": [call]}, [{"role": "tool", "content": "r", "tool_call_id": "c"}] * 2),
-        ({"role": "assistant", "content": "x", "tool_calls": [call]}, [{"role": "tool", "content": "r"}, {"role": "user", "content": "u"}]),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            [{"role": "tool", "content": "r", "tool_call_id": "c"}] * 2,
+        ),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [call]},
+            [{"role": "tool", "content": "r"}, {"role": "user", "content": "u"}],
+        ),
     ):
         start = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         prompt = GENERIC.render(start, tools)
@@ -217,7 +285,10 @@ def test_a_saved_tokenizer_renders_alike_and_torch_stays_out(tmp_path: Path) -> 
         "print(json.dumps([list(ids), sorted({'torch', 'langchain', 'verl', 'ray'} & set(sys.modules))]))"
     )
     out = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True).stdout
-    assert json.loads(out.splitlines()[-1]) == [list(GENERIC.render([{"role": "user", "content": "a SELECT b"}], None)), []]
+    assert json.loads(out.splitlines()[-1]) == [
+        list(GENERIC.render([{"role": "user", "content": "a SELECT b"}], None)),
+        [],
+    ]
 
 
 def test_a_policy_without_readable_tool_markup_says_so() -> None:
@@ -226,7 +297,9 @@ def test_a_policy_without_readable_tool_markup_says_so() -> None:
     assert GENERIC.supports_tools
 
 
-@pytest.mark.parametrize(("opened", "is_thinking"), [("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("", False)])
+@pytest.mark.parametrize(
+    ("opened", "is_thinking"), [("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("", False)]
+)
 def test_reasoning_that_the_prompt_opened_and_closed_is_over(opened: str, is_thinking: bool) -> None:
     prompt = TOKENIZER.encode("<|im_start|>assistant\n" + opened)
     assert GENERIC.is_thinking(TOKENIZER.encode("so"), prompt) is is_thinking

@@ -34,7 +34,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 async def post(attempt: LiveAttempt, path: str = "chat/completions", **body: Any) -> tuple[int, str]:
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         answer = await client.post(
-            f"{attempt.base_url}/{path}", headers={"Authorization": f"Bearer {attempt.key}"}, json={"model": "m", **body}
+            f"{attempt.base_url}/{path}",
+            headers={"Authorization": f"Bearer {attempt.key}"},
+            json={"model": "m", **body},
         )
     return answer.status_code, answer.text
 
@@ -84,7 +86,10 @@ class CountingTokenizer(QuickTokenizer):
 
 def test_a_text_far_beyond_the_context_is_given_up_after_a_few_contexts() -> None:
     tokenizer = CountingTokenizer()
-    with tokenizer.within(1000), pytest.raises(ContextOverflow, match=r"maximum context length is 1000 tokens; .* more than 1000"):
+    with (
+        tokenizer.within(1000),
+        pytest.raises(ContextOverflow, match=r"maximum context length is 1000 tokens; .* more than 1000"),
+    ):
         tokenizer.encode("word " * 1_000_000)
     assert tokenizer.characters < 100_000
 
@@ -136,7 +141,10 @@ def nested(depth: int) -> str:
 def chat_history(arguments: Any) -> list[dict[str, Any]]:
     return [
         USER,
-        {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}],
+        },
         {"role": "tool", "tool_call_id": "c", "content": "x"},
     ]
 
@@ -154,7 +162,10 @@ async def test_arguments_nested_too_deeply_are_refused_in_the_dialect(gateway: L
 async def test_an_input_nested_too_deeply_is_refused_by_messages(gateway: LiveGateway) -> None:
     use = {"type": "tool_use", "id": "c", "name": "f", "input": json.loads(nested(70))}
     status, text = await post(
-        await gateway.attempt(), "messages", max_tokens=5, messages=[USER, {"role": "assistant", "content": [use]}, USER]
+        await gateway.attempt(),
+        "messages",
+        max_tokens=5,
+        messages=[USER, {"role": "assistant", "content": [use]}, USER],
     )
     assert status == 400 and "nested more than 64 deep" in text
 
@@ -169,7 +180,9 @@ async def test_a_schema_with_a_deep_default_is_refused_or_served_but_no_defect(g
         deep = [deep]
     parameters = {"type": "object", "properties": {"a": {"type": "string", "default": deep}}}
     status, text = await post(
-        await gateway.attempt(), messages=[USER], tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        await gateway.attempt(),
+        messages=[USER],
+        tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}],
     )
     assert status == 400, text
     assert json.loads(text)["error"]["type"] == "invalid_request_error"
@@ -213,7 +226,9 @@ async def test_a_tool_named_with_half_a_character_is_text_and_no_tool_call(gatew
         ),
     ],
 )
-async def test_more_than_can_be_read_in_a_moment_is_refused(gateway: LiveGateway, path: str, body: dict[str, Any], sentence: str) -> None:
+async def test_more_than_can_be_read_in_a_moment_is_refused(
+    gateway: LiveGateway, path: str, body: dict[str, Any], sentence: str
+) -> None:
     first = {} if path == "responses" else {"messages": [USER]}
     status, text = await post(await gateway.attempt(), path, **{**first, **body})
     assert status == 400 and sentence in text

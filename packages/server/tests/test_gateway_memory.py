@@ -1,4 +1,5 @@
-"""What the gateway remembers of an attempt: found again after a restart whoever calls first, and never recorded for nobody."""
+"""What the gateway remembers of an attempt: found again after a restart whoever calls first, and never recorded for
+nobody."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ NOTHING: dict[str, Any] = {
 
 async def post(attempt: LiveAttempt, path: str, asked: dict[str, Any]) -> httpx.Response:
     async with httpx.AsyncClient() as client:
-        return await client.post(f"{attempt.base_url}/{path}", json={**BODY, **asked}, headers={"authorization": f"Bearer {attempt.key}"})
+        return await client.post(
+            f"{attempt.base_url}/{path}", json={**BODY, **asked}, headers={"authorization": f"Bearer {attempt.key}"}
+        )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -85,7 +87,12 @@ async def test_what_servers_of_open_models_take_is_honoured_or_refused_by_name(p
 async def test_a_field_that_nobody_reads_is_counted_by_its_name(path: str, tmp_path: Path) -> None:
     async with live_gateway(tmp_path) as live:
         attempt = await live.attempt()
-        for asked in (NOTHING, {"top_logits": 3}, {"top_logits": 4, "verbosity": "low"}, {"nvext": {"annotations": ["x"]}}):
+        for asked in (
+            NOTHING,
+            {"top_logits": 3},
+            {"top_logits": 4, "verbosity": "low"},
+            {"nvext": {"annotations": ["x"]}},
+        ):
             assert (await post(attempt, path, asked)).status_code == 200
         (status,) = live.engines.status()
         counted = {name: count for name, count in status.ignored.items() if name not in BODY}

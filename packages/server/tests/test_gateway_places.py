@@ -1,4 +1,5 @@
-"""Where calls go: with and without /v1, to nobody's path, to no rollout, with a wrong key, and while the store cannot keep them."""
+"""Where calls go: with and without /v1, to nobody's path, to no rollout, with a wrong key, and while the store cannot
+keep them."""
 
 from __future__ import annotations
 

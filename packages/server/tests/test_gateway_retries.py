@@ -1,4 +1,5 @@
-"""Retries of one logical call, and a server that is restarted in mid-attempt: recorded once, answered alike, history found again."""
+"""Retries of one logical call, and a server that is restarted in mid-attempt: recorded once, answered alike, history
+found again."""
 
 from __future__ import annotations
 
@@ -28,12 +29,16 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
         yield running
 
 
-async def post(attempt: LiveAttempt, body: dict[str, Any], app: Starlette | None = None, **headers: str) -> httpx.Response:
+async def post(
+    attempt: LiveAttempt, body: dict[str, Any], app: Starlette | None = None, **headers: str
+) -> httpx.Response:
     transport = httpx.ASGITransport(app=app) if app is not None else None
     async with httpx.AsyncClient(transport=transport, timeout=PATIENCE_S) as client:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         answer = await client.post(
-            f"{attempt.base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {attempt.key}", **named}
+            f"{attempt.base_url}/chat/completions",
+            json=body,
+            headers={"authorization": f"Bearer {attempt.key}", **named},
         )
         assert answer.status_code == 200, answer.text
         return answer

@@ -1,4 +1,5 @@
-"""A stream that the agent leaves early: what it was sent is a call like any other, exact to the token; what it was not sent is none."""
+"""A stream that the agent leaves early: what it was sent is a call like any other, exact to the token; what it was not
+sent is none."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from lightningrl_testing.scripted_engine import ScriptedEngine, pseudo_logprobs
 from lightningrl_testing.tokenizers import tiny_tokenizer
 
 USER = {"role": "user", "content": "hi"}
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("search", "lookup")]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("search", "lookup")
+]
 
 
 class StuckEngine(ScriptedEngine):
@@ -40,7 +43,9 @@ class StuckEngine(ScriptedEngine):
                 await asyncio.Event().wait()
 
 
-async def read_until(attempt: LiveAttempt, path: str, body: dict[str, Any], is_enough: Callable[[str], bool], **headers: str) -> str:
+async def read_until(
+    attempt: LiveAttempt, path: str, body: dict[str, Any], is_enough: Callable[[str], bool], **headers: str
+) -> str:
     """Stream, and leave as soon as what came is enough."""
     text = ""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -87,7 +92,9 @@ async def test_a_stream_that_the_agent_leaves_is_recorded_as_far_as_it_was_sent(
     engine.enqueue("Action: look\nObservation: made up")
     async with live_gateway(tmp_path, engine=engine) as gateway:
         attempt = await gateway.attempt()
-        await read_until(attempt, "chat/completions", {"messages": [USER]}, lambda text: content(text) == "Action: look")
+        await read_until(
+            attempt, "chat/completions", {"messages": [USER]}, lambda text: content(text) == "Action: look"
+        )
         (transition,) = await recorded(attempt)
         assert said(engine, transition) == "Action: look"
         assert transition.finish_reason is FinishReason.BROKEN_OFF
@@ -97,7 +104,11 @@ async def test_a_stream_that_the_agent_leaves_is_recorded_as_far_as_it_was_sent(
         assert engine.cancelled == [transition.id]
 
         engine.after = 10**9
-        history = [USER, {"role": "assistant", "content": "Action: look"}, {"role": "user", "content": "Observation: 42"}]
+        history = [
+            USER,
+            {"role": "assistant", "content": "Action: look"},
+            {"role": "user", "content": "Observation: 42"},
+        ]
         await read_until(attempt, "chat/completions", {"messages": history}, lambda text: "[DONE]" in text)
         first, second = await recorded(attempt, 2)
         assert second.parent_id == first.id and not second.is_break
@@ -108,12 +119,16 @@ async def test_a_stream_that_the_agent_leaves_is_recorded_as_far_as_it_was_sent(
     [("Hello STO", ["STOP"], "Hello"), ("Hello   ", [], "Hello"), ("Hello <tool_c", [], "Hello")],
     ids=["half a stop string", "spaces", "half a marker"],
 )
-async def test_tokens_whose_text_was_held_back_are_not_recorded(tmp_path: Path, script: str, stop: list[str], sent: str) -> None:
+async def test_tokens_whose_text_was_held_back_are_not_recorded(
+    tmp_path: Path, script: str, stop: list[str], sent: str
+) -> None:
     engine = StuckEngine(after=len(script), chunk_tokens=len(script))
     engine.enqueue(script + " and more than was sampled")
     async with live_gateway(tmp_path, engine=engine) as gateway:
         attempt = await gateway.attempt()
-        await read_until(attempt, "chat/completions", {"messages": [USER], "stop": stop}, lambda text: content(text) == sent)
+        await read_until(
+            attempt, "chat/completions", {"messages": [USER], "stop": stop}, lambda text: content(text) == sent
+        )
         (transition,) = await recorded(attempt)
         assert said(engine, transition) == sent
 
@@ -125,7 +140,9 @@ async def test_it_is_so_in_every_dialect(tmp_path: Path, path: str) -> None:
     body: dict[str, Any] = {"input": "hi"} if path == "responses" else {"messages": [USER], "max_tokens": 99}
     async with live_gateway(tmp_path, engine=engine) as gateway:
         attempt = await gateway.attempt()
-        await read_until(attempt, path, body, lambda text: text.count("_delta" if path == "messages" else "output_text.delta\n") >= 5)
+        await read_until(
+            attempt, path, body, lambda text: text.count("_delta" if path == "messages" else "output_text.delta\n") >= 5
+        )
         (transition,) = await recorded(attempt)
         assert said(engine, transition) == "Hello"
 
@@ -137,7 +154,10 @@ async def test_a_tool_call_that_was_sent_is_recorded_with_its_id(tmp_path: Path)
     async with live_gateway(tmp_path, engine=engine) as gateway:
         attempt = await gateway.attempt()
         events = await read_until(
-            attempt, "chat/completions", {"messages": [USER], "tools": TOOLS}, lambda text: '"tool_calls"' in text and text.endswith("\n\n")
+            attempt,
+            "chat/completions",
+            {"messages": [USER], "tools": TOOLS},
+            lambda text: '"tool_calls"' in text and text.endswith("\n\n"),
         )
         (transition,) = await recorded(attempt)
         assert said(engine, transition) == call
@@ -149,7 +169,9 @@ async def test_reasoning_that_was_not_sent_is_not_recorded(tmp_path: Path) -> No
     engine.enqueue("<think>hidden thoughts")
     async with live_gateway(tmp_path, engine=engine) as gateway:
         attempt = await gateway.attempt()
-        reading = asyncio.create_task(read_until(attempt, "messages", {"max_tokens": 99, "messages": [USER]}, lambda text: False))
+        reading = asyncio.create_task(
+            read_until(attempt, "messages", {"max_tokens": 99, "messages": [USER]}, lambda text: False)
+        )
         async with asyncio.timeout(PATIENCE_S):
             await engine.stuck.wait()
         reading.cancel()
@@ -162,24 +184,35 @@ async def test_every_choice_is_recorded_as_far_as_it_was_sent(tmp_path: Path) ->
     engine.enqueue("one and", "two and")
     async with live_gateway(tmp_path, engine=engine) as gateway:
         attempt = await gateway.attempt()
-        await read_until(attempt, "chat/completions", {"messages": [USER], "n": 2}, lambda text: len(content(text)) == 6)
+        await read_until(
+            attempt, "chat/completions", {"messages": [USER], "n": 2}, lambda text: len(content(text)) == 6
+        )
         transitions = await recorded(attempt, 2)
         assert {said(engine, transition) for transition in transitions} == {"one", "two"}
 
 
-@pytest.mark.parametrize("headers", [{"x_lightningrl_call_id": "c1"}, {"x_stainless_retry_count": "1"}], ids=["call id", "sdk retry"])
+@pytest.mark.parametrize(
+    "headers", [{"x_lightningrl_call_id": "c1"}, {"x_stainless_retry_count": "1"}], ids=["call id", "sdk retry"]
+)
 async def test_a_retry_of_a_stream_that_was_left_is_a_call_of_its_own(tmp_path: Path, headers: dict[str, str]) -> None:
     engine = StuckEngine(after=3)
     engine.enqueue("one and", "two and")
     first = {name: value for name, value in headers.items() if "call_id" in name}
     async with live_gateway(tmp_path, engine=engine) as gateway:
         attempt = await gateway.attempt()
-        await read_until(attempt, "chat/completions", {"messages": [USER]}, lambda text: content(text) == "one", **first)
+        await read_until(
+            attempt, "chat/completions", {"messages": [USER]}, lambda text: content(text) == "one", **first
+        )
         await recorded(attempt)
         engine.after = 10**9
-        text = await read_until(attempt, "chat/completions", {"messages": [USER]}, lambda text: "[DONE]" in text, **headers)
+        text = await read_until(
+            attempt, "chat/completions", {"messages": [USER]}, lambda text: "[DONE]" in text, **headers
+        )
         assert content(text) == "two and"
-        assert [transition.finish_reason for transition in await recorded(attempt, 2)] == [FinishReason.BROKEN_OFF, FinishReason.STOP]
+        assert [transition.finish_reason for transition in await recorded(attempt, 2)] == [
+            FinishReason.BROKEN_OFF,
+            FinishReason.STOP,
+        ]
 
 
 async def test_a_stream_that_ends_with_its_attempt_is_not_recorded(tmp_path: Path) -> None:
@@ -218,9 +251,7 @@ async def test_a_stream_that_ends_with_its_attempt_is_not_recorded(tmp_path: Pat
         await read_until(other, "chat/completions", {"messages": [USER]}, lambda text: "[DONE]" in text)
 
 
-CALLS = (
-    '<tool_call>\n{"name": "search", "arguments": {"q": 1}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
-)
+CALLS = '<tool_call>\n{"name": "search", "arguments": {"q": 1}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 10**6], ids=["token by token", "one chunk"])
@@ -232,10 +263,15 @@ async def test_a_streamed_delta_has_one_tool_call_at_most(tmp_path: Path, chunk_
         attempt = await gateway.attempt()
         body = {"messages": [USER], "tools": TOOLS, "logprobs": True}
         for _ in range(2):  # the second is the recorded answer, sent again
-            events = await read_until(attempt, "chat/completions", body, lambda text: "[DONE]" in text, x_lightningrl_call_id="c1")
+            events = await read_until(
+                attempt, "chat/completions", body, lambda text: "[DONE]" in text, x_lightningrl_call_id="c1"
+            )
             choices = [json.loads(line[6:])["choices"][0] for line in events.splitlines() if line.startswith("data: {")]
             calls = [choice["delta"]["tool_calls"] for choice in choices if "tool_calls" in choice["delta"]]
-            assert [[(call["index"], call["function"]["name"]) for call in one] for one in calls] == [[(0, "search")], [(1, "lookup")]]
+            assert [[(call["index"], call["function"]["name"]) for call in one] for one in calls] == [
+                [(0, "search")],
+                [(1, "lookup")],
+            ]
             assert content(events).strip() == "Let me see."
             logprobs = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
             (transition,) = await attempt.transitions()

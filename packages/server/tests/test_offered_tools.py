@@ -1,4 +1,5 @@
-"""What a call was offered is kept with it, once, and its tools' arguments are held against that: in every dialect, with official SDKs."""
+"""What a call was offered is kept with it, once, and its tools' arguments are held against that: in every dialect, with
+official SDKs."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ async def ask_chat(attempt: LiveAttempt, schema: Mapping[str, Any]) -> str:
 
 
 async def ask_responses(attempt: LiveAttempt, schema: Mapping[str, Any]) -> str:
-    tools: Any = [{"type": "function", "name": "search", "description": "Finds.", "parameters": schema, "strict": False}]
+    tools: Any = [
+        {"type": "function", "name": "search", "description": "Finds.", "parameters": schema, "strict": False}
+    ]
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
         reply = await client.responses.create(model="m", input="where?", tools=tools)
     (call,) = [item for item in reply.output if item.type == "function_call"]
@@ -64,10 +67,15 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 async def finished(gateway: LiveGateway, attempt: LiveAttempt, call_ids: list[str]) -> Trajectory:
     """The trainer's view, over HTTP, once the agent has told that its tools worked."""
-    told = [{"name": "search", "status": "ok", "arguments": {"city": "Rome"}, "tool_call_id": call_id} for call_id in call_ids]
+    told = [
+        {"name": "search", "status": "ok", "arguments": {"city": "Rome"}, "tool_call_id": call_id}
+        for call_id in call_ids
+    ]
     async with httpx.AsyncClient(trust_env=False) as http:
         headers = {"authorization": f"Bearer {attempt.key}"}
-        assert (await http.post(f"{attempt.base_url}/tool_calls", json={"tool_calls": told}, headers=headers)).status_code == 204
+        assert (
+            await http.post(f"{attempt.base_url}/tool_calls", json={"tool_calls": told}, headers=headers)
+        ).status_code == 204
     async with ServerClient(gateway.url, gateway.run_key) as client:
         await client.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
         (trajectory,) = await client.trajectories([attempt.rollout_id])
@@ -75,15 +83,23 @@ async def finished(gateway: LiveGateway, attempt: LiveAttempt, call_ids: list[st
 
 
 @pytest.mark.parametrize("ask", [ask_chat, ask_responses, ask_messages])
-async def test_arguments_are_held_against_the_schema_of_the_calls_own_request(gateway: LiveGateway, tmp_path: Path, ask: Ask) -> None:
+async def test_arguments_are_held_against_the_schema_of_the_calls_own_request(
+    gateway: LiveGateway, tmp_path: Path, ask: Ask
+) -> None:
     gateway.engine.enqueue(ASKS, ASKS, ASKS)
     attempt = await gateway.attempt()
     trajectory = await finished(gateway, attempt, [await ask(attempt, schema) for schema in (CITY, NUMBER, CITY)])
-    assert [json.loads(call.offered) for call in trajectory.transitions] == [{"search": CITY}, {"search": NUMBER}, {"search": CITY}]
+    assert [json.loads(call.offered) for call in trajectory.transitions] == [
+        {"search": CITY},
+        {"search": NUMBER},
+        {"search": CITY},
+    ]
     assert [tool.transition_id for tool in trajectory.tool_calls] == [call.id for call in trajectory.transitions]
     assert ValidArguments(ok=0.2, error=-0.3)(trajectory) == [0.2, -0.3, 0.2]
     assert ValidArguments(ok=0.2, error=-0.3, offered=False)(trajectory) == [0.2] * 3
-    assert ValidArguments(ok=0.2, error=-0.3, schemas={"search": NUMBER})(trajectory) == [-0.3] * 3, "the recipe's stands before it"
+    assert ValidArguments(ok=0.2, error=-0.3, schemas={"search": NUMBER})(trajectory) == [-0.3] * 3, (
+        "the recipe's stands before it"
+    )
     with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
         assert db.execute("SELECT count(*) FROM toolsets").fetchone() == (2,)
 
@@ -101,8 +117,15 @@ def test_the_same_tools_are_the_same_text_and_too_many_are_not_kept() -> None:
     turned = {"function": {"parameters": dict(reversed(CITY.items())), "name": "one", "description": "words"}}
     assert offered_tools([one, other]) == offered_tools([other, turned])
     assert json.loads(offered_tools([one, {"function": {"name": "now"}}])) == {"one": CITY, "now": None}
-    assert json.loads(offered_tools([{"function": {"name": "big", "parameters": {"maximum": 2**70}}}])) == {"big": {"maximum": 2**70}}
-    assert offered_tools([{"function": {"name": "long", "description": "x" * 200_000}}]) == offered_tools([]) == offered_tools(None) == ""
+    assert json.loads(offered_tools([{"function": {"name": "big", "parameters": {"maximum": 2**70}}}])) == {
+        "big": {"maximum": 2**70}
+    }
+    assert (
+        offered_tools([{"function": {"name": "long", "description": "x" * 200_000}}])
+        == offered_tools([])
+        == offered_tools(None)
+        == ""
+    )
 
 
 def called(offered: Any, arguments: str = '{"city": "Rome"}', status: ToolStatus = ToolStatus.OK) -> list[float | None]:

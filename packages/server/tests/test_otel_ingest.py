@@ -1,4 +1,5 @@
-"""OTLP over HTTP, in protobuf and in JSON, from any instrumentation: what the server makes of it, and what it refuses."""
+"""OTLP over HTTP, in protobuf and in JSON, from any instrumentation: what the server makes of it, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -81,14 +82,20 @@ def span(
         "kind": 1,
         "startTimeUnixNano": str(int(1_700_000_000_000_000_000 + at[0] * 1e9)),
         "endTimeUnixNano": str(int(1_700_000_000_000_000_000 + at[1] * 1e9)),
-        "attributes": [{"key": key.replace("__", "."), "value": {"stringValue": value}} for key, value in attributes.items()],
+        "attributes": [
+            {"key": key.replace("__", "."), "value": {"stringValue": value}} for key, value in attributes.items()
+        ],
         "events": [],
         "status": {"code": 2, "message": "it failed"} if error else {"code": 0},
     }
 
 
 def export(*spans: dict[str, Any], scope: str = "openinference-instrumentation") -> dict[str, Any]:
-    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {"name": scope}, "spans": list(spans)}]}]}
+    return {
+        "resourceSpans": [
+            {"resource": {"attributes": []}, "scopeSpans": [{"scope": {"name": scope}, "spans": list(spans)}]}
+        ]
+    }
 
 
 def joined(*exports: dict[str, Any]) -> dict[str, Any]:
@@ -117,12 +124,23 @@ async def test_openinference_in_json_gives_roles_and_tools(scene: Scene, zipped:
             openinference__span__kind="LLM",
             **ASKED,
         ),
-        span("sql", "cc", "aa", (2, 2.5), error=True, openinference__span__kind="TOOL", tool__name="sql", input__value='{"q":1}'),
+        span(
+            "sql",
+            "cc",
+            "aa",
+            (2, 2.5),
+            error=True,
+            openinference__span__kind="TOOL",
+            tool__name="sql",
+            input__value='{"q":1}',
+        ),
     )
     content = json.dumps(body).encode()
     headers = {"content-encoding": "gzip"} if zipped else {}
     for _ in range(2):
-        answer = await scene.export(gzip.compress(content) if zipped else content, "application/json; charset=utf-8", **headers)
+        answer = await scene.export(
+            gzip.compress(content) if zipped else content, "application/json; charset=utf-8", **headers
+        )
         assert (answer.status_code, answer.headers["content-type"], answer.json()) == (200, "application/json", {})
     trajectory = await scene.finished()
     assert [call.agent for call in trajectory.transitions] == ["writer"]
@@ -132,7 +150,9 @@ async def test_openinference_in_json_gives_roles_and_tools(scene: Scene, zipped:
 
 
 @pytest.mark.parametrize("answer_id", ["c0", "chatcmpl-c0", "resp_c0"])
-async def test_a_call_whose_answer_a_model_span_names_has_the_role_around_that_span(scene: Scene, answer_id: str) -> None:
+async def test_a_call_whose_answer_a_model_span_names_has_the_role_around_that_span(
+    scene: Scene, answer_id: str
+) -> None:
     """A program whose HTTP client no instrumentation touches says nothing of spans with its calls."""
     await scene.store.append_call(make_call(scene.lease, "c0", [1], [2]))
     agent = span("run", "aa", at=(0, 9), gen_ai__operation__name="invoke_agent", gen_ai__agent__name="writer")
@@ -153,7 +173,10 @@ async def test_an_agent_whose_span_comes_in_a_later_export_names_its_calls(scene
 
 async def test_a_tool_that_was_never_offered_is_unknown(scene: Scene) -> None:
     asked = [
-        {"role": "assistant", "parts": [{"type": "tool_call", "id": name, "name": name, "arguments": {}} for name in ("sql", "nonsense")]}
+        {
+            "role": "assistant",
+            "parts": [{"type": "tool_call", "id": name, "name": name, "arguments": {}} for name in ("sql", "nonsense")],
+        }
     ]
     offered = [{"type": "function", "name": "sql"}]
     chat = span("chat", "bb", gen_ai__operation__name="chat", gen_ai__agent__name="boss")
@@ -162,10 +185,15 @@ async def test_a_tool_that_was_never_offered_is_unknown(scene: Scene) -> None:
         {"key": "gen_ai.tool.definitions", "value": {"stringValue": json.dumps(offered)}},
     ]
     tool = span("execute_tool sql", "cc", "", (2, 3), gen_ai__operation__name="execute_tool", gen_ai__tool__name="sql")
-    await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], tool_call_ids=("sql", "nonsense"), span_id="bb" * 8))
+    await scene.store.append_call(
+        make_call(scene.lease, "c0", [1], [2], tool_call_ids=("sql", "nonsense"), span_id="bb" * 8)
+    )
     assert (await scene.export(export(chat, tool))).status_code == 200
     tools = {tool.name: tool for tool in (await scene.finished()).tool_calls}
-    assert {name: tool.status for name, tool in tools.items()} == {"sql": ToolStatus.OK, "nonsense": ToolStatus.UNKNOWN_TOOL}
+    assert {name: tool.status for name, tool in tools.items()} == {
+        "sql": ToolStatus.OK,
+        "nonsense": ToolStatus.UNKNOWN_TOOL,
+    }
     assert {(tool.transition_id, tool.agent) for tool in tools.values()} == {("c0", "boss")}
 
 
@@ -211,7 +239,11 @@ async def test_a_tool_that_two_instrumentations_tell_of_is_one_call(scene: Scene
         ("search.tool", {"traceloop.span.kind": "tool"}, "search"),
         ("execute_tool server.run", {"gen_ai.operation.name": "execute_tool"}, "server.run"),
         ("x", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "server.run"}, "server.run"),
-        ("execute_tool (merged tools)", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "(merged tools)"}, None),
+        (
+            "execute_tool (merged tools)",
+            {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "(merged tools)"},
+            None,
+        ),
         ("execute_tool (merged tools)", {"gen_ai.operation.name": "execute_tool"}, None),
         ("[tools]", {"openinference.span.kind": "TOOL"}, None),
     ],
@@ -228,16 +260,23 @@ async def test_a_name_that_an_instrumentation_invents_is_no_tools(
 @pytest.mark.parametrize(("success", "status"), [("true", "ok"), ("false", "error"), (None, "unknown")])
 async def test_claude_code_tells_its_tools_in_two_spans(scene: Scene, success: str | None, status: str) -> None:
     await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], tool_call_ids=("call_7",)))
-    tool = span("claude_code.tool", "bb", "aa", (1, 2), span__type="tool", tool_name="Write", gen_ai__tool__call__id="call_7")
+    tool = span(
+        "claude_code.tool", "bb", "aa", (1, 2), span__type="tool", tool_name="Write", gen_ai__tool__call__id="call_7"
+    )
     more: dict[str, Any] = {} if success is None else {"success": success}
-    await scene.export(export(span("claude_code.tool.execution", "cc", "bb", span__type="tool.execution", **more), tool))
+    await scene.export(
+        export(span("claude_code.tool.execution", "cc", "bb", span__type="tool.execution", **more), tool)
+    )
     (found,) = (await scene.finished()).tool_calls
     assert (found.name, found.id, found.status.value, found.transition_id) == ("Write", "call_7", status, "c0")
 
 
 async def test_two_runs_of_a_tool_at_the_same_time_are_two_calls(scene: Scene) -> None:
     runs = [span("add", one, at=(0, 1), openinference__span__kind="TOOL", tool__name="add") for one in ("11", "22")]
-    more = [span("add", one, at=(0, 1), gen_ai__operation__name="execute_tool", gen_ai__tool__name="add") for one in ("33", "44")]
+    more = [
+        span("add", one, at=(0, 1), gen_ai__operation__name="execute_tool", gen_ai__tool__name="add")
+        for one in ("33", "44")
+    ]
     assert (await scene.export(joined(export(*runs), export(*more, scope="framework")))).status_code == 200
     assert len((await scene.finished()).tool_calls) == 2
 
@@ -245,7 +284,15 @@ async def test_two_runs_of_a_tool_at_the_same_time_are_two_calls(scene: Scene) -
 async def test_the_failure_that_one_of_two_tells_of_counts(scene: Scene) -> None:
     """AutoGen's OpenInference spans are OK although the tool failed; its own say so."""
     outer = span("add", "11", at=(0, 3), openinference__span__kind="TOOL", tool__name="add")
-    inner = span("execute_tool add", "22", "11", (1, 2), gen_ai__operation__name="execute_tool", gen_ai__tool__name="add", error__type="E")
+    inner = span(
+        "execute_tool add",
+        "22",
+        "11",
+        (1, 2),
+        gen_ai__operation__name="execute_tool",
+        gen_ai__tool__name="add",
+        error__type="E",
+    )
     assert (await scene.export(export(outer, inner))).status_code == 200
     (tool,) = (await scene.finished()).tool_calls
     assert (tool.status, tool.error_type) == (ToolStatus.ERROR, "E")
@@ -262,7 +309,11 @@ async def test_the_failure_that_one_of_two_tells_of_counts(scene: Scene) -> None
         ({"lightningrl.tool.status": "unknown_tool"}, True, [], ToolStatus.UNKNOWN_TOOL),
         ({"lightningrl.tool.status": "nonsense"}, True, [], ToolStatus.UNKNOWN),
         (
-            {"output.value": json.dumps({"type": "tool", "data": {"content": "no", "tool_call_id": "c", "status": "error"}})},
+            {
+                "output.value": json.dumps(
+                    {"type": "tool", "data": {"content": "no", "tool_call_id": "c", "status": "error"}}
+                )
+            },
             False,
             [],
             "error",
@@ -272,7 +323,11 @@ async def test_the_failure_that_one_of_two_tells_of_counts(scene: Scene) -> None
 def test_the_status_of_a_tool(attributes: dict[str, Any], error: bool, events: list[str], status: ToolStatus) -> None:
     one = span("running tool: add", "11", error=error, openinference__span__kind="TOOL", **attributes)
     one["events"] = [
-        {"name": "exception", "timeUnixNano": "1", "attributes": [{"key": "exception.type", "value": {"stringValue": kind}}]}
+        {
+            "name": "exception",
+            "timeUnixNano": "1",
+            "attributes": [{"key": "exception.type", "value": {"stringValue": kind}}],
+        }
         for kind in events
     ]
     (record,) = parse_export(json.dumps(export(one)).encode(), JSON, "", LIMIT).tool_calls
@@ -289,8 +344,19 @@ def test_the_status_of_a_tool(attributes: dict[str, Any], error: bool, events: l
         ("writer._execute_core", {"openinference.span.kind": "AGENT"}, "writer"),
         ("run", {"openinference.span.kind": "AGENT", "graph.node.id": "writer"}, "writer"),
         ("writer.agent", {"traceloop.span.kind": "agent", "traceloop.entity.name": "writer"}, "writer"),
-        ("x", {"openinference.span.kind": "CHAIN", "metadata": '{"langgraph_node": "b", "langgraph_checkpoint_ns": "a:1|b:2"}'}, "a/b"),
-        ("x", {"openinference.span.kind": "CHAIN", "metadata": '{"langgraph_node": "b", "lc_agent_name": "writer"}'}, "writer"),
+        (
+            "x",
+            {
+                "openinference.span.kind": "CHAIN",
+                "metadata": '{"langgraph_node": "b", "langgraph_checkpoint_ns": "a:1|b:2"}',
+            },
+            "a/b",
+        ),
+        (
+            "x",
+            {"openinference.span.kind": "CHAIN", "metadata": '{"langgraph_node": "b", "lc_agent_name": "writer"}'},
+            "writer",
+        ),
         ("LangGraph", {"openinference.span.kind": "CHAIN", "metadata": "no json"}, None),
         ("GET", {"http.request.method": "GET"}, None),
     ],
@@ -305,7 +371,9 @@ values = st.one_of(
     texts.map(lambda text: {"stringValue": text}),
     st.integers(-(2**63), 2**63 - 1).map(lambda number: {"intValue": str(number)}),
     st.booleans().map(lambda flag: {"boolValue": flag}),
-    st.lists(texts.map(lambda text: {"stringValue": text}), max_size=3).map(lambda many: {"arrayValue": {"values": many}}),
+    st.lists(texts.map(lambda text: {"stringValue": text}), max_size=3).map(
+        lambda many: {"arrayValue": {"values": many}}
+    ),
 )
 
 
@@ -315,7 +383,9 @@ values = st.one_of(
             texts,
             st.binary(min_size=8, max_size=8),
             st.dictionaries(
-                st.sampled_from(["openinference.span.kind", "gen_ai.operation.name", "metadata", "tool.name", "x"]) | texts, values
+                st.sampled_from(["openinference.span.kind", "gen_ai.operation.name", "metadata", "tool.name", "x"])
+                | texts,
+                values,
             ),
             st.sampled_from(["AGENT", "LLM", "TOOL", "CHAIN", "?"]),
         ),
@@ -331,7 +401,11 @@ def test_json_and_protobuf_say_the_same(drawn: list[tuple[str, bytes, dict[str, 
         spans.append(one)
     by_json = parse_export(json.dumps(export(*spans)).encode(), JSON, "", LIMIT)
     by_protobuf = parse_export(by_json.request.SerializeToString(), PROTOBUF, "", LIMIT)
-    assert (by_json.tool_calls, by_json.spans, by_json.rejected) == (by_protobuf.tool_calls, by_protobuf.spans, by_protobuf.rejected)
+    assert (by_json.tool_calls, by_json.spans, by_json.rejected) == (
+        by_protobuf.tool_calls,
+        by_protobuf.spans,
+        by_protobuf.rejected,
+    )
     assert len(json_format.MessageToDict(by_json.request).get("resourceSpans", ())) == 1
 
 
@@ -355,7 +429,9 @@ async def test_spans_without_an_id_are_a_partial_success(scene: Scene) -> None:
 async def test_other_content_types_are_refused(scene: Scene) -> None:
     answer = await scene.export(b"<spans/>", "text/xml")
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "wrong_content_type")
-    assert "content-type 'text/xml' is no OTLP; send it as 'application/x-protobuf' or 'application/json'" in answer.text
+    assert (
+        "content-type 'text/xml' is no OTLP; send it as 'application/x-protobuf' or 'application/json'" in answer.text
+    )
 
 
 @pytest.mark.parametrize(

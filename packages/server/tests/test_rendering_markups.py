@@ -1,4 +1,5 @@
-"""Every model family's tool-call markup: what a policy says in it reaches the agent as its tool takes it, streamed or whole."""
+"""Every model family's tool-call markup: what a policy says in it reaches the agent as its tool takes it, streamed or
+whole."""
 
 from __future__ import annotations
 
@@ -35,9 +36,18 @@ PROPERTIES = {
 }
 SCHEMAS = {"lookup": {"type": "object", "properties": PROPERTIES}}
 TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}} for name, schema in SCHEMAS.items()
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
+    for name, schema in SCHEMAS.items()
 ]
-ARGUMENTS = {"order": "12345", "note": "true", "size": "2", "count": 3, "price": 4, "tags": ["7"], "code": "    return {}\n"}
+ARGUMENTS = {
+    "order": "12345",
+    "note": "true",
+    "size": "2",
+    "count": 3,
+    "price": 4,
+    "tags": ["7"],
+    "code": "    return {}\n",
+}
 ASKS = [{"id": "functions.lookup:0", "type": "function", "function": {"name": "lookup", "arguments": ARGUMENTS}}]
 FAMILIES: Any = import_module("renderers.base").MODEL_RENDERER_MAP
 NAMES = sorted({*FAMILIES.values()} - {"default", "gpt-oss"})
@@ -83,13 +93,18 @@ def test_a_call_reaches_the_agent_as_the_model_family_writes_it(name: str, strea
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_stop_token_that_closes_a_call_of_gpt_oss_is_part_of_it(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+def test_the_stop_token_that_closes_a_call_of_gpt_oss_is_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
     monkeypatch.setattr(
         "renderers.gpt_oss.load_harmony_encoding", lambda _: None
     )  # a vocabulary from the network, which reading does without
     renderer = renderer_of("gpt-oss")
     prompt = renderer.tokenizer.encode("<|start|>assistant<|channel|>analysis<|message|>")
-    call = "hm<|end|><|start|>assistant<|channel|>commentary to=functions.lookup <|constrain|>json<|message|>" + '{"count": 3}'
+    call = (
+        "hm<|end|><|start|>assistant<|channel|>commentary to=functions.lookup <|constrain|>json<|message|>"
+        + '{"count": 3}'
+    )
     choice, content, _ = read(renderer, prompt, renderer.tokenizer.encode(f"{call}<|call|>"), stream=stream)
     assert (choice.content, content, choice.reasoning) == ("", "", "hm")
     assert [(call.name, call.arguments) for call in choice.tool_calls] == [("lookup", '{"count": 3}')]
@@ -103,15 +118,20 @@ def test_text_that_might_have_been_a_call_is_shown_in_the_end(name: str) -> None
     said = renderer.tokenizer.encode(
         '{"name": 7, "parameters": {}} is no call' if name == "llama-3" else "<|content_text|>no call<|end_message|>"
     )
-    choice, content, _ = read(renderer, renderer.tokenizer.encode("hi"), [*said, renderer.stop_token_ids[0]], stream=True)
+    choice, content, _ = read(
+        renderer, renderer.tokenizer.encode("hi"), [*said, renderer.stop_token_ids[0]], stream=True
+    )
     assert content == choice.content and content.endswith("no call")
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "previous"])
 async def test_a_bridged_result_has_the_name_of_its_tool(tmp_path: Path, path: str) -> None:
-    asked = "(messages | selectattr('tool_calls') | list | last).tool_calls[0].function.name"  # as templates of gpt-oss look it up
+    # as templates of gpt-oss look it up
+    asked = "(messages | selectattr('tool_calls') | list | last).tool_calls[0].function.name"
     tokenizer = tiny_tokenizer(
-        chat_template=CHATML_TEMPLATE.replace("message.content + '\\n</tool_resp", f"{asked} + ': ' + message.content + '\\n</tool_resp")
+        chat_template=CHATML_TEMPLATE.replace(
+            "message.content + '\\n</tool_resp", f"{asked} + ': ' + message.content + '\\n</tool_resp"
+        )
     )
     engine = ScriptedEngine(tokenizer)
     engine.enqueue('<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>', "done")
@@ -122,7 +142,9 @@ async def test_a_bridged_result_has_the_name_of_its_tool(tmp_path: Path, path: s
         async with httpx.AsyncClient(base_url=attempt.base_url, headers=headers, timeout=PATIENCE_S) as client:
 
             async def ask(**body: Any) -> Any:
-                answer = await client.post(path.replace("previous", "responses"), json={"model": "m", "max_tokens": 200, **body})
+                answer = await client.post(
+                    path.replace("previous", "responses"), json={"model": "m", "max_tokens": 200, **body}
+                )
                 assert answer.status_code == 200, answer.text
                 return answer.json()
 

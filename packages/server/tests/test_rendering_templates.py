@@ -18,7 +18,9 @@ from lightningrl_testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 USER: Any = {"role": "user", "content": "hi"}
 PROMPT = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
 SWITCHED = CHATML_TEMPLATE.replace(
-    PROMPT, PROMPT + "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    PROMPT,
+    PROMPT
+    + "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
 )
 CLOSED = "<think>\n\n</think>\n\n"
 STRICT = """
@@ -75,17 +77,25 @@ def test_a_familys_renderer_takes_its_own_switches() -> None:
     [
         ({"enable_thinkng": False}, "auto", "never reads 'enable_thinkng'; it reads enable_thinking"),
         ({"tools": []}, "auto", "each call gives the chat template of policy 'p' its own tools"),
-        ({"thinking": False}, "qwen3", "the renderer 'qwen3' of policy 'p' never reads 'thinking'; it reads enable_thinking"),
+        (
+            {"thinking": False},
+            "qwen3",
+            "the renderer 'qwen3' of policy 'p' never reads 'thinking'; it reads enable_thinking",
+        ),
     ],
 )
-def test_a_template_kwarg_that_nobody_reads_is_refused_by_name(kwargs: dict[str, Any], renderer: str, sentence: str) -> None:
+def test_a_template_kwarg_that_nobody_reads_is_refused_by_name(
+    kwargs: dict[str, Any], renderer: str, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         PolicyRenderer(tiny_tokenizer(chat_template=SWITCHED), renderer, name="p", template_kwargs=kwargs)
     assert sentence in str(caught.value)
 
 
 def test_a_template_that_does_not_compile_is_refused_with_its_line() -> None:
-    with pytest.raises(ConfigError, match=r"the chat template of policy 'p' does not compile: .*\(line 2\); mend chat_template.jinja"):
+    with pytest.raises(
+        ConfigError, match=r"the chat template of policy 'p' does not compile: .*\(line 2\); mend chat_template.jinja"
+    ):
         PolicyRenderer(tiny_tokenizer(chat_template="{{ messages }}\n{% if %}"), name="p")
     with pytest.raises(ConfigError, match="does not compile: No filter named 'nonsense'"):
         PolicyRenderer(tiny_tokenizer(chat_template="{{ messages | nonsense }}"), name="p")
@@ -95,13 +105,18 @@ def test_a_template_that_does_not_compile_is_refused_with_its_line() -> None:
 
 @pytest.mark.parametrize("name", ["hermes", "Qwen3", ""])
 def test_a_renderer_that_there_is_not_is_refused_with_those_that_there_are(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"policy 'p': no renderer {name!r}; there are auto, default, .*llama-3, .*qwen3"):
+    with pytest.raises(
+        ConfigError, match=rf"policy 'p': no renderer {name!r}; there are auto, default, .*llama-3, .*qwen3"
+    ):
         PolicyRenderer(tiny_tokenizer(), name, name="p")
 
 
 @pytest.mark.parametrize("name", ["llama-3", "gpt-oss", "deepseek-v4"])
 def test_a_renderer_that_does_not_fit_is_refused_with_those_that_do(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"renderer {name!r} does not fit the tokenizer of policy 'p': .*; those that fit are .*qwen3"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"renderer {name!r} does not fit the tokenizer of policy 'p': .*; those that fit are .*qwen3",
+    ):
         PolicyRenderer(tiny_tokenizer(), name, name="p")
 
 
@@ -113,7 +128,9 @@ def test_a_system_message_that_a_template_passes_over_is_the_users() -> None:
     past = [USER, said("x")]
     whole = text(renderer, [*past, system, USER])
     assert whole == "[INST] hi [/INST]x<|im_end|>[INST] now be brief\n\nhi [/INST]"
-    suffix = renderer.bridge(renderer.render([USER], None), renderer.tokenizer.encode("x", add_special_tokens=False), [system, USER], None)
+    suffix = renderer.bridge(
+        renderer.render([USER], None), renderer.tokenizer.encode("x", add_special_tokens=False), [system, USER], None
+    )
     assert suffix is not None and whole.endswith(renderer.decode(suffix))
 
 
@@ -133,8 +150,13 @@ def test_turns_are_joined_for_a_template_that_wants_them_to_alternate(messages: 
     renderer = PolicyRenderer(tiny_tokenizer(chat_template=STRICT))
     expected = "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
     assert text(renderer, messages).removeprefix(str(renderer.tokenizer.decode([]))).endswith(expected)
-    suffix = renderer.bridge(renderer.render(messages, None), tuple(renderer.tokenizer.encode("x<|im_end|>")), [USER, USER], None)
-    assert suffix is not None and renderer.decode(suffix) == "\n<|im_start|>user\nhi\n\nhi<|im_end|>\n<|im_start|>assistant\n"
+    suffix = renderer.bridge(
+        renderer.render(messages, None), tuple(renderer.tokenizer.encode("x<|im_end|>")), [USER, USER], None
+    )
+    assert (
+        suffix is not None
+        and renderer.decode(suffix) == "\n<|im_start|>user\nhi\n\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_a_template_that_takes_a_conversation_gets_it_as_it_is() -> None:
@@ -144,15 +166,21 @@ def test_a_template_that_takes_a_conversation_gets_it_as_it_is() -> None:
 
 def test_what_no_joining_mends_is_refused_with_a_remedy() -> None:
     renderer = PolicyRenderer(tiny_tokenizer(chat_template=STRICT), name="p")
-    with pytest.raises(ValueError, match=r"roles must alternate.*; send turns of user and assistant that alternate, the user's first"):
+    with pytest.raises(
+        ValueError, match=r"roles must alternate.*; send turns of user and assistant that alternate, the user's first"
+    ):
         renderer.render([said("a"), USER], None)
 
 
 def test_arguments_that_a_template_cannot_go_through_are_named() -> None:
-    goes_through = CHATML_TEMPLATE.replace("call.function.arguments is string", "call.function.arguments.items() is string")
+    goes_through = CHATML_TEMPLATE.replace(
+        "call.function.arguments is string", "call.function.arguments.items() is string"
+    )
     renderer = PolicyRenderer(tiny_tokenizer(chat_template=goes_through), name="p")
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "here"}}
-    with pytest.raises(ValueError, match="the arguments of a call of 'look' are no object but \"here\"; send an object"):
+    with pytest.raises(
+        ValueError, match="the arguments of a call of 'look' are no object but \"here\"; send an object"
+    ):
         renderer.render([USER, {"role": "assistant", "content": "", "tool_calls": [call]}, USER], None)
 
 
@@ -167,7 +195,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 async def post(attempt: LiveAttempt, path: str, **more: Any) -> httpx.Response:
     body = {"model": "m", "messages": [USER], "input": "hi", "max_tokens": 9, **more}
     async with httpx.AsyncClient() as client:
-        return await client.post(f"{attempt.base_url}/{path}", json=body, headers={"authorization": f"Bearer {attempt.key}"})
+        return await client.post(
+            f"{attempt.base_url}/{path}", json=body, headers={"authorization": f"Bearer {attempt.key}"}
+        )
 
 
 EQUAL: list[dict[str, Any]] = [
@@ -186,7 +216,11 @@ async def test_a_call_may_say_the_template_kwargs_of_its_policy_and_no_others(ga
     for equal in EQUAL:
         answer = await post(attempt, path, **equal)
         assert answer.status_code == 200, answer.text
-    for unlike in ({"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}, {"chat_template_kwargs": "no"}):
+    for unlike in (
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"enable_thinking": True},
+        {"chat_template_kwargs": "no"},
+    ):
         refused = await post(attempt, path, **unlike)
         assert refused.status_code == 400
         assert "chat_template_kwargs" in refused.json()["error"]["message"]
@@ -198,8 +232,12 @@ async def test_a_call_may_say_the_template_kwargs_of_its_policy_and_no_others(ga
 async def test_a_policy_that_reads_no_tools_says_which_renderers_fit(tmp_path: Path) -> None:
     plain = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     tokenizer = tiny_tokenizer(chat_template=plain)
-    async with live_gateway(tmp_path, engine=ScriptedEngine(tokenizer), renderer=PolicyRenderer(tokenizer, name="policy")) as gateway:
-        refused = await post(await gateway.attempt(), "chat/completions", tools=[{"type": "function", "function": {"name": "f"}}])
+    async with live_gateway(
+        tmp_path, engine=ScriptedEngine(tokenizer), renderer=PolicyRenderer(tokenizer, name="policy")
+    ) as gateway:
+        refused = await post(
+            await gateway.attempt(), "chat/completions", tools=[{"type": "function", "function": {"name": "f"}}]
+        )
         assert refused.status_code == 400
         sentence = refused.json()["error"]["message"]
         assert "policy 'policy' has no tool-call markup that we can read, so it cannot be offered tools" in sentence

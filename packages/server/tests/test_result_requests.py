@@ -1,4 +1,5 @@
-"""One request at an attempt's end: its result, its spans, the next lease. However often it is sent, each of them counts once."""
+"""One request at an attempt's end: its result, its spans, the next lease. However often it is sent, each of them counts
+once."""
 
 from __future__ import annotations
 
@@ -226,7 +227,8 @@ async def test_a_lease_whose_worker_went_before_its_answer_is_undone(
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_over_results_keeps_each_once_and_leases_each_rollout(tmp_path: Path) -> None:
-    """Workers report and go on while the server is killed three times: every rollout succeeds, with its one tool call."""
+    """Workers report and go on while the server is killed three times: every rollout succeeds, with its one tool
+    call."""
     settings = ServerSettings(store_url=f"sqlite:///{tmp_path}/store.db", run_key=RUN_KEY)
     names = [f"r{number}" for number in range(120)]
     async with (

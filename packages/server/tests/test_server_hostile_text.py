@@ -1,4 +1,5 @@
-"""What an agent says, raises and returns may be anything; what is kept of it can be read again, by everybody, for good."""
+"""What an agent says, raises and returns may be anything; what is kept of it can be read again, by everybody, for
+good."""
 
 from __future__ import annotations
 
@@ -84,7 +85,12 @@ async def test_a_lone_surrogate_in_a_reported_tool_call_can_be_read(scene: Scene
     assert answer.status_code == 204, answer.text
     await scene.end('{"outcome": "succeeded"}')
     (call,) = (await scene.read()).tool_calls
-    assert (call.name, call.arguments, call.result, call.error_type) == ("f\ufffd", '{"q": "\ufffd"}', "\ufffd", "\ufffd")
+    assert (call.name, call.arguments, call.result, call.error_type) == (
+        "f\ufffd",
+        '{"q": "\ufffd"}',
+        "\ufffd",
+        "\ufffd",
+    )
 
 
 async def test_a_lone_surrogate_in_a_span_can_be_read(scene: Scene) -> None:
@@ -155,7 +161,9 @@ async def test_a_task_with_a_lone_surrogate_reaches_the_server(tmp_path: Path, m
     async with ServerClient("http://server", RUN_KEY) as client:
         transport = httpx.ASGITransport(app)
         headers = {"authorization": f"Bearer {RUN_KEY}"}
-        monkeypatch.setattr(client, "_http", httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers))
+        monkeypatch.setattr(
+            client, "_http", httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers)
+        )
         for created in (1, 0):
             assert await client.create_rollouts([make_spec("a", question="what is \ud800?")]) == created
     lease = await leased(store)

@@ -1,4 +1,5 @@
-"""What a client may send before its request is one: heads are bounded, and connections that keep us waiting are closed."""
+"""What a client may send before its request is one: heads are bounded, and connections that keep us waiting are
+closed."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class Scene:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def drip(self, head: bytes, piece: bytes, *, pieces: int, every_s: float, ends: bool = False) -> int | None:
-        """The answer's status; None = the server went on waiting through all the pieces. `ends`: the last one is the request's."""
+        """The answer's status; None = the server went on waiting through all the pieces. `ends`: the last one is the
+        request's."""
         reader, writer = await self.open()
         while not self.connections:
             await asyncio.sleep(0)
@@ -119,7 +121,11 @@ class Scene:
 
 
 async def serving(protocol: type[BoundedHttp]) -> AsyncIterator[Scene]:
-    routes = [Route("/echo", echo, methods=["POST"]), Route("/refuse", refuse, methods=["POST"]), WebSocketRoute("/talk", talk)]
+    routes = [
+        Route("/echo", echo, methods=["POST"]),
+        Route("/refuse", refuse, methods=["POST"]),
+        WebSocketRoute("/talk", talk),
+    ]
     config: Any = uvicorn.Config(
         Starlette(routes=routes),
         http=protocol,
@@ -267,7 +273,9 @@ async def test_a_body_that_nobody_waits_for_is_not_waited_for_without_end(impati
 async def test_whole_requests_pass_as_ever(patient: Scene) -> None:
     async with httpx.AsyncClient(base_url=patient.url, trust_env=False) as http:
         for size in (0, 10, 300_000):
-            answer = await http.post("/echo", content=b"x" * size, headers={f"x-{number}": "y" * 400 for number in range(100)})
+            answer = await http.post(
+                "/echo", content=b"x" * size, headers={f"x-{number}": "y" * 400 for number in range(100)}
+            )
             assert answer.json()["bytes"] == size and answer.json()["headers"] > 100
 
         async def pieces() -> AsyncIterator[bytes]:

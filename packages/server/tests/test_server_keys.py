@@ -49,7 +49,10 @@ ATTEMPT_ROUTES: list[tuple[str, Any]] = [
     ("/rollouts/{}/attempts/{}/v1/tool_calls", {"tool_calls": []}),
 ]
 
-MODEL_ROUTES = [f"/rollouts/{{}}/attempts/{{}}/{path}" for path in ("v1/chat/completions", "v1/messages", "messages", "v1/responses")]
+MODEL_ROUTES = [
+    f"/rollouts/{{}}/attempts/{{}}/{path}"
+    for path in ("v1/chat/completions", "v1/messages", "messages", "v1/responses")
+]
 WORKER_ROUTES: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/workers/w-0/beat", {"pid": 1, "host": "h", "state": "ready"}),
     ("GET", "/api/v1/workers?prefix=w", None),
@@ -121,7 +124,10 @@ def test_only_the_run_key_opens_the_engine_link(tmp_path: Path, key: str) -> Non
     from starlette.applications import Starlette
 
     client = TestClient(Starlette(routes=[engine_route(EngineRegistry(), RUN_KEY)]))
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/v1/engines", headers={"authorization": f"Bearer {key}"}):
+    with (
+        pytest.raises(WebSocketDisconnect),
+        client.websocket_connect("/api/v1/engines", headers={"authorization": f"Bearer {key}"}),
+    ):
         raise AssertionError("the engine link was opened")
 
 
@@ -138,7 +144,15 @@ async def test_an_unknown_attempt_looks_like_somebody_elses(scene: Scene, path: 
     mine, _ = await scene.leased("a"), await scene.leased("b")
     for key in (mine.key, "wrong"):
         foreign = await scene.send("POST", path.format("b", 1), body, key)
-        for rollout_id, number in (("nobody", "1"), ("b", "7"), ("b", "0"), ("b", str(2**63)), ("b", "9" * 1500), ("b", "-1"), ("b", "x")):
+        for rollout_id, number in (
+            ("nobody", "1"),
+            ("b", "7"),
+            ("b", "0"),
+            ("b", str(2**63)),
+            ("b", "9" * 1500),
+            ("b", "-1"),
+            ("b", "x"),
+        ):
             unknown = await scene.send("POST", path.format(rollout_id, number), body, key)
             expected = foreign.text.replace("'b'", f"'{rollout_id}'").replace("attempt 1 ", f"attempt {number[:20]} ")
             assert (unknown.status_code, unknown.text) == (foreign.status_code, expected) and unknown.status_code == 401
@@ -170,12 +184,16 @@ async def test_a_number_that_no_attempt_has_is_refused_with_a_sentence(scene: Sc
         for key in (RUN_KEY, WORKER_KEY):
             answer = await scene.send("POST", path.format("a", number), body, key)
             assert answer.status_code == 404, (path, answer.text)
-            assert f"rollout 'a' has no attempt {number[:20]}" in answer.json()["error"]["message"].replace("attempt '", "attempt ")
+            assert f"rollout 'a' has no attempt {number[:20]}" in answer.json()["error"]["message"].replace(
+                "attempt '", "attempt "
+            )
 
 
 @pytest.mark.parametrize("number", [str(2**63), str(-(2**63) - 1), "9" * 1500])
 @pytest.mark.parametrize("query", ["/rollouts?offset={}", "/rollouts?step={}", "/rollouts?limit={}"])
-async def test_a_query_number_that_no_database_holds_is_refused_with_a_sentence(scene: Scene, query: str, number: str) -> None:
+async def test_a_query_number_that_no_database_holds_is_refused_with_a_sentence(
+    scene: Scene, query: str, number: str
+) -> None:
     answer = await scene.send("GET", "/api/v1" + query.format(number), None, RUN_KEY)
     assert answer.status_code == 400 and "see /openapi.json" in answer.json()["error"]["message"]
 
@@ -184,15 +202,22 @@ async def test_a_query_number_that_no_database_holds_is_refused_with_a_sentence(
     ("path", "body"),
     [
         ("/rollouts", {"rollouts": [{"id": "z", "group_id": "g", "task": {"id": "t", "input": 1}, "step": 2**63}]}),
-        ("/rollouts", {"rollouts": [{"id": "z", "group_id": "g", "task": {"id": "t", "input": 1}, "max_attempts": 2**63}]}),
+        (
+            "/rollouts",
+            {"rollouts": [{"id": "z", "group_id": "g", "task": {"id": "t", "input": 1}, "max_attempts": 2**63}]},
+        ),
         ("/steps", {"step": 2**63, "rollout_ids": []}),
         ("/scores", {"scores": [{"rollout_id": "a", "attempt": 2**63}]}),
     ],
 )
-async def test_a_number_in_a_body_that_no_database_holds_is_refused_with_a_sentence(scene: Scene, path: str, body: Any) -> None:
+async def test_a_number_in_a_body_that_no_database_holds_is_refused_with_a_sentence(
+    scene: Scene, path: str, body: Any
+) -> None:
     answer = await scene.send("POST", "/api/v1" + path, body, RUN_KEY)
     assert answer.status_code in (400, 404)
-    assert re.search(r"see /openapi.json|max_attempts from 1 to|number steps up to|has no attempt", answer.json()["error"]["message"])
+    assert re.search(
+        r"see /openapi.json|max_attempts from 1 to|number steps up to|has no attempt", answer.json()["error"]["message"]
+    )
 
 
 async def test_an_endless_path_is_refused_before_anybody_parses_it(scene: Scene) -> None:

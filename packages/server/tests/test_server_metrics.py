@@ -73,7 +73,11 @@ async def test_calls_tokens_and_refusals_are_counted_as_they_happen(gateway: Liv
 
 
 async def test_metrics_want_a_key_that_may_look(gateway: LiveGateway) -> None:
-    assert (await ask(gateway.url, view_key(gateway.run_key))).headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert (
+        (await ask(gateway.url, view_key(gateway.run_key)))
+        .headers["content-type"]
+        .startswith("text/plain; version=0.0.4")
+    )
     attempt = await gateway.attempt()
     for key in ("wrong", worker_key(gateway.run_key), attempt.key):
         answer = await ask(gateway.url, key)
@@ -87,7 +91,11 @@ async def test_the_runs_newest_numbers_are_there_validation_too(tmp_path: Path) 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
         headers = {"authorization": "Bearer the-run-key"}
         assert "lightningrl_metric" not in (await http.get("/metrics", headers=headers)).text
-        rows = ['{"step": 1, "reward": 0.25, "learn/loss": 1.5}', '{"step": 1, "validation/reward": 0.5}', '{"step": 2, "reward": 0.75}']
+        rows = [
+            '{"step": 1, "reward": 0.25, "learn/loss": 1.5}',
+            '{"step": 1, "validation/reward": 0.5}',
+            '{"step": 2, "reward": 0.75}',
+        ]
         (tmp_path / "metrics.jsonl").write_text("\n".join([*rows, '{"step": 3, "rew']), encoding="utf-8")
         found = read((await http.get("/metrics", headers=headers)).text)
     await store.close()
@@ -98,6 +106,8 @@ async def test_the_runs_newest_numbers_are_there_validation_too(tmp_path: Path) 
 
 
 def test_names_that_a_hook_made_up_cannot_break_the_text(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a\\"} 1\\nevil 2": 3.0, "deep": {"x": 1}, "text": "1"}\n[1]\n', encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "a\\"} 1\\nevil 2": 3.0, "deep": {"x": 1}, "text": "1"}\n[1]\n', encoding="utf-8"
+    )
     assert newest_metrics(tmp_path / "metrics.jsonl") == {"step": 1.0, 'a"} 1\nevil 2': 3.0}
     assert newest_metrics(tmp_path / "none.jsonl") == {}

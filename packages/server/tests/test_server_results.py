@@ -73,7 +73,11 @@ async def test_a_rollout_whose_worker_always_comes_back_for_other_work_ends(tmp_
         tries += 1
         assert tries <= MOST_FORGIVEN + max_attempts
     kept = await store.rollout("a")
-    assert (kept.state, kept.outcome, tries) == (RolloutState.FAILED, Outcome.INFRASTRUCTURE_ERROR, MOST_FORGIVEN + max_attempts)
+    assert (kept.state, kept.outcome, tries) == (
+        RolloutState.FAILED,
+        Outcome.INFRASTRUCTURE_ERROR,
+        MOST_FORGIVEN + max_attempts,
+    )
     assert kept.attempts[-1].error == "worker 'w1' asked for other work, so it does not run this attempt"
     await store.close()
 
@@ -97,7 +101,11 @@ async def test_an_attempts_number_that_no_database_holds_is_unknown(tmp_path: Pa
     lease = await leased(store)
     assert await store.authorise("a", number, lease.key) is None
     assert isinstance(await store.refusal("a", number, lease.key), UnknownRecord)
-    for work in (store.calls("a", number), store.heartbeat("a", number, 1.0), store.finish_attempt("a", number, Outcome.SUCCEEDED)):
+    for work in (
+        store.calls("a", number),
+        store.heartbeat("a", number, 1.0),
+        store.finish_attempt("a", number, Outcome.SUCCEEDED),
+    ):
         with pytest.raises(UnknownRecord, match="rollout 'a' has no attempt"):
             await work
     await store.close()
@@ -150,8 +158,14 @@ async def test_one_that_a_worker_tells_is_tried_again(tmp_path: Path, how: str) 
     async with running_attempt(tmp_path) as (_, agent):
         key = process_key(worker_key(RUN_KEY), "w-0")
         body: dict[str, Any] = {"outcome": "infrastructure_error"}
-        body |= {"worker_key": key} if how == "while it stops" else {"then": {"worker_id": "w-0", "lease_s": 60.0, "key": key}}
-        assert (await agent.post(RESULT, json={**body, "worker_key": "process-w-0:forged", "then": None})).status_code == 401
+        body |= (
+            {"worker_key": key}
+            if how == "while it stops"
+            else {"then": {"worker_id": "w-0", "lease_s": 60.0, "key": key}}
+        )
+        assert (
+            await agent.post(RESULT, json={**body, "worker_key": "process-w-0:forged", "then": None})
+        ).status_code == 401
         assert (await agent.post(RESULT, json=body)).json()["state"] == "queued"
 
 

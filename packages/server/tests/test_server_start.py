@@ -42,8 +42,13 @@ def test_where_nobody_knows_what_a_process_uses_the_longest_time_counts() -> Non
 def test_a_server_that_starts_slowly_is_said_to_wait_for_what_it_waits_for() -> None:
     words = StartWords()
     assert words.explain(30, 25.0, 9.0) == "it loads the policies' tokenizers (25 s of CPU in the last 30 s)"
-    assert words.explain(60, 27.0, 9.0) == "this machine is busy (9 processes want each core) and gave it 2 s of CPU in the last 30 s"
-    assert words.explain(90, 27.0, 0.3).endswith("tokenizers, and waits for a disk or a network (0 s of CPU in the last 30 s)")
+    assert (
+        words.explain(60, 27.0, 9.0)
+        == "this machine is busy (9 processes want each core) and gave it 2 s of CPU in the last 30 s"
+    )
+    assert words.explain(90, 27.0, 0.3).endswith(
+        "tokenizers, and waits for a disk or a network (0 s of CPU in the last 30 s)"
+    )
     assert words.explain(120, None, None) == "it loads the policies' tokenizers"
 
 
@@ -78,7 +83,9 @@ async def test_a_dialect_that_prints_when_imported_and_with_each_call_holds_noth
     (tmp_path / "loud.py").write_text(LOUD, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     dialect = Dialect(name="loud", format="loud:Format", endpoints=("loud",))
-    settings = ServerSettings(store_url=f"sqlite:///{tmp_path}/store.db", run_key="the-run-key", dialects=(*DIALECTS, dialect))
+    settings = ServerSettings(
+        store_url=f"sqlite:///{tmp_path}/store.db", run_key="the-run-key", dialects=(*DIALECTS, dialect)
+    )
     async with (
         ServerProcess(settings, log_path=tmp_path / "server.log") as server,
         httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,

@@ -28,12 +28,16 @@ RUN_KEY = "the-run-key"
 
 
 @asynccontextmanager
-async def whole_server(folder: Path, **engine_fields: int) -> AsyncIterator[tuple[ServerProcess, ServerClient, ScriptedEngine]]:
+async def whole_server(
+    folder: Path, **engine_fields: int
+) -> AsyncIterator[tuple[ServerProcess, ServerClient, ScriptedEngine]]:
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder / "policy")
     engine = ScriptedEngine(tokenizer, **engine_fields)  # type: ignore[arg-type]
     settings = ServerSettings(
-        store_url=f"sqlite:///{folder}/store.db", run_key=RUN_KEY, policies={engine.policy: PolicySettings(model=folder / "policy")}
+        store_url=f"sqlite:///{folder}/store.db",
+        run_key=RUN_KEY,
+        policies={engine.policy: PolicySettings(model=folder / "policy")},
     )
     async with (
         ServerProcess(settings, log_path=folder / "server.log") as server,
@@ -47,7 +51,9 @@ def patient_http() -> httpx.AsyncClient:
     return httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S)
 
 
-async def ask(http: httpx.AsyncClient, url: str, lease: Lease, call_id: str, messages: list[dict[str, str]]) -> httpx.Response:
+async def ask(
+    http: httpx.AsyncClient, url: str, lease: Lease, call_id: str, messages: list[dict[str, str]]
+) -> httpx.Response:
     """One logical call, repeated while the server is away, as an SDK does it."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -74,7 +80,10 @@ async def test_a_call_is_answered_recorded_and_fetched_exactly_as_sampled(tmp_pa
         ((transition,),) = [one.transitions for one in await client.trajectories(["a"])]
         emission = engine.emissions[transition.id]
         assert tuple(transition.prompt_ids.tolist()) == emission.request.prompt_ids
-        assert (tuple(transition.completion_ids.tolist()), tuple(transition.logprobs.tolist())) == (emission.token_ids, emission.logprobs)
+        assert (tuple(transition.completion_ids.tolist()), tuple(transition.logprobs.tolist())) == (
+            emission.token_ids,
+            emission.logprobs,
+        )
         late = await ask(http, server.url, lease, "call-2", [{"role": "user", "content": "more"}])
         assert late.status_code == 410 and "is over (succeeded)" in late.text
         status = await client.status()

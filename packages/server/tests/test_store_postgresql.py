@@ -1,5 +1,5 @@
-"""A second database: the whole conformance suite, and what several servers of one store do at once, on a real PostgreSQL server; skipped
-where there is none."""
+"""A second database: the whole conformance suite, and what several servers of one store do at once, on a real
+PostgreSQL server; skipped where there is none."""
 
 from __future__ import annotations
 

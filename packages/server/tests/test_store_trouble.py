@@ -1,4 +1,5 @@
-"""A store in trouble, a real server, a real worker: the database's trouble is asked again, and is never the agent's failure."""
+"""A store in trouble, a real server, a real worker: the database's trouble is asked again, and is never the agent's
+failure."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ CODES = {
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int, is_failing: Callable[[int], bool]) -> list[int]:
-    """Have SQLite say `code` in the `n`-th call of the store's function `name`, where `is_failing(n)`; returns the number of calls."""
+    """Have SQLite say `code` in the `n`-th call of the store's function `name`, where `is_failing(n)`; returns the
+    number of calls."""
     module = call_log if name == "reward_rows" else queue_writes
     real: Callable[..., Any] = getattr(module, name)
     calls = [0]

@@ -1,4 +1,5 @@
-"""Interned words: a seed makes none, a reader reads those it needs, one that was rolled back is forgotten, and memory holds few of them."""
+"""Interned words: a seed makes none, a reader reads those it needs, one that was rolled back is forgotten, and memory
+holds few of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers over HTTP alone: what the server knows of them, what it tells them, and what survives the death of server and supervisor."""
+"""Workers over HTTP alone: what the server knows of them, what it tells them, and what survives the death of server and
+supervisor."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ async def test_what_a_stopped_pool_did_not_finish_is_finished_by_another_uncharg
 
 @pytest.mark.slow
 async def test_what_runs_beside_an_attempt_that_overruns_is_run_again_uncharged(folder: Path) -> None:
-    """It used up the tries of its neighbours: of an agent whose rollouts often take too long, most of the others were lost with it."""
+    """It used up the tries of its neighbours: of an agent whose rollouts often take too long, most of the others were
+    lost with it."""
     async with live_gateway(folder, attach=False) as control:
         await control.store.create_rollouts(
             [make_spec("a", "hang", timeout_s=2.0), make_spec("b", "hang once", max_attempts=1)]

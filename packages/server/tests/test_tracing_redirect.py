@@ -29,7 +29,10 @@ KEY = {"Authorization": "Bearer sk-the-users-own"}
 sync_client = openai.OpenAI(api_key="sk-the-users-own")
 async_client = openai.AsyncOpenAI(api_key="sk-the-users-own")
 azure_client = openai.AzureOpenAI(
-    api_key="sk-the-users-own", api_version="2024-10-21", azure_endpoint="https://llm.example.com:8443/api", azure_deployment="mine"
+    api_key="sk-the-users-own",
+    api_version="2024-10-21",
+    azure_endpoint="https://llm.example.com:8443/api",
+    azure_deployment="mine",
 )
 
 
@@ -39,7 +42,9 @@ class Scene:
     def __init__(self, server: ScriptedServer, *, exclusive: bool) -> None:
         self.server = server
         self.scope = RolloutScope(exclusive=exclusive)
-        self.redirection = Redirection(server_url=server.url, scope=self.scope, base_urls=["https://llm.example.com:8443/api"])
+        self.redirection = Redirection(
+            server_url=server.url, scope=self.scope, base_urls=["https://llm.example.com:8443/api"]
+        )
 
     def rollout(self, rollout_id: str) -> ActiveRollout:
         number, base_path, key = self.server.open_attempt(rollout_id)
@@ -98,7 +103,16 @@ def post_azure() -> int:
     return 200 if azure_client.chat.completions.create(**BODY).choices[0].message.content == "hello" else 0
 
 
-POSTS = [post_httpx, post_httpx2, post_requests, post_httpx_async, post_aiohttp, post_openai, post_openai_async, post_azure]
+POSTS = [
+    post_httpx,
+    post_httpx2,
+    post_requests,
+    post_httpx_async,
+    post_aiohttp,
+    post_openai,
+    post_openai_async,
+    post_azure,
+]
 
 
 @pytest.mark.parametrize("post", POSTS, ids=lambda post: post.__name__)
@@ -149,7 +163,9 @@ def test_a_call_after_its_rollout_is_over_fails_closed(scene: Scene) -> None:
 )
 def test_model_calls_of_known_hosts_move_and_nothing_else(url: str, moved: bool) -> None:
     redirection = Redirection(
-        server_url="http://127.0.0.1:1", scope=RolloutScope(exclusive=False), base_urls=["https://llm.example.com:8443/api"]
+        server_url="http://127.0.0.1:1",
+        scope=RolloutScope(exclusive=False),
+        base_urls=["https://llm.example.com:8443/api"],
     )
     assert (redirection.redirect(url, b"{}") is not None) == moved
 
@@ -159,7 +175,10 @@ def test_the_gateways_own_address_is_attributed_whatever_rollout_it_names() -> N
     redirection = Redirection(server_url="http://127.0.0.1:1", scope=scope)
     rollout = ActiveRollout(rollout_id="new", attempt=0, base_path="/rollouts/new/attempts/0/v1", key="k")
     with scope.entered(rollout):
-        for url in ("http://127.0.0.1:1/v1/models?limit=2", "http://127.0.0.1:1/rollouts/old/attempts/3/v1/models?limit=2"):
+        for url in (
+            "http://127.0.0.1:1/v1/models?limit=2",
+            "http://127.0.0.1:1/rollouts/old/attempts/3/v1/models?limit=2",
+        ):
             call = redirection.redirect(url, b"")
             assert call is not None
             assert call.url == "http://127.0.0.1:1/rollouts/new/attempts/0/v1/models?limit=2"
@@ -252,7 +271,8 @@ async def test_connections_are_kept_on_the_home_loop(scene: Scene) -> None:
 
 
 def test_an_async_client_may_run_on_no_loop_of_asyncios(scene: Scene) -> None:
-    """As under trio: a coroutine is stepped by whoever runs it. What the transport is given is on its way to the gateway."""
+    """As under trio: a coroutine is stepped by whoever runs it. What the transport is given is on its way to the
+    gateway."""
     arrived: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -268,12 +288,24 @@ def test_an_async_client_may_run_on_no_loop_of_asyncios(scene: Scene) -> None:
 
 
 def test_uninstalling_restores_the_clients() -> None:
-    before = (httpx.Client.send, httpx2.AsyncClient.send, requests.Session.send, aiohttp.ClientSession._request, ThreadPoolExecutor.submit)
+    before = (
+        httpx.Client.send,
+        httpx2.AsyncClient.send,
+        requests.Session.send,
+        aiohttp.ClientSession._request,
+        ThreadPoolExecutor.submit,
+    )
     redirection = Redirection(server_url="http://127.0.0.1:1", scope=RolloutScope())
     redirection.install()
     assert httpx.Client.send is not before[0]
     redirection.uninstall()
-    after = (httpx.Client.send, httpx2.AsyncClient.send, requests.Session.send, aiohttp.ClientSession._request, ThreadPoolExecutor.submit)
+    after = (
+        httpx.Client.send,
+        httpx2.AsyncClient.send,
+        requests.Session.send,
+        aiohttp.ClientSession._request,
+        ThreadPoolExecutor.submit,
+    )
     assert after == before
 
 

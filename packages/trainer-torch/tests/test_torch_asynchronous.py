@@ -1,4 +1,5 @@
-"""Serving while learning: the engine has a copy of the weights, one swap makes them the new ones, old tokens are weighed."""
+"""Serving while learning: the engine has a copy of the weights, one swap makes them the new ones, old tokens are
+weighed."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ async def test_calls_are_answered_by_the_old_version_in_mid_step_and_by_the_new_
     check_logprobs(backend, after)
 
 
-async def test_the_swap_waits_for_a_running_call_which_ends_on_the_weights_that_it_began_with(make_backend: MakeBackend) -> None:
+async def test_the_swap_waits_for_a_running_call_which_ends_on_the_weights_that_it_began_with(
+    make_backend: MakeBackend,
+) -> None:
     backend = make_backend(max_staleness=1)
     alone = ids_of(await generate(backend, 100))
     stream = backend.engine.generate(request("q", 100))
@@ -99,7 +102,9 @@ async def test_the_swap_waits_for_a_running_call_which_ends_on_the_weights_that_
     check_logprobs(backend, await generate(backend))
 
 
-def test_only_trained_weights_are_copied_and_none_before_the_first_step(make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_trained_weights_are_copied_and_none_before_the_first_step(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served: list[Any] = []
     set_model = TorchEngine.set_model
 
@@ -142,9 +147,15 @@ async def test_a_loaded_checkpoint_is_served(make_backend: MakeBackend, tmp_path
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_loop_says_how_stale_tokens_may_be_and_the_learner_s_table_does_not(policy: str, staleness: int) -> None:
-    tables: dict[str, Any] = {"agent": "agent.py:answer", "tasks": {"train": "data.py:tasks"}, "policy": {"model": policy}}
+    tables: dict[str, Any] = {
+        "agent": "agent.py:answer",
+        "tasks": {"train": "data.py:tasks"},
+        "policy": {"model": policy},
+    }
     tables["rewards"] = {"right": {"use": "reward.py:right"}}
-    recipe = Recipe.model_validate({**tables, "loop": {"max_staleness": staleness}, "learner": {"threads": 1, "device": "cpu"}})
+    recipe = Recipe.model_validate(
+        {**tables, "loop": {"max_staleness": staleness}, "learner": {"threads": 1, "device": "cpu"}}
+    )
     (build,) = build_backends(recipe, load_plugins(), dict.fromkeys(recipe.all_policies, policy)).values()
     backend = build()
     assert backend.serves_while_learning == (staleness > 0)
@@ -154,7 +165,9 @@ def test_the_loop_says_how_stale_tokens_may_be_and_the_learner_s_table_does_not(
         build_backends(said_there, load_plugins(), dict.fromkeys(said_there.all_policies, policy))
 
 
-def test_tokens_of_older_versions_are_weighed_where_nobody_said_and_fresh_ones_are_not(make_backend: MakeBackend) -> None:
+def test_tokens_of_older_versions_are_weighed_where_nobody_said_and_fresh_ones_are_not(
+    make_backend: MakeBackend,
+) -> None:
     fresh, stale = make_sample(range(8), [1, 2, 3]), make_sample(range(8), [1, 2, 3], version=-1)
     backend = make_backend(max_staleness=1, learning_rate=0.0)
     assert "importance" not in backend.learn([fresh]).metrics
@@ -164,7 +177,8 @@ def test_tokens_of_older_versions_are_weighed_where_nobody_said_and_fresh_ones_a
 
 
 def test_importance_weights_make_stale_samples_teach_what_fresh_ones_would(make_backend: MakeBackend) -> None:
-    """One-token completions, every one of them once and weighted by how likely it was: gradients are expectations, without noise."""
+    """One-token completions, every one of them once and weighted by how likely it was: gradients are expectations,
+    without noise."""
     old, new = make_backend(), make_backend(learning_rate=3e-2)
     prompt = list(range(8))
     for _ in range(4):
@@ -173,13 +187,17 @@ def test_importance_weights_make_stale_samples_teach_what_fresh_ones_would(make_
 
     def probabilities(backend: TorchBackend) -> np.ndarray[Any, np.dtype[np.float64]]:
         with torch.no_grad():
-            found: np.ndarray[Any, np.dtype[np.float64]] = backend.learner.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
+            found: np.ndarray[Any, np.dtype[np.float64]] = (
+                backend.learner.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
+            )
         return np.asarray(found)
 
     def gradient(sampler: TorchBackend, cap: float) -> torch.Tensor:
         sampled = probabilities(sampler)
         rows = [
-            make_sample(prompt, [token], rewards[token], weight=sampled[token], logprobs=[float(np.log(sampled[token]))])
+            make_sample(
+                prompt, [token], rewards[token], weight=sampled[token], logprobs=[float(np.log(sampled[token]))]
+            )
             for token in range(264)
         ]
         learner = make_backend(loss="reinforce", importance_cap=cap, learning_rate=0.0)

@@ -42,13 +42,19 @@ def make_samples(step: int) -> list[Sample]:
     rows = []
     for number in range(6):
         prompt = [number % 2] * 8
-        rows.append(make_sample(prompt, [rng.randrange(256) for _ in range(5)], rng.gauss(0, 1), rollout=str(number), weight=0.03))
+        rows.append(
+            make_sample(
+                prompt, [rng.randrange(256) for _ in range(5)], rng.gauss(0, 1), rollout=str(number), weight=0.03
+            )
+        )
     return rows
 
 
 async def sample_tokens(backend: TorchBackend, count: int = 4) -> list[tuple[int, ...]]:
     async def one(number: int) -> tuple[int, ...]:
-        request = GenerateRequest(id=str(number), prompt_ids=(1, 2, 3 + number), sampling=SamplingSettings(max_tokens=10))
+        request = GenerateRequest(
+            id=str(number), prompt_ids=(1, 2, 3 + number), sampling=SamplingSettings(max_tokens=10)
+        )
         return tuple([token async for chunk in backend.engine.generate(request) for token in chunk.token_ids])
 
     return list(await asyncio.gather(*(one(number) for number in range(count))))
@@ -103,7 +109,9 @@ def test_the_engine_serves_new_weights_at_once_and_forgets_old_prompts(make_back
 
 async def test_learning_waits_for_running_requests(make_backend: MakeBackend) -> None:
     backend = make_backend()
-    stream = backend.engine.generate(GenerateRequest(id="q", prompt_ids=(1,), sampling=SamplingSettings(max_tokens=100)))
+    stream = backend.engine.generate(
+        GenerateRequest(id="q", prompt_ids=(1,), sampling=SamplingSettings(max_tokens=100))
+    )
     first = await anext(stream)
     learning = asyncio.ensure_future(asyncio.to_thread(backend.learn, make_samples(0)))
     versions = {first.policy_version, *[chunk.policy_version async for chunk in stream]}
@@ -113,7 +121,9 @@ async def test_learning_waits_for_running_requests(make_backend: MakeBackend) ->
 
 def test_a_step_says_what_it_had_of_a_gpu(make_backend: MakeBackend) -> None:
     backend = make_backend()
-    found = {name: value for name, value in backend.learn(make_samples(0)).metrics.items() if name.startswith("gpu_memory")}
+    found = {
+        name: value for name, value in backend.learn(make_samples(0)).metrics.items() if name.startswith("gpu_memory")
+    }
     if backend.learner.model.device.type == "cuda":
         assert 0 < found["gpu_memory_before"] < found["gpu_memory_peak"] < found["gpu_memory"]
     else:
@@ -235,9 +245,7 @@ def test_the_plugin_is_found_and_says_what_it_takes() -> None:
 
 
 def test_registering_the_plugin_imports_no_torch() -> None:
-    code = (
-        "import sys, lightningrl_torch.plugin as p; list(p.lightningrl_trainers()); assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
+    code = "import sys, lightningrl_torch.plugin as p; list(p.lightningrl_trainers()); assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

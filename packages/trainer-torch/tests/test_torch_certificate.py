@@ -1,4 +1,5 @@
-"""`lightningrl certify` on tiny runs: a clean one passes, and each drift that is planted between engine and trainer is found."""
+"""`lightningrl certify` on tiny runs: a clean one passes, and each drift that is planted between engine and trainer is
+found."""
 
 from __future__ import annotations
 
@@ -100,7 +101,11 @@ def test_a_run_without_a_fault_passes_with_every_token_looked_at(clean: lightnin
     assert found.trained == found.trained_unique > 100 and found.trained_unsampled == 0
     parts = {part.part: part for part in found.gaps["policy"]}
     assert {"version 0", "version 1", "call 0", "call 1"} <= parts.keys()
-    assert parts["version 0"].tokens + parts["version 1"].tokens == parts["call 0"].tokens + parts["call 1"].tokens == parts["all"].tokens
+    assert (
+        parts["version 0"].tokens + parts["version 1"].tokens
+        == parts["call 0"].tokens + parts["call 1"].tokens
+        == parts["all"].tokens
+    )
 
 
 def colder(request: lightningrl.GenerateRequest) -> lightningrl.GenerateRequest:
@@ -146,7 +151,9 @@ def test_what_the_engine_is_asked_otherwise_than_recorded_is_found(
     assert where in said["probabilities of 'policy'"]
 
 
-def test_weights_that_never_reach_the_engine_are_found(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_never_reach_the_engine_are_found(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make_stale(model: Any, **settings: Any) -> TorchEngine:
         return TorchEngine(copy.deepcopy(model), **settings)
 
@@ -157,7 +164,9 @@ def test_weights_that_never_reach_the_engine_are_found(policy: Path, tmp_path: P
     assert "weights that did not reach the engine" in said["probabilities of 'policy'"]
 
 
-def test_a_token_that_was_trained_and_not_sampled_is_found(clean: lightningrl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_was_trained_and_not_sampled_is_found(
+    clean: lightningrl.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_row = samples._row
 
     def with_a_token_of_the_prompt(*arguments: Any) -> lightningrl.Sample:

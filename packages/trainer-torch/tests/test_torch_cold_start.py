@@ -20,7 +20,12 @@ from lightningrl_torch.cold_start import (
     write_policy,
 )
 
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "a plus b", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "a plus b", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 def call(arguments: str) -> dict[str, Any]:
@@ -63,7 +68,9 @@ def test_malformed_arguments_are_demonstrated_as_they_are() -> None:
     asked, _ = sums(arguments='{"a": 1,')
     tokenizer = build_tokenizer([asked], common=1)
     ids, prompt = encode(asked, tokenizer)
-    assert tokenizer.decode(ids[prompt:]) == '<tool_call>\n{"name": "add", "arguments": {"a": 1,}\n</tool_call><|im_end|>'
+    assert (
+        tokenizer.decode(ids[prompt:]) == '<tool_call>\n{"name": "add", "arguments": {"a": 1,}\n</tool_call><|im_end|>'
+    )
 
 
 def test_common_words_are_tokens_and_any_text_round_trips() -> None:
@@ -95,7 +102,9 @@ def test_a_number_can_be_one_token_wherever_it_stands() -> None:
 
 def test_a_policy_answers_as_the_last_phase_shows(tmp_path: Path) -> None:
     questions = {f"what is letter {number}": chr(97 + number) for number in range(4)}
-    wrong, right = ([says(text, answer) for text, answer in pairs.items()] for pairs in (dict.fromkeys(questions, "z"), questions))
+    wrong, right = (
+        [says(text, answer) for text, answer in pairs.items()] for pairs in (dict.fromkeys(questions, "z"), questions)
+    )
     tokenizer = build_tokenizer([*wrong, *right] * 10, context_length=64)
     model = build_model(tokenizer, width=32, layers=1)
     cold_start(model, tokenizer, [wrong * 20, right * 500], peak_learning_rate=2e-2, batch_tokens=128)

@@ -23,7 +23,9 @@ class TestFullFineTuning(BackendConformance):
         self.policy = save_policy(tmp_path / "policy")
 
     def make_backend(self, **learner: Any) -> Backend:
-        return TorchBackend(policy=self.policy, device=os.environ.get("LIGHTNINGRL_TEST_DEVICE", "cpu"), threads=1, **learner)
+        return TorchBackend(
+            policy=self.policy, device=os.environ.get("LIGHTNINGRL_TEST_DEVICE", "cpu"), threads=1, **learner
+        )
 
 
 class TestLora(TestFullFineTuning):

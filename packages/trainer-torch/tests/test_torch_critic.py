@@ -1,4 +1,5 @@
-"""The critic: values and losses of a few lines of torch and of verl; it learns, is kept bit for bit, and stays out of exports."""
+"""The critic: values and losses of a few lines of torch and of verl; it learns, is kept bit for bit, and stays out of
+exports."""
 
 from __future__ import annotations
 
@@ -263,7 +264,8 @@ async def play(backend: TorchBackend, name: str) -> Trajectory:
 
 
 async def ppo(backend: TorchBackend, steps: int) -> tuple[list[float], dict[str, float]]:
-    """Mean reward of each step, and the last step's metrics: as a run does it, values from the backend that learns them."""
+    """Mean reward of each step, and the last step's metrics: as a run does it, values from the backend that learns
+    them."""
     policies = PolicyQueries({})
     policies.connect("main", backend)
     rewards = RewardSet([NamedReward(name="wanted", function=reward)])

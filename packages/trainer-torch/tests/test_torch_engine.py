@@ -52,7 +52,9 @@ def make_engine(model: Any = None, *, seed: int = 0, **options: Any) -> TorchEng
 def make_request(number: int = 0, *, prompt: tuple[int, ...] | None = None, **sampling: Any) -> GenerateRequest:
     rng = random.Random(number)
     ids = prompt or tuple(rng.randrange(256) for _ in range(rng.randint(1, 60)))
-    return GenerateRequest(id=f"q{number}", prompt_ids=ids, sampling=SamplingSettings(**{"max_tokens": 12, "seed": number, **sampling}))
+    return GenerateRequest(
+        id=f"q{number}", prompt_ids=ids, sampling=SamplingSettings(**{"max_tokens": 12, "seed": number, **sampling})
+    )
 
 
 async def collect(engine: TorchEngine, request: GenerateRequest, delay: float = 0.0) -> Result:
@@ -92,7 +94,11 @@ def greedy(model: Any, prompt: tuple[int, ...], tokens: int) -> list[int]:
     make_config: Any = GenerationConfig
     config = make_config(do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0)
     with torch.no_grad():
-        return list(model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[0, len(prompt) :].tolist())
+        return list(
+            model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[
+                0, len(prompt) :
+            ].tolist()
+        )
 
 
 def make_sliding() -> Any:
@@ -111,7 +117,14 @@ def make_gpt2() -> Any:
     build: Any = GPT2LMHeadModel
     return build(
         GPT2Config(
-            vocab_size=264, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3, eos_token_id=None, bos_token_id=None
+            vocab_size=264,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=128,
+            initializer_range=0.3,
+            eos_token_id=None,
+            bos_token_id=None,
         )
     ).eval()
 
@@ -125,7 +138,9 @@ async def test_greedy_is_what_transformers_generates(make: Any) -> None:
     model = make()
     engine = make_engine(model)
     requests = [make_request(number, temperature=0.0, max_tokens=30) for number in range(12)]
-    results = await asyncio.gather(*(collect(engine, request, 0.01 * number) for number, request in enumerate(requests)))
+    results = await asyncio.gather(
+        *(collect(engine, request, 0.01 * number) for number, request in enumerate(requests))
+    )
     engine.close()
     for request, (ids, *_) in zip(requests, results, strict=True):
         assert ids == greedy(model, request.prompt_ids, 30)
@@ -135,7 +150,9 @@ async def test_greedy_is_what_transformers_generates(make: Any) -> None:
 async def test_logprobs_are_those_of_a_full_forward_at_the_temperature(engine: TorchEngine, temperature: float) -> None:
     model = make_model()
     requests = [make_request(number, temperature=temperature, top_p=0.9, max_tokens=30) for number in range(8)]
-    for request, (ids, logprobs, *_) in zip(requests, await asyncio.gather(*(collect(engine, one) for one in requests)), strict=True):
+    for request, (ids, logprobs, *_) in zip(
+        requests, await asyncio.gather(*(collect(engine, one) for one in requests)), strict=True
+    ):
         with torch.no_grad():
             logits = model(torch.tensor([[*request.prompt_ids, *ids]])).logits[0, len(request.prompt_ids) - 1 : -1]
         expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
@@ -200,7 +217,9 @@ async def test_a_prompt_without_room_overflows(engine: TorchEngine) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "sampling"), [((9999,), {}), ((1, -1), {}), ((1,), {"max_tokens": 0})])
-async def test_impossible_requests_are_refused_alone(engine: TorchEngine, prompt: tuple[int, ...], sampling: dict[str, Any]) -> None:
+async def test_impossible_requests_are_refused_alone(
+    engine: TorchEngine, prompt: tuple[int, ...], sampling: dict[str, Any]
+) -> None:
     with pytest.raises(BackendError, match="q0"):
         await collect(engine, make_request(prompt=prompt, **sampling))
 
@@ -325,7 +344,9 @@ def test_the_engine_is_an_engine(engine: TorchEngine) -> None:
     assert (engine.info.policy, engine.info.version, engine.info.context_length) == ("tiny", 0, 128)
 
 
-def make_batch(rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0) -> SamplingBatch:
+def make_batch(
+    rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0
+) -> SamplingBatch:
     return SamplingBatch(
         temperatures=np.full(rows, temperature, np.float32),
         top_ps=np.full(rows, top_p, np.float32),
@@ -345,7 +366,9 @@ def make_batch(rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k
 def test_sampled_tokens_are_within_top_k_and_top_p(seed: int, top_p: float, top_k: int, temperature: float) -> None:
     torch.manual_seed(seed % 2**32)
     logits = torch.randn(16, 16) * 3
-    tokens, logprobs = sample_tokens(logits, make_batch(16, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed))
+    tokens, logprobs = sample_tokens(
+        logits, make_batch(16, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    )
     full = (logits / temperature).log_softmax(-1)
     for row, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         assert logprob == pytest.approx(float(full[row, token]), abs=1e-5)
@@ -386,7 +409,9 @@ def test_noise_is_finite_for_every_number_and_the_last_is_the_largest() -> None:
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.5}, {}])
 def test_the_largest_noise_draws_no_token_that_is_cut_or_improbable(cut: dict[str, Any]) -> None:
-    worst = replace(make_batch(1, **cut), positions=np.array([29500], np.uint64))  # token 38 of it has the last of the 2^24 numbers
+    worst = replace(
+        make_batch(1, **cut), positions=np.array([29500], np.uint64)
+    )  # token 38 of it has the last of the 2^24 numbers
     assert int(draw_noise(worst.seeds, worst.positions, 1000, torch.device("cpu")).argmax()) == 38
     logits = torch.zeros(1, 1000)
     logits[0, 7], logits[0, 38] = 30.0, -30.0

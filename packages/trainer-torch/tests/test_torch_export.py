@@ -56,7 +56,9 @@ def served_text(backend: TorchBackend, stops: tuple[int, ...], most: int = 20) -
     async def answer() -> list[int]:
         sampling = SamplingSettings(temperature=0.0, max_tokens=most, stop_token_ids=stops)
         request = GenerateRequest(id="1", prompt_ids=PROMPT, sampling=sampling)
-        return [token for chunk in [chunk async for chunk in backend.engine.generate(request)] for token in chunk.token_ids]
+        return [
+            token for chunk in [chunk async for chunk in backend.engine.generate(request)] for token in chunk.token_ids
+        ]
 
     return asyncio.run(answer())
 
@@ -68,7 +70,12 @@ def served_text(backend: TorchBackend, stops: tuple[int, ...], most: int = 20) -
     ids=["light", "full", "lora", "head", "embedding"],
 )
 def test_an_exported_folder_says_and_stops_as_the_policy_that_was_served(
-    make_backend: MakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, mode: dict[str, Any], is_light: bool
+    make_backend: MakeBackend,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tied: bool,
+    mode: dict[str, Any],
+    is_light: bool,
 ) -> None:
     policy = save_base(tmp_path / "policy", tied=tied)
     if not is_light:
@@ -94,12 +101,19 @@ def test_an_exported_folder_says_and_stops_as_the_policy_that_was_served(
     ids=["light", "full", "lora", "half"],
 )
 def test_a_policy_is_exported_in_its_own_dtype_or_in_the_one_asked_for(
-    make_backend: MakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bool, mode: dict[str, Any], is_light: bool
+    make_backend: MakeBackend,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    says: bool,
+    mode: dict[str, Any],
+    is_light: bool,
 ) -> None:
     policy = Path(save_base(tmp_path / "policy", dtype=torch.bfloat16))
     if not says:
         config = json.loads((policy / "config.json").read_text())
-        (policy / "config.json").write_text(json.dumps({name: value for name, value in config.items() if name != "dtype"}))
+        (policy / "config.json").write_text(
+            json.dumps({name: value for name, value in config.items() if name != "dtype"})
+        )
     if not is_light:
         monkeypatch.setattr(policy_module, "read_light", lambda *_: None)
     backend = make_backend(policy=str(policy), **mode)
@@ -119,7 +133,9 @@ def test_a_policy_is_exported_in_its_own_dtype_or_in_the_one_asked_for(
     assert size["own"] < 0.6 * size["whole"] and size["half"] < 0.6 * size["whole"]
 
 
-def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_leaves_nothing(make_backend: MakeBackend, tmp_path: Path) -> None:
+def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_leaves_nothing(
+    make_backend: MakeBackend, tmp_path: Path
+) -> None:
     backend = make_backend()
     with pytest.raises(BackendError, match="weights cannot be written as 'int8'; choose float32, bfloat16, float16"):
         backend.export(tmp_path / "exported", dtype="int8")

@@ -29,7 +29,9 @@ def room_for(size: int) -> Iterator[None]:
 def test_a_checkpoint_without_room_is_told_of_and_the_last_one_stays(tmp_path: Path, weights: int, state: int) -> None:
     folder = tmp_path / "policy"
     write_checkpoint(folder, {"w": torch.zeros(1)}, {"version": 1})
-    sentence = r"folder '.*policy' cannot be written: .*[Ff]ile too large.*; nothing of it was kept: mend that, then run again"
+    sentence = (
+        r"folder '.*policy' cannot be written: .*[Ff]ile too large.*; nothing of it was kept: mend that, then run again"
+    )
     with room_for(65_536), pytest.raises(BackendError, match=sentence):
         write_checkpoint(folder, {"w": torch.ones(weights)}, {"moments": torch.ones(state)})
     kept, _ = read_checkpoint(folder, torch.device("cpu"))

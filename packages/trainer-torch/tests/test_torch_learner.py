@@ -31,11 +31,15 @@ def score(model: Any, sample: Sample) -> torch.Tensor:
     """Logprobs of a sample's trained tokens by a plain forward of its own row."""
     ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
     logits = model(ids).logits[0, :-1] / torch.from_numpy(sample.temperatures)[1:, None]
-    logprobs: torch.Tensor = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.mask[1:])]
+    logprobs: torch.Tensor = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0][
+        torch.from_numpy(sample.mask[1:])
+    ]
     return logprobs
 
 
-def make_samples(model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, temperature: float = 1.0) -> list[Sample]:
+def make_samples(
+    model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, temperature: float = 1.0
+) -> list[Sample]:
     """Groups that share a prompt, with logprobs near the model's own."""
     rng = random.Random(seed)
     samples = []
@@ -44,7 +48,12 @@ def make_samples(model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, t
         for number in range(size):
             completion = [rng.randrange(256) for _ in range(rng.randint(1, 12))]
             draft = make_sample(
-                prompt, completion, rng.gauss(0, 1), rollout=f"{group}/{number}", weight=rng.random() / 40, temperature=temperature
+                prompt,
+                completion,
+                rng.gauss(0, 1),
+                rollout=f"{group}/{number}",
+                weight=rng.random() / 40,
+                temperature=temperature,
             )
             with torch.no_grad():
                 own = score(model, draft).numpy()
@@ -56,7 +65,8 @@ def make_samples(model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, t
 
 
 def make_turns(model: Any, *, seed: int = 0) -> list[Sample]:
-    """Rollouts of two calls in one row, some with nothing between them, and a row of a third call that continues the first."""
+    """Rollouts of two calls in one row, some with nothing between them, and a row of a third call that continues the
+    first."""
     rng = random.Random(seed)
     samples = []
     for rollout in range(4):
@@ -65,31 +75,46 @@ def make_turns(model: Any, *, seed: int = 0) -> list[Sample]:
         )
         more = [rng.randrange(256) for _ in range(3 * (rollout % 2))]
         for number, completion in ((1, second), (2, third)):
-            calls = [-1] * len(prompt) + [0 if number == 1 else -1] * len(first) + [-1] * len(more) + [number] * len(completion)
+            calls = (
+                [-1] * len(prompt)
+                + [0 if number == 1 else -1] * len(first)
+                + [-1] * len(more)
+                + [number] * len(completion)
+            )
             of_call = np.array(calls, np.int32)
             draft = make_sample(prompt, first + more + completion, rollout=str(rollout))
             mask = of_call >= 0
-            draft = replace(draft, mask=mask, calls=of_call, weights=np.where(mask, np.float32(rng.random() / 40), np.float32(0)))
+            draft = replace(
+                draft, mask=mask, calls=of_call, weights=np.where(mask, np.float32(rng.random() / 40), np.float32(0))
+            )
             noise = np.array([rng.gauss(0, 0.3) for _ in calls], np.float32)
             with torch.no_grad():
                 own = np.zeros(len(calls), np.float32)
                 own[mask] = score(model, draft).numpy()
             advantages = np.array([rng.gauss(0, 1) for _ in calls], np.float32)
-            samples.append(replace(draft, logprobs=np.where(mask, own + noise, 0), advantages=np.where(mask, advantages, np.float32(0))))
+            samples.append(
+                replace(
+                    draft, logprobs=np.where(mask, own + noise, 0), advantages=np.where(mask, advantages, np.float32(0))
+                )
+            )
     return samples
 
 
 CLIPS = {"clip_low": 0.1, "clip_high": 0.1}
 
 
-def plain_gradients(model: Any, samples: Sequence[Sample], loss: str = "ppo_clip", **clips: float) -> dict[str, torch.Tensor]:
+def plain_gradients(
+    model: Any, samples: Sequence[Sample], loss: str = "ppo_clip", **clips: float
+) -> dict[str, torch.Tensor]:
     """Row by row, and within a row call by call."""
     model.zero_grad()
     total = torch.zeros(())
     for sample in samples:
         mask = torch.from_numpy(sample.mask)
         logprobs, calls = score(model, sample), torch.from_numpy(sample.calls)[mask]
-        old, advantages, weights = (torch.from_numpy(getattr(sample, name))[mask] for name in ("logprobs", "advantages", "weights"))
+        old, advantages, weights = (
+            torch.from_numpy(getattr(sample, name))[mask] for name in ("logprobs", "advantages", "weights")
+        )
         for call in set(calls.tolist()):
             here = calls == call
             batch = TokenBatch(
@@ -225,13 +250,18 @@ def test_learning_rate_zero_leaves_every_bit(make_backend: MakeBackend) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"minibatches": 3, "epochs": 2}])
-def test_a_loss_that_is_not_finite_leaves_weights_and_version(make_backend: MakeBackend, options: dict[str, int]) -> None:
+def test_a_loss_that_is_not_finite_leaves_weights_and_version(
+    make_backend: MakeBackend, options: dict[str, int]
+) -> None:
     backend = make_backend(**options)
     samples = make_samples(backend.learner.model)
     backend.learn(samples)
     before = {name: value.clone() for name, value in backend.learner.model.state_dict().items()}
     logprobs = np.where(samples[-1].mask, np.float32(-500.0), np.float32(0.0))
-    broken = [*samples[:-1], replace(samples[-1], logprobs=logprobs, advantages=np.where(samples[-1].mask, np.float32(-1), np.float32(0)))]
+    broken = [
+        *samples[:-1],
+        replace(samples[-1], logprobs=logprobs, advantages=np.where(samples[-1].mask, np.float32(-1), np.float32(0))),
+    ]
     with pytest.raises(BackendError, match="weights stay at version 1"):
         backend.learn(broken)
     assert backend.engine.info.version == 1
@@ -249,7 +279,9 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_version(make_backend: Make
         ({"token_ids": np.full(6, 9999, np.int32)}, "outside 0..263"),
     ],
 )
-def test_samples_that_cannot_be_trained_on_are_named(make_backend: MakeBackend, change: dict[str, Any], said: str) -> None:
+def test_samples_that_cannot_be_trained_on_are_named(
+    make_backend: MakeBackend, change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(BackendError, match=said):
         make_backend().learn([replace(make_sample([1, 2, 3], [4, 5, 6]), **change)])
 
@@ -259,7 +291,9 @@ def test_minibatches_and_epochs_take_more_updates_and_scale_to_the_whole_step() 
     samples = make_samples(model, groups=4)
     learner = make_learner(model, minibatches=4, epochs=3)
     dealt = learner._deal(samples)
-    assert sorted(sample.rollout_id for part in dealt for sample in part) == sorted(sample.rollout_id for sample in samples)
+    assert sorted(sample.rollout_id for part in dealt for sample in part) == sorted(
+        sample.rollout_id for sample in samples
+    )
     assert [len(part) for part in dealt] == [4, 4, 4, 4]
     report = learner.learn(samples)
     assert int(next(iter(learner.optimizer.state.values()))["step"]) == 12
@@ -287,7 +321,10 @@ def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy_back(make_backe
 
 def test_importance_cap_measures_ratios_to_the_policy_before_the_step(make_backend: MakeBackend) -> None:
     backend = make_backend(importance_cap=1.5, epochs=2, minibatches=2)
-    samples = [replace(sample, versions=np.where(sample.mask, -2, -1).astype(np.int32)) for sample in make_samples(backend.learner.model)]
+    samples = [
+        replace(sample, versions=np.where(sample.mask, -2, -1).astype(np.int32))
+        for sample in make_samples(backend.learner.model)
+    ]
     report = backend.learn(samples)
     assert 0.5 < report.metrics["importance"] < 1.5
     assert report.metrics["staleness_max"] == 2.0
@@ -295,7 +332,8 @@ def test_importance_cap_measures_ratios_to_the_policy_before_the_step(make_backe
 
 def test_importance_mask_leaves_out_tokens_that_the_engine_saw_otherwise(make_backend: MakeBackend) -> None:
     capped, narrow, wide = (
-        make_backend(**options) for options in ({"importance_cap": 1e6}, {"importance_mask": (0.9, 1.1)}, {"importance_mask": (1e-6, 1e6)})
+        make_backend(**options)
+        for options in ({"importance_cap": 1e6}, {"importance_mask": (0.9, 1.1)}, {"importance_mask": (1e-6, 1e6)})
     )
     samples = make_samples(capped.learner.model)
     all_of_them, few, again = (backend.learn(samples).metrics["importance"] for backend in (capped, narrow, wide))
@@ -306,7 +344,9 @@ def test_importance_mask_leaves_out_tokens_that_the_engine_saw_otherwise(make_ba
 def test_an_entropy_term_keeps_the_policy_undecided(make_backend: MakeBackend) -> None:
     """Also on rows without any advantage, which have no other part in the loss."""
     plain, undecided = make_backend(), make_backend(entropy_coef=1.0)
-    silent = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in make_samples(plain.learner.model)]
+    silent = [
+        replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in make_samples(plain.learner.model)
+    ]
     assert plain.learn(silent).policy_version == 0
     before, *_, after = [undecided.learn(silent).metrics["entropy"] for _ in range(6)]
     assert after > before + 0.01

@@ -1,4 +1,5 @@
-"""A small policy is served before transformers is imported, and learned from afterwards: the same weights, tokens and folders."""
+"""A small policy is served before transformers is imported, and learned from afterwards: the same weights, tokens and
+folders."""
 
 from __future__ import annotations
 

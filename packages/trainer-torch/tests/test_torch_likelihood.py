@@ -59,10 +59,15 @@ async def test_gains_are_those_of_the_policy_and_grow_where_it_has_learned_to_an
     assert after[1] > gains[1] + 0.02, "of the weights of now: what it learned to answer from is worth more"
 
 
-async def test_ratios_are_those_of_the_policy_that_is_told_the_end(make_backend: MakeBackend, policy: str, search: Trajectory) -> None:
+async def test_ratios_are_those_of_the_policy_that_is_told_the_end(
+    make_backend: MakeBackend, policy: str, search: Trajectory
+) -> None:
     backend = make_backend()
     told = [ord(letter) - 33 for letter in "end:42"]
-    means = [mean_logprob(backend, [*told, *call.prompt_ids.tolist()], call.completion_ids.tolist()) for call in search.transitions]
+    means = [
+        mean_logprob(backend, [*told, *call.prompt_ids.tolist()], call.completion_ids.tolist())
+        for call in search.transitions
+    ]
     likely = np.exp(np.array(means) / 5.0)
     ratios = await score(Hindsight(hint="end:{output}", bounds=(0.0, 10.0)), search, backend, policy)
     np.testing.assert_allclose(ratios, likely / likely.mean(), atol=1e-5)

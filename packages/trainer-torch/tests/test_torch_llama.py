@@ -43,7 +43,9 @@ def with_lora() -> PreTrainedModel:
     model = make_model(tie_word_embeddings=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is about to go
-        adapted = get_peft_model(model, LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", task_type="CAUSAL_LM"))
+        adapted = get_peft_model(
+            model, LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
@@ -82,7 +84,8 @@ MODELS = {
 
 @torch.inference_mode()
 def generate(forward: Forward, layers: int) -> tuple[list[KeyValues], list[Tensor]]:
-    """Keys and values of the prompts, and logits of some steps in which rows of different lengths stand side by side."""
+    """Keys and values of the prompts, and logits of some steps in which rows of different lengths stand side by
+    side."""
     cache = SlotCache(layers)
     prefixes = [kv for prompt in PROMPTS for kv in forward.prefill([prompt], [[]])]
     cache.join(prefixes)
@@ -157,7 +160,8 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_transformers_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"hidden_act": "gelu"}, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}]
+    "overrides",
+    [{"hidden_act": "gelu"}, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}],
 )
 def test_what_it_does_not_know_is_left_to_transformers(overrides: dict[str, Any]) -> None:
     model = of_llama(**overrides)

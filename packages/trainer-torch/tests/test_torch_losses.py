@@ -25,7 +25,11 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def make_batch(
-    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, calls: torch.Tensor | None = None, **others: Any
+    logprobs: torch.Tensor,
+    old: torch.Tensor,
+    advantages: torch.Tensor,
+    calls: torch.Tensor | None = None,
+    **others: Any,
 ) -> TokenBatch:
     values = {"rollout_logprobs": old, "reference_logprobs": None, **others}
     calls = torch.zeros(len(logprobs), dtype=torch.int64) if calls is None else calls.long()
@@ -83,7 +87,8 @@ def test_every_loss_and_its_gradient_are_those_of_numpy(name: str, seed: int, lo
 
 @pytest.mark.parametrize("seed", range(6))
 def test_gspo_has_the_gradient_of_the_papers_sequence_objective(seed: int) -> None:
-    """Where all tokens of a call have one advantage, GSPO-token is GSPO (arXiv 2507.18071, eq. 5): finite differences of eq. 5."""
+    """Where all tokens of a call have one advantage, GSPO-token is GSPO (arXiv 2507.18071, eq. 5): finite differences
+    of eq. 5."""
     given_ = scene(seed)
     calls = given_["calls"].astype(np.int64)
     advantages = np.random.default_rng(seed).normal(size=5)
@@ -95,7 +100,9 @@ def test_gspo_has_the_gradient_of_the_papers_sequence_objective(seed: int) -> No
     steps = np.eye(len(calls)) * 1e-6
     expected = [(objective(given_["logprobs"] + step) - objective(given_["logprobs"] - step)) / 2e-6 for step in steps]
     logprobs = torch.from_numpy(given_["logprobs"]).requires_grad_()
-    batch = make_batch(logprobs, torch.from_numpy(given_["old"]), torch.from_numpy(advantages[calls]), torch.from_numpy(calls))
+    batch = make_batch(
+        logprobs, torch.from_numpy(given_["old"]), torch.from_numpy(advantages[calls]), torch.from_numpy(calls)
+    )
     per_token = LOSSES["gspo"](batch, clip_low=0.1, clip_high=0.1).losses / torch.from_numpy(np.bincount(calls)[calls])
     (gradient,) = torch.autograd.grad(per_token.sum(), logprobs)
     np.testing.assert_allclose(gradient.numpy(), expected, atol=1e-7)
@@ -110,7 +117,9 @@ def test_means_by_call() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("low", "high", "beta"), [(0.2, 0.2, 0.0), (0.2, 0.28, 0.0), (0.1, 0.3, 0.05)])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-def test_loss_and_gradient_are_those_of_verl(core_algos: Any, seed: int, low: float, high: float, beta: float, aggregation: str) -> None:
+def test_loss_and_gradient_are_those_of_verl(
+    core_algos: Any, seed: int, low: float, high: float, beta: float, aggregation: str
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, tokens = 6, 9
     old = -3 * torch.rand(rows, tokens, generator=generator)
@@ -125,7 +134,9 @@ def test_loss_and_gradient_are_those_of_verl(core_algos: Any, seed: int, low: fl
     (expected_gradient,) = torch.autograd.grad(expected, logprobs)
 
     batch = make_batch(logprobs.flatten(), old.flatten(), advantages.flatten())
-    token_loss = ppo_clip(batch, clip_low=low, clip_high=high).losses.view(rows, tokens) + beta * approximate_kl(reference - logprobs)
+    token_loss = ppo_clip(batch, clip_low=low, clip_high=high).losses.view(rows, tokens) + beta * approximate_kl(
+        reference - logprobs
+    )
     loss = (token_weights(mask, aggregation) * token_loss).sum()
     (gradient,) = torch.autograd.grad(loss, logprobs)
 
@@ -213,13 +224,16 @@ def verl_loss(
         clip_ratio_high = high
         global_batch_info: ClassVar[dict[str, Any]] = {}
 
-    loss, _ = core_algos.compute_policy_loss_vanilla(old, logprobs, advantages, mask, aggregation, Config(clip_ratio_c=c))
+    loss, _ = core_algos.compute_policy_loss_vanilla(
+        old, logprobs, advantages, mask, aggregation, Config(clip_ratio_c=c)
+    )
     result: torch.Tensor = loss
     return result
 
 
 def token_weights(mask: torch.Tensor, aggregation: str) -> torch.Tensor:
-    """`Sample.weights` of rows that are one rollout each: `token_mean` (DAPO), `rollout_mean` (GRPO), `constant` (Dr. GRPO)."""
+    """`Sample.weights` of rows that are one rollout each: `token_mean` (DAPO), `rollout_mean` (GRPO), `constant` (Dr.
+    GRPO)."""
     rows, tokens = mask.shape
     if aggregation == "token-mean":
         return mask / mask.sum()
@@ -230,13 +244,19 @@ def token_weights(mask: torch.Tensor, aggregation: str) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(log_ratio=st.floats(-3, 3), advantage=st.floats(-3, 3), low=st.floats(0, 0.9), high=st.floats(0, 2))
-def test_a_clipped_token_has_no_gradient_and_another_has(log_ratio: float, advantage: float, low: float, high: float) -> None:
+def test_a_clipped_token_has_no_gradient_and_another_has(
+    log_ratio: float, advantage: float, low: float, high: float
+) -> None:
     x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
     if min(abs(x.exp().item() - 1 + low), abs(x.exp().item() - 1 - high)) < 1e-6:
         return
-    found = ppo_clip(make_batch(x, torch.zeros_like(x), torch.tensor([advantage], dtype=torch.float64)), clip_low=low, clip_high=high)
+    found = ppo_clip(
+        make_batch(x, torch.zeros_like(x), torch.tensor([advantage], dtype=torch.float64)), clip_low=low, clip_high=high
+    )
     (gradient,) = torch.autograd.grad(found.losses.sum(), x)
-    assert gradient.item() == pytest.approx(0.0 if found.metrics["clip_fraction"].item() else -x.exp().item() * advantage)
+    assert gradient.item() == pytest.approx(
+        0.0 if found.metrics["clip_fraction"].item() else -x.exp().item() * advantage
+    )
 
 
 @given(st.one_of(st.floats(-5, 5), st.floats(-1e-6, 1e-6)))

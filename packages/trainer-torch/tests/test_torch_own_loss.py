@@ -1,4 +1,5 @@
-"""A user's own loss, from a file: it learns, and what is wrong with it is said in one sentence before anything heavy starts."""
+"""A user's own loss, from a file: it learns, and what is wrong with it is said in one sentence before anything heavy
+starts."""
 
 from __future__ import annotations
 
@@ -38,12 +39,30 @@ def write_loss(tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (PLAIN + "return -ratio * batch.advantages", r"returned a Tensor; return lightningrl_torch\.losses\.TokenLosses\(losses=\.\.\.\)"),
-        (PLAIN + "return TokenLosses(losses=(-ratio * batch.advantages).sum())", r"losses of shape \(\) for 48 tokens; one number a token"),
-        (PLAIN + "return TokenLosses(losses=-ratio * batch.advantages, metrics={'r': ratio.mean()})", r"gave r of shape \(\)"),
-        (PLAIN + "return TokenLosses(losses=-ratio * batch.advantages / 0 * 0)", "is not finite for 48 of 48 ordinary tokens"),
-        (PLAIN + "return TokenLosses(losses=-ratio.detach() * batch.advantages)", "has no gradient; compute it from batch.logprobs"),
-        ("return TokenLosses(losses=batch.logprob)", "raised AttributeError: 'TokenBatch' object has no attribute 'logprob'"),
+        (
+            PLAIN + "return -ratio * batch.advantages",
+            r"returned a Tensor; return lightningrl_torch\.losses\.TokenLosses\(losses=\.\.\.\)",
+        ),
+        (
+            PLAIN + "return TokenLosses(losses=(-ratio * batch.advantages).sum())",
+            r"losses of shape \(\) for 48 tokens; one number a token",
+        ),
+        (
+            PLAIN + "return TokenLosses(losses=-ratio * batch.advantages, metrics={'r': ratio.mean()})",
+            r"gave r of shape \(\)",
+        ),
+        (
+            PLAIN + "return TokenLosses(losses=-ratio * batch.advantages / 0 * 0)",
+            "is not finite for 48 of 48 ordinary tokens",
+        ),
+        (
+            PLAIN + "return TokenLosses(losses=-ratio.detach() * batch.advantages)",
+            "has no gradient; compute it from batch.logprobs",
+        ),
+        (
+            "return TokenLosses(losses=batch.logprob)",
+            "raised AttributeError: 'TokenBatch' object has no attribute 'logprob'",
+        ),
         ("return TokenLosses(losses=batch.logprobs - batch.reference_logprobs)", "raised TypeError"),
         (
             PLAIN + "return TokenLosses(losses=(ratio - 1).square() - ratio * batch.advantages)",
@@ -66,7 +85,10 @@ def test_a_loss_that_is_not_there_or_takes_no_such_option(write_loss: Callable[.
         ChosenLoss(f"{tmp_path / 'nowhere.py'}:loss", {})
     with pytest.raises(ConfigError, match="has no setting 'tau'"):
         ChosenLoss(there, {"tau": 1.0})
-    with pytest.raises(ConfigError, match=r"loss is 'dpo'; choose 'ppo_clip', 'gspo', 'cispo', 'reinforce', or your own: 'file.py:loss'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"loss is 'dpo'; choose 'ppo_clip', 'gspo', 'cispo', 'reinforce', or your own: 'file.py:loss'",
+    ):
         Settings(policy="tiny", loss="dpo")
     with pytest.raises(ConfigError, match="loss 'gspo' has no setting 'tau'"):
         Settings(policy="tiny", loss="gspo", loss_options={"tau": 1.0})
@@ -80,7 +102,10 @@ def test_the_tables_losses_are_proportional_to_the_advantage(name: str) -> None:
 
 def test_what_a_loss_says_of_itself_is_seen(write_loss: Callable[..., str]) -> None:
     pulled = ChosenLoss(
-        write_loss(PLAIN + "return TokenLosses(losses=(ratio - 1).square() - ratio * batch.advantages, has_other_terms=True)"), {}
+        write_loss(
+            PLAIN + "return TokenLosses(losses=(ratio - 1).square() - ratio * batch.advantages, has_other_terms=True)"
+        ),
+        {},
     )
     assert (pulled.is_proportional, pulled.has_other_terms) == (False, True)
     signs = ChosenLoss(write_loss(PLAIN + "return TokenLosses(losses=-ratio * batch.advantages.sign())"), {})
@@ -88,14 +113,20 @@ def test_what_a_loss_says_of_itself_is_seen(write_loss: Callable[..., str]) -> N
 
 
 def test_options_reach_the_loss(write_loss: Callable[..., str]) -> None:
-    own = write_loss("return LOSSES['ppo_clip'](batch, clip_low=width, clip_high=clip_high)", "batch, width, clip_high=9.0")
+    own = write_loss(
+        "return LOSSES['ppo_clip'](batch, clip_low=width, clip_high=clip_high)", "batch, width, clip_high=9.0"
+    )
     model, samples = make_model(), [make_sample(range(20), [5, 6, 7], 0.7, logprobs=[-6.0, -5.0, -0.5])]
-    ours = Learner(model, Settings(policy="tiny", loss=own, loss_options={"width": 0.1}, clip_high=0.3)).gradients(samples)
+    ours = Learner(model, Settings(policy="tiny", loss=own, loss_options={"width": 0.1}, clip_high=0.3)).gradients(
+        samples
+    )
     theirs = Learner(model, Settings(policy="tiny", clip_low=0.1, clip_high=0.3)).gradients(samples)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_loss_with_other_terms_keeps_the_rows_without_an_advantage(make_backend: MakeBackend, write_loss: Callable[..., str]) -> None:
+def test_a_loss_with_other_terms_keeps_the_rows_without_an_advantage(
+    make_backend: MakeBackend, write_loss: Callable[..., str]
+) -> None:
     body = PLAIN + "return TokenLosses(losses=(ratio - 1).square() - ratio * batch.advantages, has_other_terms=True)"
     silent = replace(make_sample([1, 2, 3], [4, 5]), advantages=np.zeros(5, np.float32))
     assert make_backend(loss=write_loss(body)).learn([silent]).tokens == 2
@@ -106,9 +137,14 @@ def test_a_loss_that_breaks_in_a_step_leaves_weights_and_gradients_as_they_were(
     make_backend: MakeBackend, write_loss: Callable[..., str]
 ) -> None:
     body = "if batch.advantages.min() < -9:\n        raise ValueError('too low')\n    return LOSSES['ppo_clip'](batch)"
-    broken, sound = make_backend(loss=write_loss(body), max_tokens_per_microbatch=1), make_backend(max_tokens_per_microbatch=1)
+    broken, sound = (
+        make_backend(loss=write_loss(body), max_tokens_per_microbatch=1),
+        make_backend(max_tokens_per_microbatch=1),
+    )
     good, bad = make_sample([1, 2, 3], [4, 5, 6], 0.5), make_sample([1, 2, 3], [7], -10.0)
-    with pytest.raises(ConfigError, match=r"own_loss_.* raised ValueError: too low \(own_loss_\d+\.py, line 6\); fix it"):
+    with pytest.raises(
+        ConfigError, match=r"own_loss_.* raised ValueError: too low \(own_loss_\d+\.py, line 6\); fix it"
+    ):
         broken.learn([good, bad])
     assert broken.engine.info.version == 0
     broken.learn([good])

@@ -31,7 +31,9 @@ def plain_logprobs(backend: TorchBackend, context: Sequence[int], tokens: Sequen
 
 
 def services(policies: PolicyQueries) -> RolloutServices:
-    trajectory = make_trajectory("r", [make_transition("r/0", policy="frozen", trainable=False), make_transition("r/1", policy="main")])
+    trajectory = make_trajectory(
+        "r", [make_transition("r/0", policy="frozen", trainable=False), make_transition("r/1", policy="main")]
+    )
     return RolloutServices(None, policies, trajectory)
 
 
@@ -112,14 +114,20 @@ async def test_what_a_rollout_asks_at_once_is_one_batch_beside_no_other_rollouts
     first = asyncio.create_task(services(policies).logprobs([1], [7]))
     await asyncio.to_thread(gate.begun.wait)
     one, other = services(policies), services(policies)
-    others = [asyncio.create_task(ask.logprobs([number % 5, 2], [number + 1])) for number in range(1, 21) for ask in (one, other)]
+    others = [
+        asyncio.create_task(ask.logprobs([number % 5, 2], [number + 1]))
+        for number in range(1, 21)
+        for ask in (one, other)
+    ]
     given_up = asyncio.create_task(one.logprobs([1], [1]))
     await asyncio.sleep(0)
     given_up.cancel()
     gate.go.set()
     found = await asyncio.gather(*others, return_exceptions=True)
     assert (await first).tolist() == [-7.0]
-    assert gate.batches == [1, 20, *[1] * 20, 20, *[1] * 20], "each rollout's went together, then each once more, by itself"
+    assert gate.batches == [1, 20, *[1] * 20, 20, *[1] * 20], (
+        "each rollout's went together, then each once more, by itself"
+    )
     for index, values in enumerate(found):
         number = 1 + index // 2
         if number % 5:

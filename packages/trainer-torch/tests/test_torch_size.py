@@ -35,8 +35,13 @@ def whole(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("all_are_large", "whole")
-def test_a_large_policy_on_a_cpu_learns_by_adapters_unless_the_recipe_says(make_backend: MakeBackend, policy: str, tmp_path: Path) -> None:
-    by_size, all_weights = TorchBackend(policy=policy, device="cpu"), TorchBackend(policy=policy, device="cpu", lora=False)
+def test_a_large_policy_on_a_cpu_learns_by_adapters_unless_the_recipe_says(
+    make_backend: MakeBackend, policy: str, tmp_path: Path
+) -> None:
+    by_size, all_weights = (
+        TorchBackend(policy=policy, device="cpu"),
+        TorchBackend(policy=policy, device="cpu", lora=False),
+    )
     assert all("lora_" in name for name in by_size.learner.parameters)
     assert not any("lora_" in name for name in all_weights.learner.parameters)
     assert (by_size.settings.learning_rate, all_weights.settings.learning_rate) == (1e-4, 1e-5)
@@ -98,7 +103,9 @@ def test_a_large_policy_decodes_on_all_threads_or_half_beside_its_learner() -> N
 
 def test_the_tokens_of_a_microbatch_keep_memory_bounded() -> None:
     def tokens(hidden: int, inner: int, layers: int) -> int:
-        shape = Qwen2Config(vocab_size=8, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=14)
+        shape = Qwen2Config(
+            vocab_size=8, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=14
+        )
         with torch.device("meta"):
             return _size.tokens_at_once(Qwen2ForCausalLM(shape))
 

@@ -39,7 +39,8 @@ def tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def thinking_stripped(rng: random.Random, turns: int = 4) -> list[Sample]:
-    """A call's thinking is not in the history of the next: each call leaves the one before it where that began to think."""
+    """A call's thinking is not in the history of the next: each call leaves the one before it where that began to
+    think."""
     history, rows = tokens(rng, 20), []
     for _ in range(turns):
         thinking, answer, result = tokens(rng, 9), tokens(rng, 5), tokens(rng, 6)
@@ -60,7 +61,11 @@ def forks(rng: random.Random) -> list[Sample]:
 
 def duplicates(rng: random.Random) -> list[Sample]:
     prompt, completion = tokens(rng, 12), tokens(rng, 6)
-    return [make_sample(prompt, completion), make_sample(prompt, completion), make_sample(prompt + completion[:2], completion[2:])]
+    return [
+        make_sample(prompt, completion),
+        make_sample(prompt, completion),
+        make_sample(prompt + completion[:2], completion[2:]),
+    ]
 
 
 def prefixes(rng: random.Random) -> list[Sample]:
@@ -86,7 +91,9 @@ def make_samples(*shapes: Callable[[random.Random], list[Sample]]) -> list[Sampl
             "advantages": chance.normal(size=len(row.mask)),
             "weights": chance.random(len(row.mask)) / 100,
         }
-        columns: dict[str, Any] = {name: np.where(row.mask, values, 0).astype(np.float32) for name, values in drawn.items()}
+        columns: dict[str, Any] = {
+            name: np.where(row.mask, values, 0).astype(np.float32) for name, values in drawn.items()
+        }
         rows.append(replace(row, rollout_id=str(number), **columns))
     return rows
 
@@ -100,7 +107,9 @@ def make_learner(*, share: bool, model: Any = None, **options: Any) -> Learner:
 
 
 def normalize(module: Any, states: torch.Tensor) -> torch.Tensor:
-    scale: torch.Tensor = module.weight * states * (states.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
+    scale: torch.Tensor = (
+        module.weight * states * (states.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
+    )
     return scale
 
 
@@ -131,7 +140,9 @@ def test_loss_and_every_gradient_are_those_of_one_call_rows(
         assert metrics[name] == pytest.approx(plain_metrics[name], rel=1e-10, abs=1e-12)
     if costs in (ALWAYS, TOGETHER):
         assert metrics["trie_efficiency"] == 1.0
-    assert plain_metrics["trie_efficiency"] == count_distinct(samples) / sum(len(sample.token_ids) for sample in samples)
+    assert plain_metrics["trie_efficiency"] == count_distinct(samples) / sum(
+        len(sample.token_ids) for sample in samples
+    )
 
 
 @pytest.mark.parametrize("budget", [1, 30, 100])
@@ -149,14 +160,20 @@ def test_other_terms_and_checkpointed_layers_follow_the_paths(options: dict[str,
         for model in models:
             model.activation_checkpointing_enable({"use_reentrant": False})
     plain, trees = (
-        make_learner(share=share, model=model, **options).gradients(samples) for share, model in zip((False, True), models, strict=True)
+        make_learner(share=share, model=model, **options).gradients(samples)
+        for share, model in zip((False, True), models, strict=True)
     )
     assert difference(trees, plain) < 1e-10
 
 
 def test_an_own_critic_follows_the_paths(make_backend: MakeBackend, policy: str) -> None:
-    samples = [replace(sample, value_targets=np.where(sample.mask, np.float32(0.5), np.nan)) for sample in make_samples(*SHAPES)]
-    found = [make_backend(critic={"model": policy}, share_prefixes=share).learn(samples).metrics for share in (False, True)]
+    samples = [
+        replace(sample, value_targets=np.where(sample.mask, np.float32(0.5), np.nan))
+        for sample in make_samples(*SHAPES)
+    ]
+    found = [
+        make_backend(critic={"model": policy}, share_prefixes=share).learn(samples).metrics for share in (False, True)
+    ]
     assert found[1]["trie_efficiency"] > 2 * found[0]["trie_efficiency"] > 0.0
     assert found[1]["value_grad_norm"] == pytest.approx(found[0]["value_grad_norm"], rel=1e-4)
 
@@ -179,7 +196,9 @@ def visible(plan: Plan) -> dict[int, list[int]]:
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(
-        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
+        st.tuples(
+            st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)
+        ),
         min_size=1,
         max_size=8,
     ),
@@ -191,7 +210,9 @@ def test_every_sample_is_a_path_of_exactly_one_tree_and_looks_along_it(
 ) -> None:
     samples = [make_sample(prompt, completion, rollout=str(number)) for number, (prompt, completion) in enumerate(rows)]
     trees = build_trees(samples, max_tokens=max_tokens, costs=costs)
-    assert sorted(sample.rollout_id for tree in trees for sample in tree.samples) == sorted(sample.rollout_id for sample in samples)
+    assert sorted(sample.rollout_id for tree in trees for sample in tree.samples) == sorted(
+        sample.rollout_id for sample in samples
+    )
     for tree in trees:
         assert tree.size <= max_tokens or len(tree.samples[0].token_ids) > max_tokens
         ids, positions = np.concatenate(tree.token_ids), np.concatenate(tree.positions)
@@ -225,7 +246,9 @@ def test_no_mask_is_as_large_as_all_tokens_by_all_tokens() -> None:
 
 def test_little_in_common_is_computed_twice_where_that_costs_less() -> None:
     samples = [make_sample([1], [number] * 1000, rollout=str(number)) for number in (2, 3)]
-    cheap, dear = (next(build_batches(samples, max_tokens=5000, costs=Costs(token=cost, call=0.0))) for cost in (10.0, 1e6))
+    cheap, dear = (
+        next(build_batches(samples, max_tokens=5000, costs=Costs(token=cost, call=0.0))) for cost in (10.0, 1e6)
+    )
     assert (cheap.token_ids.size, dear.token_ids.size) == (2002, 2001)
 
 
@@ -233,7 +256,9 @@ def test_models_that_follow_no_paths_learn_from_plain_rows() -> None:
     assert follows_paths(make_model())
     assert not follows_paths(make_model(attn_implementation="eager"))
     assert not follows_paths(make_model(use_sliding_window=True, sliding_window=4, max_window_layers=0))
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2))
+    llama = LlamaForCausalLM(
+        LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    )
     assert follows_paths(llama)
     heads = llama.model.layers[1].self_attn
     forward = heads.forward

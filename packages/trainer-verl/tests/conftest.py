@@ -1,4 +1,5 @@
-"""Fixtures: a tiny policy, and processes with verl's environment. Collects nothing where verl and its CPU support are not installed."""
+"""Fixtures: a tiny policy, and processes with verl's environment. Collects nothing where verl and its CPU support are
+not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import pytest
 from sizes import PATIENCE_S
 
 INSTALLED = all(
-    importlib.util.find_spec(name) is not None for name in ("lightningrl_verl", "lightningrl_verl_cpu", "ray", "transfer_queue")
+    importlib.util.find_spec(name) is not None
+    for name in ("lightningrl_verl", "lightningrl_verl_cpu", "ray", "transfer_queue")
 )
 collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
 
@@ -25,10 +27,13 @@ if INSTALLED:  # verl reads it when it is imported, and pytest imports test file
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny policy that vLLM serves too: heads of 32, and more embeddings than its tokenizer has tokens, as many models have."""
+    """A tiny policy that vLLM serves too: heads of 32, and more embeddings than its tokenizer has tokens, as many
+    models have."""
     from lightningrl_torch.testing import save_policy
 
-    return save_policy(tmp_path_factory.mktemp("policy"), hidden_size=64, num_attention_heads=2, num_key_value_heads=1, vocab_size=320)
+    return save_policy(
+        tmp_path_factory.mktemp("policy"), hidden_size=64, num_attention_heads=2, num_key_value_heads=1, vocab_size=320
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""The gradient of the same samples on both backends, printed as JSON: cosine and length ratio, for rows as they are and rows gone wrong.
+"""The gradient of the same samples on both backends, printed as JSON: cosine and length ratio, for rows as they are and
+rows gone wrong.
 
 usage: process_agreement.py POLICY LOSS
 """
@@ -52,7 +53,8 @@ def logprobs_of(model: Any, sample: Sample) -> np.ndarray:
 
 
 def make_samples(model: Any, rows: str) -> list[Sample]:
-    """Four rollouts of one to four calls, each call with an advantage of its own; the policy has moved a little since they were sampled."""
+    """Four rollouts of one to four calls, each call with an advantage of its own; the policy has moved a little since
+    they were sampled."""
     global random
     random = np.random.default_rng(3)
     trajectories, advantages = [], []
@@ -61,7 +63,9 @@ def make_samples(model: Any, rows: str) -> list[Sample]:
         for call in range(calls):
             completion = tokens(int(random.integers(2, 6)))
             parent = f"{number}/{call - 1}" if call else None
-            transitions.append(make_transition(f"{number}/{call}", prompt=history, completion=completion, parent=parent))
+            transitions.append(
+                make_transition(f"{number}/{call}", prompt=history, completion=completion, parent=parent)
+            )
             credit.append(np.full(len(completion), random.normal(), np.float32))
             history = (*history, *completion, *tokens(2 * (call % 2)))  # nothing between a rollout's first two calls
         trajectories.append(make_trajectory(str(number), transitions))
@@ -77,7 +81,10 @@ def make_samples(model: Any, rows: str) -> list[Sample]:
 def make_worker() -> Any:
     exact = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     model = HFModelConfig(
-        path=POLICY, use_remove_padding=False, enable_gradient_checkpointing=False, override_config={"attn_implementation": "sdpa"}
+        path=POLICY,
+        use_remove_padding=False,
+        enable_gradient_checkpointing=False,
+        override_config={"attn_implementation": "sdpa"},
     )
     engine = FSDPEngineConfig(
         strategy="fsdp2",
@@ -88,7 +95,9 @@ def make_worker() -> Any:
         max_token_len_per_gpu=64,
         infer_max_token_len_per_gpu=64,
     )
-    optimizer = FSDPOptimizerConfig(optimizer="SGD", lr=RATE, total_training_steps=10, lr_warmup_steps=0, weight_decay=0.0, clip_grad=1e9)
+    optimizer = FSDPOptimizerConfig(
+        optimizer="SGD", lr=RATE, total_training_steps=10, lr_warmup_steps=0, weight_decay=0.0, clip_grad=1e9
+    )
     worker = TrainingWorker(
         TrainingWorkerConfig(
             model_type="language_model",
@@ -128,7 +137,16 @@ def verl_gradient(worker: Any, samples: list[Sample], spoil: Any = None) -> tupl
         spoil(rows)
     for row in rows:
         row |= {"advantages": row["rm_scores"], "old_log_probs": row["rollout_log_probs"]}
-    names = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "advantages", "old_log_probs")
+    names = (
+        "prompts",
+        "responses",
+        "input_ids",
+        "position_ids",
+        "response_mask",
+        "loss_mask",
+        "advantages",
+        "old_log_probs",
+    )
     data = TensorDict({name: nest([row[name] for row in rows]) for name in names}, batch_size=len(rows))
     options = {
         "global_batch_size": len(rows),

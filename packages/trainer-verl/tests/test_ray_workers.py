@@ -1,4 +1,5 @@
-"""Workers over a Ray cluster: what every launcher does, and what only a cluster does: actors and nodes that die, code that travels."""
+"""Workers over a Ray cluster: what every launcher does, and what only a cluster does: actors and nodes that die, code
+that travels."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 
 import pytest
 import ray
@@ -36,7 +41,9 @@ from lightningrl_verl.ray_code import pack_folder, unpack_folder
 from lightningrl_verl.ray_connection import check_gcs
 from lightningrl_verl.ray_workers import RayLauncher
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,11 +75,25 @@ def folder(tmp_path: Path) -> Path:
 
 def make_pool(server: ScriptedServer, folder: Path, launcher: RayLauncher, workers: int = 1) -> WorkerPool:
     logs = folder / "logs"
-    return WorkerPool(server.url, server.run_key, "agents.py:act", workers=workers, base_dir=folder, log_folder=logs, launcher=launcher)
+    return WorkerPool(
+        server.url,
+        server.run_key,
+        "agents.py:act",
+        workers=workers,
+        base_dir=folder,
+        log_folder=logs,
+        launcher=launcher,
+    )
 
 
 def make_plan(**settings: str) -> WorkerPlan:
-    known = {"server_url": "http://127.0.0.1:8000", "worker_key": "key", "worker_id": "w", "agent": "agents.py:act", **settings}
+    known = {
+        "server_url": "http://127.0.0.1:8000",
+        "worker_key": "key",
+        "worker_id": "w",
+        "agent": "agents.py:act",
+        **settings,
+    }
     return WorkerPlan(settings=WorkerSettings(**known))  # type: ignore[arg-type]
 
 
@@ -87,7 +108,9 @@ def parent_of(pid: int) -> int:
 
 def wait_gone(pid: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
+    while (
+        Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    ):
         assert time.monotonic() < deadline, f"process {pid} lives on"
         time.sleep(0.02)
 
@@ -136,8 +159,13 @@ async def test_a_node_that_goes_down_ends_its_attempts_and_the_workers_go_elsewh
         await server.wait_finished("r1", "r2")
         server.add_rollout("r3", {"do": "ask"})
         await server.wait_finished("r3")
-    assert [(server.result(name) or {})["outcome"] for name in ("r1", "r2", "r3")] == ["infrastructure_error"] * 2 + ["succeeded"]
-    for name in ("r1", "r2"):  # a node of a test dies piece by piece: its supervisor may see a worker's end before its own
+    assert [(server.result(name) or {})["outcome"] for name in ("r1", "r2", "r3")] == ["infrastructure_error"] * 2 + [
+        "succeeded"
+    ]
+    for name in (
+        "r1",
+        "r2",
+    ):  # a node of a test dies piece by piece: its supervisor may see a worker's end before its own
         assert re.search("was lost with its Ray actor|died with SIGKILL", (server.result(name) or {})["error"])
     await asyncio.to_thread(cluster.remove_node, far[1], allow_graceful=False)
     while len(ray_connection.find_nodes()) > 1:  # until Ray knows it too; it would put the next test's workers there
@@ -146,15 +174,21 @@ async def test_a_node_that_goes_down_ends_its_attempts_and_the_workers_go_elsewh
 
 async def test_workers_find_no_place_on_a_cluster_that_is_too_small(server: ScriptedServer, folder: Path) -> None:
     pool = make_pool(server, folder, create_ray_launcher(num_cpus=100, start_timeout_s=1))
-    with pytest.raises(WorkerPoolError, match=r"no place on the Ray cluster for 1 s: it asks for 100 CPU, free are . CPU; start fewer"):
+    with pytest.raises(
+        WorkerPoolError, match=r"no place on the Ray cluster for 1 s: it asks for 100 CPU, free are . CPU; start fewer"
+    ):
         await pool.start()
     await pool.stop()
 
 
-async def test_a_server_that_only_this_machine_reaches_is_refused_for_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_only_this_machine_reaches_is_refused_for_other_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ray_workers, "find_nodes", lambda: [ray_connection.Node("another", "10.9.8.7", {"CPU": 1.0})])
     launcher = create_ray_launcher()
-    with pytest.raises(ConfigError, match=r"workers on node 10\.9\.8\.7 cannot reach the server at 'http://127.*--host 0\.0\.0\.0"):
+    with pytest.raises(
+        ConfigError, match=r"workers on node 10\.9\.8\.7 cannot reach the server at 'http://127.*--host 0\.0\.0\.0"
+    ):
         await launcher.start(1, make_plan())
     await launcher.stop(0.0)
 
@@ -276,13 +310,21 @@ def test_a_folder_travels_without_what_belongs_to_this_machine(tmp_path: Path, m
     (tmp_path / "recipe/tools/run.sh").chmod(0o755)
     packed = pack_folder(tmp_path / "recipe", exclude=["data/*"])
     there = unpack_folder(packed)
-    assert sorted(str(file.relative_to(there)) for file in there.rglob("*") if file.is_file()) == ["agent.py", "tools/run.sh"]
+    assert sorted(str(file.relative_to(there)) for file in there.rglob("*") if file.is_file()) == [
+        "agent.py",
+        "tools/run.sh",
+    ]
     assert os.access(there / "tools/run.sh", os.X_OK)
     assert unpack_folder(packed) == there
-    with pytest.raises(ConfigError, match=r"at most 0\.0 MiB go \(largest: '[a-z/.]+', 0\.0 MiB\); leave files out with"):
+    with pytest.raises(
+        ConfigError, match=r"at most 0\.0 MiB go \(largest: '[a-z/.]+', 0\.0 MiB\); leave files out with"
+    ):
         pack_folder(tmp_path / "recipe", most_bytes=1000)
 
 
 def test_the_plugin_is_listed_without_importing_ray() -> None:
     code = "import sys, lightningrl_verl.plugin as p; print([x.name for x in p.lightningrl_worker_launchers()], 'ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "['ray'] False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "['ray'] False\n"
+    )

@@ -1,4 +1,5 @@
-"""The same samples have the same loss and gradient on both backends, and the test would notice credit that went astray."""
+"""The same samples have the same loss and gradient on both backends, and the test would notice credit that went
+astray."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ from lightningrl_torch.testing import save_policy
 
 
 @pytest.fixture(scope="module", params=LOSSES)
-def report(request: pytest.FixtureRequest, run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """On a policy without padding: what its padding weighs, the two count differently (`lightningrl_verl.vocabulary`)."""
+def report(
+    request: pytest.FixtureRequest, run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """On a policy without padding: what its padding weighs, the two count differently
+    (`lightningrl_verl.vocabulary`)."""
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 257}
     policy = save_policy(tmp_path_factory.mktemp("policy"), **shape)
     return dict(json.loads(run_script("process_agreement.py", policy, request.param).strip().splitlines()[-1]))

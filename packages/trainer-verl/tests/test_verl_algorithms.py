@@ -1,4 +1,5 @@
-"""What else verl brings to a recipe: a critic, a reference KL, GSPO over several updates, LoRA. Each learns what its advantages say."""
+"""What else verl brings to a recipe: a critic, a reference KL, GSPO over several updates, LoRA. Each learns what its
+advantages say."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def run(policy: str, steps: int = 4, **settings: Any) -> tuple[float, float, lis
         async def scene() -> tuple[float, float, list[LearnReport]]:
             elsewhere = listening()
             before = await even_share(backend)
-            assert any(port in MEETING_PORTS for port in listening() - elsewhere), "no outgoing connection takes the ranks' port meanwhile"
+            assert any(port in MEETING_PORTS for port in listening() - elsewhere), (
+                "no outgoing connection takes the ranks' port meanwhile"
+            )
             reports = await train(backend, steps)
             return before, await even_share(backend), reports
 
@@ -65,7 +68,9 @@ def run(policy: str, steps: int = 4, **settings: Any) -> tuple[float, float, lis
 
 
 def test_ppo_with_a_critic_and_a_reference_kl(policy: str) -> None:
-    before, after, reports = run(policy, steps=6, critic={"learning_rate": 1e-2}, kl_coef=1e-3, engine="transformers", gpus_per_node=2)
+    before, after, reports = run(
+        policy, steps=6, critic={"learning_rate": 1e-2}, kl_coef=1e-3, engine="transformers", gpus_per_node=2
+    )
     assert after > before + 0.2
     values = [report.metrics["value_loss"] for report in reports]
     assert np.isfinite(values).all()
@@ -74,7 +79,9 @@ def test_ppo_with_a_critic_and_a_reference_kl(policy: str) -> None:
 
 
 def test_gspo_in_several_minibatches_and_epochs(policy: str) -> None:
-    before, after, reports = run(policy, loss="gspo", minibatches=2, epochs=2, clip_low=0.5, clip_high=0.5, engine="transformers")
+    before, after, reports = run(
+        policy, loss="gspo", minibatches=2, epochs=2, clip_low=0.5, clip_high=0.5, engine="transformers"
+    )
     assert after > before + 0.2
     assert all(report.metrics["rows"] == 32 for report in reports)
 
@@ -91,7 +98,8 @@ def pulled(batch: TokenBatch, *, pull: float) -> TokenLosses:
 
 
 def test_a_users_own_loss_in_rays_processes(policy: str, tmp_path: Path) -> None:
-    """Not proportional to the advantage, with a term that stays where that is 0: verl averages it, and keeps every row."""
+    """Not proportional to the advantage, with a term that stays where that is 0: verl averages it, and keeps every
+    row."""
     (tmp_path / "verl_pulled.py").write_text(OWN_LOSS, encoding="utf-8")
     options: dict[str, Any] = {
         "loss": f"{tmp_path / 'verl_pulled.py'}:pulled",
@@ -106,7 +114,9 @@ def test_a_users_own_loss_in_rays_processes(policy: str, tmp_path: Path) -> None
 
 
 def test_lora_is_served_by_vllm_and_merged_on_export(policy: str, tmp_path: Path) -> None:
-    backend = create_backend(policy=policy, name="policy", dtype="float32", learning_rate=3e-2, lora={"rank": 4}, verl=MERGED)
+    backend = create_backend(
+        policy=policy, name="policy", dtype="float32", learning_rate=3e-2, lora={"rank": 4}, verl=MERGED
+    )
     try:
 
         async def scene() -> tuple[float, float, Any, list[LearnReport]]:
@@ -121,10 +131,13 @@ def test_lora_is_served_by_vllm_and_merged_on_export(policy: str, tmp_path: Path
     finally:
         backend.close()
     assert after > before + 0.2
-    # verl sends merged adapters in bfloat16 (workers/engine/fsdp/transformer_impl.py:1082), so replica and trainer agree to its precision
+    # verl sends merged adapters in bfloat16 (workers/engine/fsdp/transformer_impl.py:1082), so replica and trainer
+    # agree to its precision
     assert all(report.metrics["probability_gap_max"] < 2e-2 for report in reports)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = torch.tensor([[*PROMPT, *made.token_ids]])
     with torch.no_grad():
         logprobs = merged(ids).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-    assert logprobs.gather(1, torch.tensor(made.token_ids)[:, None])[:, 0].tolist() == pytest.approx(list(made.logprobs), abs=5e-2)
+    assert logprobs.gather(1, torch.tensor(made.token_ids)[:, None])[:, 0].tolist() == pytest.approx(
+        list(made.logprobs), abs=5e-2
+    )

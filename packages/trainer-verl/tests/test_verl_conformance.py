@@ -1,4 +1,5 @@
-"""The verl backend does what every trainer backend does: the same suite that the torch backend passes, with vLLM replicas."""
+"""The verl backend does what every trainer backend does: the same suite that the torch backend passes, with vLLM
+replicas."""
 
 from __future__ import annotations
 
@@ -33,12 +34,19 @@ class TestVerl(BackendConformance):
         self._resting = resting
 
     def make_backend(self, **learner: object) -> Backend:
-        settings: dict[str, Any] = {"policy": self._folder, "name": "policy", "dtype": "float32", "learning_rate": 1e-3, **learner}
+        settings: dict[str, Any] = {
+            "policy": self._folder,
+            "name": "policy",
+            "dtype": "float32",
+            "learning_rate": 1e-3,
+            **learner,
+        }
         return create_backend(**settings)
 
     @asynccontextmanager
     async def backend(self, **learner: object) -> AsyncIterator[Backend]:
-        """Tests that never learn share a backend: verl takes most of a minute to start, and a Ray namespace holds one at a time."""
+        """Tests that never learn share a backend: verl takes most of a minute to start, and a Ray namespace holds one
+        at a time."""
         if learner:
             for idle in self._resting.values():
                 await asyncio.to_thread(idle.close)

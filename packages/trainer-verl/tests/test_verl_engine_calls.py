@@ -26,7 +26,9 @@ def text_of(tokens: Sequence[int]) -> str:
         ("", ("a",), ""),
     ],
 )
-def test_a_completion_ends_with_the_token_that_completes_a_stop_string(text: str, stops: tuple[str, ...], kept: str) -> None:
+def test_a_completion_ends_with_the_token_that_completes_a_stop_string(
+    text: str, stops: tuple[str, ...], kept: str
+) -> None:
     tokens = [ord(character) for character in text]
     assert text_of(tokens[: cut_at_stop(tokens, stops, text_of)]) == kept
 

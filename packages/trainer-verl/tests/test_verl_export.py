@@ -1,4 +1,5 @@
-"""A checkpoint as verl's FSDP writes it, exported: the trained weights, in the policy's dtype, whatever has adapters."""
+"""A checkpoint as verl's FSDP writes it, exported: the trained weights, in the policy's dtype, whatever has
+adapters."""
 
 from __future__ import annotations
 
@@ -56,18 +57,28 @@ def save(model: Any, policy: Path, actor: Path, mesh: DeviceMesh, *, is_lora: bo
 
 @pytest.mark.parametrize("targets", [None, ["q_proj"], ["q_proj", "lm_head"]], ids=["full", "lora", "head"])
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_checkpoint_is_exported_as_it_was_trained(tmp_path: Path, mesh: DeviceMesh, own: torch.dtype, targets: list[str] | None) -> None:
+def test_a_checkpoint_is_exported_as_it_was_trained(
+    tmp_path: Path, mesh: DeviceMesh, own: torch.dtype, targets: list[str] | None
+) -> None:
     policy = Path(save_policy(tmp_path / "policy"))
     config = json.loads((policy / "config.json").read_text())
     (policy / "config.json").write_text(json.dumps({**config, "dtype": str(own).removeprefix("torch.")}))
     model = train(policy, targets)
     save(model, policy, tmp_path / "actor", mesh, is_lora=targets is not None)
     facts = PolicyFacts(
-        model=str(policy), context_length=128, eos_ids=(256,), dtype=own, tokenizer=AutoTokenizer.from_pretrained(policy), text_of=str
+        model=str(policy),
+        context_length=128,
+        eos_ids=(256,),
+        dtype=own,
+        tokenizer=AutoTokenizer.from_pretrained(policy),
+        text_of=str,
     )
     with torch.no_grad():
         trained = model(IDS).logits
-        for asked, expected, near in ((None, own, 1e-4 if own is torch.float32 else 0.1), ("float32", torch.float32, 1e-4)):
+        for asked, expected, near in (
+            (None, own, 1e-4 if own is torch.float32 else 0.1),
+            ("float32", torch.float32, 1e-4),
+        ):
             folder = tmp_path / f"exported-{asked}"
             export_checkpoint(tmp_path / "actor", folder, policy=facts, megatron=False, dtype=asked)
             exported = AutoModelForCausalLM.from_pretrained(folder)

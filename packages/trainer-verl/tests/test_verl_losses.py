@@ -58,13 +58,20 @@ def test_each_is_the_tables_call_by_call(loss: str, seed: int) -> None:
     (gradient,) = torch.autograd.grad(ours, given_["log_prob"])
     expected = torch.zeros(())
     for row, mask in enumerate(given_["response_mask"].tolist()):
-        runs = [list(run) for sampled, run in itertools.groupby(range(len(mask)), key=lambda token: mask[token]) if sampled]
+        runs = [
+            list(run) for sampled, run in itertools.groupby(range(len(mask)), key=lambda token: mask[token]) if sampled
+        ]
         for run in runs:
             new, old, advantages = (given_[name][row, run] for name in ("log_prob", "old_log_prob", "advantages"))
             calls = torch.zeros(len(run), dtype=torch.int64)
             others: dict[str, Any] = {"rollout_logprobs": old, "reference_logprobs": None}
             batch = TokenBatch(logprobs=new, old_logprobs=old, advantages=advantages, calls=calls, **others)
-            expected = expected + LOSSES[loss](batch, **({} if loss == "reinforce" else {"clip_low": 0.2, "clip_high": 0.28})).losses.sum()
+            expected = (
+                expected
+                + LOSSES[loss](
+                    batch, **({} if loss == "reinforce" else {"clip_low": 0.2, "clip_high": 0.28})
+                ).losses.sum()
+            )
     (slopes,) = torch.autograd.grad(expected, given_["log_prob"])
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, slopes, rtol=1e-5, atol=1e-6)
@@ -95,7 +102,12 @@ def test_cispo_dual_clip_and_reinforce_are_verls(seed: int) -> None:
     given_ = scene(seed)
     given_["log_prob"] = (given_["old_log_prob"] + 1.5 * torch.randn(3, 7)).requires_grad_()
     actor = ActorConfig(
-        strategy="fsdp2", use_dynamic_bsz=True, ppo_mini_batch_size=3, rollout_n=1, clip_ratio_low=0.2, clip_ratio_high=0.28
+        strategy="fsdp2",
+        use_dynamic_bsz=True,
+        ppo_mini_batch_size=3,
+        rollout_n=1,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.28,
     )
     tokens = given_["response_mask"].sum()
     for ours, theirs in (
@@ -117,7 +129,9 @@ def test_importance_weights_are_verls_as_our_settings_ask_for_them(policy: str, 
         (truncated_importance(log_ratio, 2.0), {"importance_cap": 2.0}),
         (masked_importance(log_ratio, 0.5, 5.0), {"importance_mask": (0.5, 5.0)}),
     ):
-        config = build_config(Settings(policy=policy, **values), context_length=128, cpu=True).algorithm.rollout_correction
+        config = build_config(
+            Settings(policy=policy, **values), context_length=128, cpu=True
+        ).algorithm.rollout_correction
         theirs, _ = compute_rollout_correction_weights(
             log_ratio, torch.ones(3, 7), rollout_is=config.rollout_is, rollout_is_threshold=config.rollout_is_threshold
         )
@@ -144,7 +158,12 @@ def test_gspo_on_rows_of_one_call_is_verls(seed: int) -> None:
     given_["advantages"] = torch.tensor([[1.0], [-2.0], [0.5]]) * given_["response_mask"]
     tokens = given_["response_mask"].sum(-1, keepdim=True)
     actor = ActorConfig(
-        strategy="fsdp2", use_dynamic_bsz=True, ppo_mini_batch_size=3, rollout_n=1, clip_ratio_low=0.2, clip_ratio_high=0.28
+        strategy="fsdp2",
+        use_dynamic_bsz=True,
+        ppo_mini_batch_size=3,
+        rollout_n=1,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.28,
     )
     ours, _ = policy_loss(LOSSES["gspo"])(
         **{**given_, "advantages": given_["advantages"] / tokens / 3}, config=CONFIG
@@ -175,7 +194,9 @@ def test_verl_knows_them_all_and_the_estimator() -> None:
     assert advantages.tolist() == returns.tolist() == [[1.0, 0.0, 3.0]]
 
 
-def test_a_users_own_is_read_from_the_environment_and_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_is_read_from_the_environment_and_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "verl_own.py"
     file.write_text(
         "from lightningrl_torch.losses import ppo_clip\n\ndef loss(batch, *, width):\n    return ppo_clip(batch, clip_low=width)\n"
@@ -194,7 +215,9 @@ def test_a_users_own_is_read_from_the_environment_and_refused_in_a_sentence(tmp_
 def test_a_users_own_reaches_rays_processes(cpu_ray: None, policy: str, tmp_path: Path) -> None:
     """With the environment that the backend gives verl's actors; an actor's own actors inherit it."""
     (tmp_path / "verl_far.py").write_text("from lightningrl_torch.losses import cispo as loss\n", encoding="utf-8")
-    settings = Settings(policy=policy, loss=f"{tmp_path / 'verl_far.py'}:loss", clip_high=0.28, loss_options={"clip_low": 0.2})
+    settings = Settings(
+        policy=policy, loss=f"{tmp_path / 'verl_far.py'}:loss", clip_high=0.28, loss_options={"clip_low": 0.2}
+    )
     config = build_config(settings, context_length=128, cpu=True)
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "lightningrl_own"
 

@@ -19,16 +19,24 @@ from lightningrl_verl.settings import Settings
 
 
 def make_group() -> tuple[TrajectoryGroup, tuple[tuple[np.ndarray | None, ...], ...]]:
-    """Two rollouts: one of three calls that grow from each other, one of a single call; each call has its own advantage."""
+    """Two rollouts: one of three calls that grow from each other, one of a single call; each call has its own
+    advantage."""
     first = make_transition("a/0", prompt=(1, 2), completion=(3, 4))
     second = make_transition("a/1", prompt=(1, 2, 3, 4, 5), completion=(6,), parent="a/0")
     third = make_transition("a/2", prompt=(1, 2, 3, 4, 5, 6, 7), completion=(8, 9, 10), parent="a/1")
     alone = make_transition("b/0", prompt=(1, 2), completion=(11, 12))
     group = TrajectoryGroup(
-        id="g", trajectories=(make_trajectory("a", [first, second, third], reward=1.0), make_trajectory("b", [alone], reward=0.0))
+        id="g",
+        trajectories=(
+            make_trajectory("a", [first, second, third], reward=1.0),
+            make_trajectory("b", [alone], reward=0.0),
+        ),
     )
     advantages = tuple(
-        tuple(np.full(len(call.completion_ids), value, np.float32) for call, value in zip(trajectory.transitions, values, strict=True))
+        tuple(
+            np.full(len(call.completion_ids), value, np.float32)
+            for call, value in zip(trajectory.transitions, values, strict=True)
+        )
         for trajectory, values in zip(group.trajectories, ((1.0, -2.0, 3.0), (-4.0,)), strict=True)
     )
     return group, advantages
@@ -44,7 +52,9 @@ def credit_of_tokens(rows_as: str, aggregation: str) -> dict[str, dict[int, floa
     found: dict[str, dict[int, float]] = defaultdict(dict)
     built = build_rows(samples(rows_as, aggregation), "step", 1)
     for key, fields in zip(built.keys, built.fields, strict=True):
-        for token, sampled, value in zip(fields["responses"], fields["response_mask"], fields["rm_scores"], strict=True):
+        for token, sampled, value in zip(
+            fields["responses"], fields["response_mask"], fields["rm_scores"], strict=True
+        ):
             if sampled:
                 assert int(token) not in found[key.split("_")[1]], "each sampled token is trained in exactly one row"
                 found[key.split("_")[1]][int(token)] = float(value)
@@ -99,7 +109,9 @@ def loss(batch):
 """
 
 
-def test_a_loss_that_is_not_proportional_sees_the_advantages_as_they_are_beside_rows_without_any(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_proportional_sees_the_advantages_as_they_are_beside_rows_without_any(
+    tmp_path: Path,
+) -> None:
     """As on torch, where a token weighs 1 / all tokens and the loss is of its advantage alone."""
     (tmp_path / "verl_cubed.py").write_text(CUBED, encoding="utf-8")
     settings = Settings(policy="tiny", loss=f"{tmp_path / 'verl_cubed.py'}:loss")
@@ -116,7 +128,9 @@ def test_a_loss_that_is_not_proportional_sees_the_advantages_as_they_are_beside_
 def test_rows_of_which_none_teaches_are_no_step(tmp_path: Path) -> None:
     (tmp_path / "verl_cubed.py").write_text(CUBED, encoding="utf-8")
     group, advantages = make_group()
-    rows = build_samples([group], [tuple(tuple(np.zeros_like(call) for call in calls) for calls in advantages)], aggregation="token_mean")
+    rows = build_samples(
+        [group], [tuple(tuple(np.zeros_like(call) for call in calls) for calls in advantages)], aggregation="token_mean"
+    )
     assert choose_samples(rows, Settings(policy="tiny", loss=f"{tmp_path / 'verl_cubed.py'}:loss")) == []
 
 
@@ -144,7 +158,10 @@ def test_calls_that_meet_are_rows_of_their_own_and_lose_nothing() -> None:
         make_transition("a/2", prompt=(1, 2, 3, 4, 5, 6), completion=(7, 8), parent="a/1"),
     ]
     group = TrajectoryGroup(id="g", trajectories=(make_trajectory("a", calls, reward=1.0),))
-    credit = tuple(np.full(len(call.completion_ids), value, np.float32) for call, value in zip(calls, (1.0, -2.0, 3.0), strict=True))
+    credit = tuple(
+        np.full(len(call.completion_ids), value, np.float32)
+        for call, value in zip(calls, (1.0, -2.0, 3.0), strict=True)
+    )
     (merged,) = build_samples([group], [(credit,)], rows="merged")
     assert merged.calls.tolist() == [-1, -1, 0, 0, 1, -1, 2, 2]
     parts = separate_calls(merged)

@@ -1,4 +1,5 @@
-"""What cannot run is refused in one sentence before anything heavy starts: settings, recipes, versions, machines, clusters."""
+"""What cannot run is refused in one sentence before anything heavy starts: settings, recipes, versions, machines,
+clusters."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def recipe(**tables: Any) -> Recipe:
     [
         ({"mode": "fast"}, r"mode is 'fast'; choose 'sync', 'colocate_async' or 'separate_async'"),
         ({"mode": "separate_async"}, "gives the replicas GPUs of their own; set rollout_nodes"),
-        ({"rollout_nodes": 1, "rollout_gpus_per_node": 1}, "are for mode 'separate_async', the mode is 'sync'; remove them"),
+        (
+            {"rollout_nodes": 1, "rollout_gpus_per_node": 1},
+            "are for mode 'separate_async', the mode is 'sync'; remove them",
+        ),
         ({"gpus_per_node": 8, "tensor_parallel": 3}, "8 GPUs for the replicas do not divide into replicas of 3"),
         ({"schedule": "cosine"}, "needs to know where it ends; set total_steps"),
         ({"learning_rate": -1}, "learning_rate is -1; use a number of at least 0"),
@@ -74,8 +78,12 @@ OWN = {
 @pytest.mark.parametrize("loss", OWN)
 def test_a_users_loss_that_is_not_proportional_needs_equal_weights(tmp_path: Path, loss: str, aggregation: str) -> None:
     lines = [f"def {name}(batch):\n    return TokenLosses(losses={formula})\n" for name, formula in OWN.items()]
-    (tmp_path / "verl_losses_of_ours.py").write_text("\n".join(["from lightningrl_torch.losses import TokenLosses\n", *lines]))
-    asked = recipe(learner={"loss": f"verl_losses_of_ours.py:{loss}"}, samples={"aggregation": aggregation}, folder=tmp_path)
+    (tmp_path / "verl_losses_of_ours.py").write_text(
+        "\n".join(["from lightningrl_torch.losses import TokenLosses\n", *lines])
+    )
+    asked = recipe(
+        learner={"loss": f"verl_losses_of_ours.py:{loss}"}, samples={"aggregation": aggregation}, folder=tmp_path
+    )
     is_wrong = loss == "of_signs" and aggregation == "rollout_mean"
     sentence = "is not proportional to the advantages, .* set samples.aggregation = 'token_mean', not 'rollout_mean'"
     with pytest.raises(ConfigError, match=sentence) if is_wrong else contextlib.nullcontext():
@@ -110,7 +118,11 @@ def test_verl_settings_reach_verl_as_tables_or_dotted_names(policy: str) -> None
 
 def test_verls_own_objection_is_passed_on(policy: str) -> None:
     with pytest.raises(ConfigError, match=r"verl refuses its settings: .*ppo_micro_batch_size"):
-        build_config(Settings(policy=policy, verl={"actor_rollout_ref.actor.use_dynamic_bsz": False}), context_length=128, cpu=True)
+        build_config(
+            Settings(policy=policy, verl={"actor_rollout_ref.actor.use_dynamic_bsz": False}),
+            context_length=128,
+            cpu=True,
+        )
 
 
 @pytest.mark.parametrize(
@@ -143,12 +155,18 @@ VERL_REQUIRES = [
 @pytest.mark.parametrize(
     ("vllm", "transformers", "sentence"),
     [
-        ("0.32.0", "5.9.0", r"verl 0.9.1 was made for vllm ==0.24.\* and 0.32.0 is installed; pip install 'verl\[vllm\]'"),
+        (
+            "0.32.0",
+            "5.9.0",
+            r"verl 0.9.1 was made for vllm ==0.24.\* and 0.32.0 is installed; pip install 'verl\[vllm\]'",
+        ),
         ("0.24.0", "5.19.0", r"verl 0.9.1 was made for transformers .*<5.11.* and 5.19.0 is installed"),
         ("0.24.1+cu129", "5.10.1", None),
     ],
 )
-def test_on_gpus_vllm_and_transformers_are_those_that_verl_names(vllm: str, transformers: str, sentence: str | None) -> None:
+def test_on_gpus_vllm_and_transformers_are_those_that_verl_names(
+    vllm: str, transformers: str, sentence: str | None
+) -> None:
     versions = {"verl": "0.9.1", "vllm": vllm, "transformers": transformers}
     with contextlib.nullcontext() if sentence is None else pytest.raises(BackendError, match=sentence):
         check_companions(Settings(policy="tiny"), versions.__getitem__, lambda name: VERL_REQUIRES)

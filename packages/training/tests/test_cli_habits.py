@@ -51,7 +51,9 @@ def test_it_says_its_version() -> None:
     assert ask("-V") == ask("--version")
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["rollouts", "list"], ["new", "backend"], ["recipe", "show"], ["init"], ["try"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["rollouts", "list"], ["new", "backend"], ["recipe", "show"], ["init"], ["try"]]
+)
 def test_every_command_has_a_short_help(command: list[str]) -> None:
     assert "Usage:" in ask(*command, "-h")
 
@@ -63,7 +65,10 @@ def test_completion_can_be_installed() -> None:
 def test_a_recipe_is_shown_with_where_each_value_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    lines = [line.split() for line in ask("recipe", "show", str(tmp_path / "recipe.toml"), "--set", "loop.steps=3").splitlines()]
+    lines = [
+        line.split()
+        for line in ask("recipe", "show", str(tmp_path / "recipe.toml"), "--set", "loop.steps=3").splitlines()
+    ]
     assert ["loop.steps", "3", "--set"] in lines
     assert ["policy.model", '"starter"', "recipe.toml"] in lines
     assert ["loop.group_size", "8", "default"] in lines
@@ -90,7 +95,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def ids(run: Path, *words: str) -> list[str]:
-    return [json.loads(line)["rollout"] for line in ask("rollouts", "list", "--run", str(run), "--json", *words).splitlines()]
+    return [
+        json.loads(line)["rollout"]
+        for line in ask("rollouts", "list", "--run", str(run), "--json", *words).splitlines()
+    ]
 
 
 def test_steps_are_counted_from_1_as_on_screen_and_validation_belongs_to_the_step_before_it(run: Path) -> None:
@@ -114,10 +122,14 @@ def test_rollouts_are_found_by_task_and_sorted_by_reward(run: Path) -> None:
     assert len(ids(run, "--task", "t")) == 3
     assert ids(run, "--task", "no such task") == []
     assert ids(run, "--sort", "reward") == [], "none is rewarded yet"
-    assert isinstance(CliRunner().invoke(app, ["rollouts", "list", "--run", str(run), "--sort", "size"]).exception, errors.ConfigError)
+    assert isinstance(
+        CliRunner().invoke(app, ["rollouts", "list", "--run", str(run), "--sort", "size"]).exception, errors.ConfigError
+    )
 
 
-@pytest.mark.parametrize("words", ["rollouts list --limit -1", "rollouts list --limit 0", "view --port 70000", "serve --port -1"])
+@pytest.mark.parametrize(
+    "words", ["rollouts list --limit -1", "rollouts list --limit 0", "view --port 70000", "serve --port -1"]
+)
 def test_a_number_that_cannot_be_is_refused(words: str) -> None:
     """-1 left the last rollout out, 0 said that no rollout matches, and 70000 was another port."""
     answer = CliRunner().invoke(app, words.split())
@@ -177,7 +189,9 @@ def test_exported_files_can_be_read_by_whoever_serves_them(tmp_path: Path) -> No
     (tmp_path / "weights").mkdir(mode=0o700)
     (tmp_path / "weights" / "model.safetensors").touch(mode=0o600)
     open_to_readers(tmp_path / "weights")
-    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "weights", tmp_path / "weights" / "model.safetensors")] == [0o755, 0o644]
+    assert [
+        path.stat().st_mode & 0o777 for path in (tmp_path / "weights", tmp_path / "weights" / "model.safetensors")
+    ] == [0o755, 0o644]
 
 
 def test_a_number_that_is_none_is_null_in_json(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -218,5 +232,7 @@ def test_a_terminal_that_does_not_know_every_character_shows_what_it_can(
 
 
 def test_it_is_a_module_that_runs() -> None:
-    ended = subprocess.run([sys.executable, "-m", "lightningrl", "--version"], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", "lightningrl", "--version"], capture_output=True, text=True, check=False
+    )
     assert (ended.stderr, ended.stdout) == ("", ask("--version"))

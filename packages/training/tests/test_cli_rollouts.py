@@ -65,14 +65,18 @@ def test_a_failed_rollout_is_shown_with_what_was_raised_and_the_end_of_its_trace
     lines = [line.rstrip() for line in said.splitlines()]
     (error,) = (line for line in lines if line.startswith("error"))
     assert error.split(maxsplit=1)[1] == "RuntimeError: the search engine is closed on Sundays"
-    assert '    raise RuntimeError("the search engine is closed on Sundays")' in lines[-3:], "as Python writes it, over the whole width"
+    assert '    raise RuntimeError("the search engine is closed on Sundays")' in lines[-3:], (
+        "as Python writes it, over the whole width"
+    )
     frame = next(number for number, line in enumerate(lines) if line.startswith('  File "'))
     said = " ".join(" ".join(lines[frame:]).split())  # a line is broken where the folder of this file is long
     assert frame > lines.index(error) and said.count("in deep") >= 3
     assert not any(line.startswith("output") for line in lines)
 
 
-def test_a_long_task_id_leaves_the_rollouts_ids_and_rewards_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_task_id_leaves_the_rollouts_ids_and_rewards_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     task = "a-data-set/train/which-names-its-tasks-at-length-00012345"
 
@@ -105,12 +109,15 @@ def test_a_task_id_with_line_breaks_stays_on_its_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def answered(tmp_path: Path) -> Path:
-    """Three rollouts of a task: one that is right at its second try, one that writes what a terminal obeys, one that runs."""
+    """Three rollouts of a task: one that is right at its second try, one that writes what a terminal obeys, one that
+    runs."""
 
     async def fill() -> None:
         store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
         task = Task(id="sum", input={"question": "2 + 3"}, answer="5")
-        await store.create_rollouts([RolloutSpec(id=name, task=task, group_id="g", max_attempts=2) for name in ("r0", "r1", "r2")])
+        await store.create_rollouts(
+            [RolloutSpec(id=name, task=task, group_id="g", max_attempts=2) for name in ("r0", "r1", "r2")]
+        )
         first = await store.lease("w", 60.0)
         await store.finish_attempt("r0", 1, Outcome.INFRASTRUCTURE_ERROR, error="the server was away")
         for name, output in (("r0", "It is 5"), ("r1", {"said": "\x1b[2J\u202e[bold]6\n\n" + "x" * 500})):
@@ -128,7 +135,9 @@ def answered(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [80, 125, 160])
-def test_a_list_says_what_came_out_and_nothing_of_it_is_obeyed(answered: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_a_list_says_what_came_out_and_nothing_of_it_is_obeyed(
+    answered: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     said = ask("list", "--run", str(answered))
     head, *rows = (line for line in said.splitlines() if line[:2] in ("ro", "r0", "r1", "r2"))
@@ -145,5 +154,10 @@ def test_a_list_says_what_came_out_and_nothing_of_it_is_obeyed(answered: Path, m
 
 def test_a_list_as_json_has_outputs_whole(answered: Path) -> None:
     rows = {row["rollout"]: row for row in map(json.loads, ask("list", "--run", str(answered), "--json").splitlines())}
-    assert [rows["r0"][name] for name in ("input", "answer", "output", "error")] == [{"question": "2 + 3"}, "5", "It is 5", None]
+    assert [rows["r0"][name] for name in ("input", "answer", "output", "error")] == [
+        {"question": "2 + 3"},
+        "5",
+        "It is 5",
+        None,
+    ]
     assert rows["r1"]["output"]["said"].endswith("x" * 500) and rows["r2"]["output"] is None

@@ -25,7 +25,11 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, writes_lo
     async def fail(recipe: Any, checkpoint: Any, scratch: Path, *more: Any) -> None:
         if writes_log:
             (scratch / "server.log").write_text("what went wrong")
-        raise error if not isinstance(error, ServerError) else ServerError(f"{error}; see {str(scratch / 'server.log')!r}")
+        raise (
+            error
+            if not isinstance(error, ServerError)
+            else ServerError(f"{error}; see {str(scratch / 'server.log')!r}")
+        )
 
     monkeypatch.setattr(serve, "_serve", fail)
     serve.serve_command(Path("recipe.toml"), run=None, host="127.0.0.1", port=0, settings={})
@@ -38,7 +42,9 @@ def test_the_log_that_an_error_names_is_there_to_read(here: Path, monkeypatch: p
     assert log.read_text() == "what went wrong"
 
 
-@pytest.mark.parametrize(("error", "writes_log"), [(asyncio.CancelledError(), True), (ConfigError("no such model"), False)])
+@pytest.mark.parametrize(
+    ("error", "writes_log"), [(asyncio.CancelledError(), True), (ConfigError("no such model"), False)]
+)
 def test_nothing_is_left_of_a_server_that_was_stopped_or_never_started(
     here: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, writes_log: bool
 ) -> None:

@@ -1,4 +1,5 @@
-"""Tools of agents that say nothing themselves: read from what the gateway answers and from what the next requests bring back."""
+"""Tools of agents that say nothing themselves: read from what the gateway answers and from what the next requests bring
+back."""
 
 from __future__ import annotations
 
@@ -24,15 +25,24 @@ from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_training.evaluator import classify_tools
 
-CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
-TOOLS: list[Any] = [{"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("weather", "trains")]
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("weather", "trains")
+]
 Complete = Callable[[LiveAttempt, Sequence[Any]], Awaitable[dict[str, Any]]]
 """Asks with these messages; the message that was answered."""
 
 
 def asks(*calls: tuple[str, dict[str, Any]]) -> str:
     """The policy's answer that asks for these tools."""
-    return "\n".join(f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls)
+    return "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
+    )
 
 
 WEATHER = asks(("weather", {"city": "Rome"}))
@@ -93,7 +103,9 @@ async def chat(attempt: LiveAttempt) -> list[str]:
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
         for content in ("sun", "it broke", None):
             headers = {"x-lightningrl-agent": "planner"}
-            reply = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS, extra_headers=headers)
+            reply = await client.chat.completions.create(
+                model="m", messages=messages, tools=TOOLS, extra_headers=headers
+            )
             messages.append(reply.choices[0].message)
             for call in reply.choices[0].message.tool_calls or ():
                 ids.append(call.id)
@@ -110,14 +122,21 @@ async def responses(attempt: LiveAttempt, *, goes_on: bool = False, stream: bool
         for content in ("sun", "it broke", None):
             headers = {"x-lightningrl-agent": "planner"}
             if stream:
-                async with client.responses.stream(model="m", input=items, tools=tools, extra_headers=headers, **previous) as events:
+                async with client.responses.stream(
+                    model="m", input=items, tools=tools, extra_headers=headers, **previous
+                ) as events:
                     reply: Any = await events.get_final_response()
             else:
-                reply = await client.responses.create(model="m", input=items, tools=tools, extra_headers=headers, **previous)
+                reply = await client.responses.create(
+                    model="m", input=items, tools=tools, extra_headers=headers, **previous
+                )
             calls = [item for item in reply.output if item.type == "function_call"]
             ids += [call.call_id for call in calls]
             outputs = [{"type": "function_call_output", "call_id": call.call_id, "output": content} for call in calls]
-            said = [{"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments} for call in calls]
+            said = [
+                {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+                for call in calls
+            ]
             previous = {"previous_response_id": reply.id} if goes_on else {}
             items = outputs if goes_on else [*items, *said, *outputs]
     return ids
@@ -138,7 +157,9 @@ async def messages(attempt: LiveAttempt) -> list[str]:
     async with AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key) as client:
         for content in ("sun", "it broke", None):
             headers = {"x-lightningrl-agent": "planner"}
-            reply = await client.messages.create(model="m", max_tokens=64, messages=said, tools=tools, extra_headers=headers)
+            reply = await client.messages.create(
+                model="m", max_tokens=64, messages=said, tools=tools, extra_headers=headers
+            )
             said.append({"role": "assistant", "content": reply.content})
             calls = [block for block in reply.content if block.type == "tool_use"]
             ids += [call.id for call in calls]
@@ -162,7 +183,9 @@ async def test_tools_of_an_agent_that_says_nothing_are_read_from_its_dialogue(ga
         ("weather", {"city": "Rome"}, "sun", "unknown", first.id, "planner"),
         ("weather", {"city": "Oslo"}, "it broke", failed, second.id, "planner"),
     ]
-    assert all(tool.duration_s == 0.0 and tool.error_type is None for tool in trajectory.tool_calls), "nobody measured them"
+    assert all(tool.duration_s == 0.0 and tool.error_type is None for tool in trajectory.tool_calls), (
+        "nobody measured them"
+    )
     assert ToolStatusReward(ok=0.1, error=-0.1)(trajectory) == [None, -0.1 if agent is messages else None, None]
 
 
@@ -179,7 +202,14 @@ async def test_a_history_that_is_sent_again_and_again_tells_each_tool_once(gatew
     history.append(await post(attempt, history))  # the other one is still under way
     history += [QUESTION, await post(attempt, [*history, QUESTION, result(trains, "late")])]
     (again,) = history[-1]["tool_calls"]
-    history = [QUESTION, said, result(weather, "[old result cleared]"), result(trains, "late"), *history[3:], result(again, "rain")]
+    history = [
+        QUESTION,
+        said,
+        result(weather, "[old result cleared]"),
+        result(trains, "late"),
+        *history[3:],
+        result(again, "rain"),
+    ]
     body_twice = {"x-lightningrl-call-id": "last"}
     await post(attempt, history, headers=body_twice)
     await post(attempt, history, headers=body_twice)
@@ -308,7 +338,9 @@ async def test_an_example_of_the_call_that_the_policy_asked_for_is_not_its_resul
     attempt = await gateway.attempt()
     answer = await post(attempt, [*example, {"role": "user", "content": "And now?"}])
     await post(attempt, [*example, {"role": "user", "content": "Another task"}])
-    await post(attempt, [*example, {"role": "user", "content": "And now?"}, with_id(answer, "call_0"), result(call, "rain")])
+    await post(
+        attempt, [*example, {"role": "user", "content": "And now?"}, with_id(answer, "call_0"), result(call, "rain")]
+    )
     assert [tool.result for tool in (await finished(gateway, attempt)).tool_calls] == ["rain"]
 
 
@@ -379,13 +411,20 @@ TELLS: dict[str, Callable[[str, str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("says", TELLS)
-async def test_what_somebody_tells_of_a_tool_stands_whichever_comes_first(gateway: LiveGateway, comes: str, says: str) -> None:
+async def test_what_somebody_tells_of_a_tool_stands_whichever_comes_first(
+    gateway: LiveGateway, comes: str, says: str
+) -> None:
     gateway.engine.enqueue(WEATHER, asks(("weather", {"city": "Oslo"})), "fine")
     attempt = await gateway.attempt()
     said = await post(attempt, [QUESTION])
     (first,) = await attempt.transitions()
     (rome,) = said["tool_calls"]
-    told = {"name": "weather", "status": "timeout", "duration_s": 1.5, **TELLS[says](rome["id"], f"chatcmpl-{first.id}")}
+    told = {
+        "name": "weather",
+        "status": "timeout",
+        "duration_s": 1.5,
+        **TELLS[says](rome["id"], f"chatcmpl-{first.id}"),
+    }
     if comes == "before":
         await report(attempt, **told)
     history = [QUESTION, said, result(rome, "nothing")]
@@ -405,12 +444,18 @@ async def test_what_somebody_tells_of_a_tool_stands_whichever_comes_first(gatewa
 
 @pytest.mark.parametrize("comes", ["before", "after"])
 async def test_a_failure_that_the_dialogue_states_is_not_told_away(gateway: LiveGateway, comes: str) -> None:
-    """Where a tool posts `ok` of a call that its framework calls an error, the error stands and the contradiction is counted."""
+    """Where a tool posts `ok` of a call that its framework calls an error, the error stands and the contradiction is
+    counted."""
     gateway.engine.enqueue(WEATHER, "sorry")
     attempt = await gateway.attempt()
     headers = {"x-api-key": attempt.key}
     tools = [{"name": "weather", "input_schema": {"type": "object"}}]
-    body: dict[str, Any] = {"model": "m", "max_tokens": 64, "tools": tools, "messages": [{"role": "user", "content": "Rome?"}]}
+    body: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": 64,
+        "tools": tools,
+        "messages": [{"role": "user", "content": "Rome?"}],
+    }
     async with httpx.AsyncClient(headers=headers) as http:
         said = (await http.post(f"{attempt.base_url}/messages", json=body)).json()
         (asked,) = [block for block in said["content"] if block["type"] == "tool_use"]
@@ -418,7 +463,9 @@ async def test_a_failure_that_the_dialogue_states_is_not_told_away(gateway: Live
             await report(attempt, name="weather", status="ok", tool_call_id=asked["id"])
         failed = {"type": "tool_result", "tool_use_id": asked["id"], "content": "it broke", "is_error": True}
         more = [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": [failed]}]
-        assert (await http.post(f"{attempt.base_url}/messages", json={**body, "messages": body["messages"] + more})).status_code == 200
+        assert (
+            await http.post(f"{attempt.base_url}/messages", json={**body, "messages": body["messages"] + more})
+        ).status_code == 200
         if comes == "after":
             await report(attempt, name="weather", status="ok", tool_call_id=asked["id"])
     (tool,) = (await finished(gateway, attempt)).tool_calls

@@ -15,7 +15,9 @@ CUT_NAME = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'nom coup\\xc3', 0,
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of processes are read in /proc")
 def test_a_process_whose_name_is_no_text_stops_nobody() -> None:
-    with subprocess.Popen([sys.executable, "-c", CUT_NAME], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", CUT_NAME], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None and other.stdout.readline() == "named\n"
         assert cpu_seconds() and memory_used()
         other.communicate("")

@@ -41,7 +41,11 @@ def test_a_line_of_tasks_ends_at_its_newline_and_at_no_other_character(tmp_path:
     ("name", "content", "sentence"),
     [
         ("a.json", '{"tasks": [{"input": "1"}]}', "tasks.eval: '{path}' holds a dict, not a list of tasks; {formats}"),
-        ("a.jsonl", '{"input": "1"}\n\n{"input": ', "tasks.eval: line 3 of '{path}' is no JSON (Expecting value); {formats}"),
+        (
+            "a.jsonl",
+            '{"input": "1"}\n\n{"input": ',
+            "tasks.eval: line 3 of '{path}' is no JSON (Expecting value); {formats}",
+        ),
         ("a.jsonl", None, "tasks.eval: '{path}' is not there; {formats}"),
         ("", None, "'{path}' cannot be read as tasks; {formats}"),
     ],
@@ -69,7 +73,9 @@ def test_a_run_whose_policy_has_a_dot_in_its_name_can_be_evaluated(tmp_path: Pat
     saved.mkdir(parents=True)
     (saved / "loop.json").write_text(json.dumps(asdict(LoopState(step=1, seconds=1.0, rollouts=1))), encoding="utf-8")
     (tmp_path / "recipe.json").write_text(RECIPE.frozen_text(), encoding="utf-8")
-    (tmp_path / "run.json").write_text(json.dumps({"models": {"policy": "there/m", "qwen2.5": "there/n"}}), encoding="utf-8")
+    (tmp_path / "run.json").write_text(
+        json.dumps({"models": {"policy": "there/m", "qwen2.5": "there/n"}}), encoding="utf-8"
+    )
     found = find_candidate(str(tmp_path), None).recipe
     assert (found.policy.model, found.policies["qwen2.5"].model) == ("there/m", "there/n")
 

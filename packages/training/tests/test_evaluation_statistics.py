@@ -1,4 +1,5 @@
-"""What evaluations may claim: pass@k without bias, intervals that cover, a test that may be looked at after every task."""
+"""What evaluations may claim: pass@k without bias, intervals that cover, a test that may be looked at after every
+task."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ from lightningrl_training.evaluation.statistics import (
 
 DIFFERENCES = (-1.0, 1.0)
 FRESH = 0.1
-"""Share of tasks whose success rate under one policy says nothing of that under the other: the rates correlate by 0.9, as those of two
-checkpoints of one run do. With rates from Beta(0.6, 0.4) most tasks are nearly always or nearly never solved."""
+"""Share of tasks whose success rate under one policy says nothing of that under the other: the rates correlate by 0.9,
+as those of two checkpoints of one run do. With rates from Beta(0.6, 0.4) most tasks are nearly always or nearly never
+solved."""
 
 
 def make_differences(chance: np.random.Generator, *, tasks: int, samples: int, gain: float) -> np.ndarray:
@@ -39,7 +41,9 @@ def make_differences(chance: np.random.Generator, *, tasks: int, samples: int, g
     return np.asarray((chance.binomial(samples, first) - chance.binomial(samples, second)) / samples)
 
 
-def make_evaluation(rates: dict[str, float], *, name: str, samples: int = 4, slices: dict[str, str] | None = None, seed: int) -> Evaluation:
+def make_evaluation(
+    rates: dict[str, float], *, name: str, samples: int = 4, slices: dict[str, str] | None = None, seed: int
+) -> Evaluation:
     chance = np.random.default_rng(seed)
 
     def sample(task: str, number: int) -> EvaluatedSample:
@@ -81,7 +85,9 @@ def test_pass_at_k_is_the_share_of_draws_that_have_a_pass() -> None:
         pass_at_k(3, 1, 4)
 
 
-@pytest.mark.parametrize(("freedom", "level", "table"), [(1, 0.95, 12.7062), (5, 0.99, 4.0321), (10, 0.95, 2.2281), (10**5, 0.95, 1.95999)])
+@pytest.mark.parametrize(
+    ("freedom", "level", "table"), [(1, 0.95, 12.7062), (5, 0.99, 4.0321), (10, 0.95, 2.2281), (10**5, 0.95, 1.95999)]
+)
 def test_students_t_is_that_of_the_tables(freedom: int, level: float, table: float) -> None:
     assert t_quantile(freedom, level) == pytest.approx(table, rel=1e-4)
 
@@ -101,10 +107,15 @@ def test_equal_values_claim_no_certainty() -> None:
 
 
 @pytest.mark.parametrize(("tasks", "samples"), [(40, 1), (100, 4)])
-def test_of_1000_pairs_without_a_difference_at_most_5_in_100_are_called_different_at_any_look(tasks: int, samples: int) -> None:
+def test_of_1000_pairs_without_a_difference_at_most_5_in_100_are_called_different_at_any_look(
+    tasks: int, samples: int
+) -> None:
     chance = np.random.default_rng(2)
     called = sum(
-        bet(make_differences(chance, tasks=tasks, samples=samples, gain=0.0), bounds=DIFFERENCES, horizon=tasks).decided_after is not None
+        bet(
+            make_differences(chance, tasks=tasks, samples=samples, gain=0.0), bounds=DIFFERENCES, horizon=tasks
+        ).decided_after
+        is not None
         for _ in range(1000)
     )
     assert called <= 50, "a decision after any task counts, not only after the last"
@@ -113,7 +124,10 @@ def test_of_1000_pairs_without_a_difference_at_most_5_in_100_are_called_differen
 
 def test_a_gain_of_5_points_is_found_in_400_tasks_of_8_samples() -> None:
     chance = np.random.default_rng(3)
-    found = [bet(make_differences(chance, tasks=400, samples=8, gain=0.05), bounds=DIFFERENCES, horizon=400) for _ in range(100)]
+    found = [
+        bet(make_differences(chance, tasks=400, samples=8, gain=0.05), bounds=DIFFERENCES, horizon=400)
+        for _ in range(100)
+    ]
     assert sum(one.verdict is Verdict.BETTER for one in found) >= 88, "80 of 100, with three deviations to spare"
     assert not any(one.verdict is Verdict.WORSE for one in found)
     decided = [one.decided_after for one in found if one.decided_after is not None]
@@ -127,7 +141,11 @@ def test_the_verdict_is_that_of_the_interval_and_stays() -> None:
     assert whole.interval.high is not None and whole.interval.high <= 0.0
     before = bet(rewards[: whole.decided_after - 1], bounds=DIFFERENCES, horizon=len(rewards))
     assert before.verdict is Verdict.NOT_ENOUGH
-    assert before.interval.low is not None and before.interval.high is not None and before.interval.low <= 0.0 <= before.interval.high
+    assert (
+        before.interval.low is not None
+        and before.interval.high is not None
+        and before.interval.low <= 0.0 <= before.interval.high
+    )
     turned = bet(np.concatenate([rewards, np.ones(9)]), bounds=DIFFERENCES, horizon=len(rewards))
     assert (turned.verdict, turned.decided_after) == (whole.verdict, whole.decided_after)
 
@@ -137,7 +155,9 @@ def test_flipped_signs_count_every_flip_of_few_and_are_near_it_for_many() -> Non
     assert sign_flip_p([0.0, 0.0]) == 1.0
     chance = np.random.default_rng(5)
     few = chance.normal(0.5, 1.0, 12)
-    assert sign_flip_p(np.append(few, 0.0)) == pytest.approx(sign_flip_p(few), abs=0.02), "a 13th that says nothing: drawn, not counted"
+    assert sign_flip_p(np.append(few, 0.0)) == pytest.approx(sign_flip_p(few), abs=0.02), (
+        "a 13th that says nothing: drawn, not counted"
+    )
 
 
 def test_holm_multiplies_the_smallest_by_all_and_keeps_the_order() -> None:
@@ -150,13 +170,17 @@ def test_a_regression_in_one_slice_is_shown_and_the_others_are_not() -> None:
     before = dict(zip(kinds, np.random.default_rng(6).beta(0.6, 0.4, 300), strict=True))
     after = {task: rate * (0.3 if kinds[task] == "kind-7" else 1.0) for task, rate in before.items()}
     found = compare(
-        make_evaluation(after, name="after", slices=kinds, seed=7), make_evaluation(before, name="before", slices=kinds, seed=8), ["kind"]
+        make_evaluation(after, name="after", slices=kinds, seed=7),
+        make_evaluation(before, name="before", slices=kinds, seed=8),
+        ["kind"],
     )
     assert {part.value for part in found.slices if part.verdict is Verdict.WORSE} == {"kind-7"}
     assert not any(part.verdict is Verdict.BETTER for part in found.slices)
     same: list[Verdict] = []
     for seed in range(20):
-        first, second = (make_evaluation(before, name="same", slices=kinds, seed=number) for number in (seed, 100 + seed))
+        first, second = (
+            make_evaluation(before, name="same", slices=kinds, seed=number) for number in (seed, 100 + seed)
+        )
         same += [part.verdict for part in compare(first, second, ["kind"]).slices]
     assert sum(verdict is not Verdict.NOT_ENOUGH for verdict in same) <= 3, "of 20 evaluations with 10 slices each"
 
@@ -167,15 +191,26 @@ def test_what_the_agent_breaks_is_the_lowest_reward_and_what_we_break_is_nothing
         rollout_id="x", reward=None, outcome=Outcome.TIMEOUT, calls=0, prompt_tokens=0, completion_tokens=0, seconds=1.0
     )
     lost = EvaluatedSample(
-        rollout_id="y", reward=None, outcome=Outcome.INFRASTRUCTURE_ERROR, calls=0, prompt_tokens=None, completion_tokens=None, seconds=1.0
+        rollout_id="y",
+        reward=None,
+        outcome=Outcome.INFRASTRUCTURE_ERROR,
+        calls=0,
+        prompt_tokens=None,
+        completion_tokens=None,
+        seconds=1.0,
     )
-    tasks = [EvaluatedTask(id=name, slices={}, samples=(whole.tasks[0].samples[0], one)) for name, one in (("a", broken), ("b", lost))]
+    tasks = [
+        EvaluatedTask(id=name, slices={}, samples=(whole.tasks[0].samples[0], one))
+        for name, one in (("a", broken), ("b", lost))
+    ]
     found = replace(whole, tasks=tuple(tasks), price=(1.0, 2.0))
     assert found.task_means == {"a": 0.5, "b": 1.0}
     assert (found.failed, found.without_result) == (1, 1)
     wrong = replace(whole.tasks[0].samples[0], reward=-1.0)
     minus = replace(whole, tasks=(replace(tasks[0], samples=(wrong, broken)),))
-    assert minus.task_means == {"a": -1.0}, "an error is no better than a wrong answer that costs more than the recipe says"
+    assert minus.task_means == {"a": -1.0}, (
+        "an error is no better than a wrong answer that costs more than the recipe says"
+    )
     right = replace(whole, tasks=(replace(tasks[0], samples=(broken, broken)),))
     assert compare(right, minus).difference.mean == 0.0, "also where the other policy alone was wrong"
     at_two = found.pass_at(2)

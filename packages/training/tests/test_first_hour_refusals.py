@@ -1,4 +1,5 @@
-"""A newcomer's mistakes: each is answered before there is a run folder, by a sentence whose remedy works when it is typed in."""
+"""A newcomer's mistakes: each is answered before there is a run folder, by a sentence whose remedy works when it is
+typed in."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of_at_the_star
         settings = {"loop.tasks_per_step": asked}
         assert list(problems(here / "recipe.toml", settings=settings)) == []
         caplog.clear()
-        with begin_run(here / "recipe.toml", run=here / f"run-{asked}", resume=False, overwrite=False, settings=settings) as opened:
+        with begin_run(
+            here / "recipe.toml", run=here / f"run-{asked}", resume=False, overwrite=False, settings=settings
+        ) as opened:
             assert not opened.is_resumed
         found = [record.getMessage() for record in caplog.records if "tasks_per_step" in record.getMessage()]
         assert len(found) == said
@@ -111,9 +114,13 @@ def test_a_model_that_is_no_folder_and_no_hub_name_is_refused_at_once(here: Path
     assert "lightningrl init" in said
 
 
-def test_a_hub_name_that_cannot_be_fetched_is_refused_before_a_run_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_that_cannot_be_fetched_is_refused_before_a_run_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "'nobody/no-such-model' is not in this machine's Hugging Face cache" in refused(here, **{"policy.model": "nobody/no-such-model"})
+    assert "'nobody/no-such-model' is not in this machine's Hugging Face cache" in refused(
+        here, **{"policy.model": "nobody/no-such-model"}
+    )
     check_on_hub({"policy": str(here / "model")})
 
 
@@ -123,16 +130,27 @@ PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"policy.renderer": "hermes"}, "policy 'policy': no renderer 'hermes'; there are auto, default, .*, llama-3, .*, qwen3,"),
+        (
+            {"policy.renderer": "hermes"},
+            "policy 'policy': no renderer 'hermes'; there are auto, default, .*, llama-3, .*, qwen3,",
+        ),
         (
             {"policy.renderer": "llama-3"},
             "renderer 'llama-3' does not fit the tokenizer of .*; those that fit are .*qwen3",
         ),
-        ({"policy.chat_template_kwargs": {"enable_thinking": False}}, "the chat template of policy 'policy' never reads 'enable_thinking'"),
-        ({"policy.renderer": "qwen3", "policy.chat_template_kwargs": {"think": 1}}, "never reads 'think'; it reads enable_thinking"),
+        (
+            {"policy.chat_template_kwargs": {"enable_thinking": False}},
+            "the chat template of policy 'policy' never reads 'enable_thinking'",
+        ),
+        (
+            {"policy.renderer": "qwen3", "policy.chat_template_kwargs": {"think": 1}},
+            "never reads 'think'; it reads enable_thinking",
+        ),
     ],
 )
-def test_how_messages_become_prompts_is_checked_before_anything_heavy(here: Path, settings: dict[str, Any], says: str) -> None:
+def test_how_messages_become_prompts_is_checked_before_anything_heavy(
+    here: Path, settings: dict[str, Any], says: str
+) -> None:
     assert re.search(says, refused(here, **settings))
     (only,) = problems(here / "recipe.toml", settings=settings)
     assert re.search(says, only)
@@ -143,13 +161,19 @@ def test_a_template_that_does_not_compile_is_refused_before_anything_heavy(here:
     assert re.search(r"the chat template of policy 'policy' does not compile: .*\(line 2\)", refused(here))
 
 
-def test_a_policy_without_readable_tool_markup_says_so_at_the_start(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_without_readable_tool_markup_says_so_at_the_start(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert Parts.build(load_recipe(here / "recipe.toml"), load_plugins()).without_tools == ()
     (here / "model" / "chat_template.jinja").write_text(PLAIN)
     for number, settings in enumerate(({}, {"policy.renderer": "default"})):
         caplog.clear()
-        with begin_run(here / "recipe.toml", run=here / f"run-{number}", resume=False, overwrite=False, settings=settings):
-            assert "policy 'policy' has no tool-call markup that we can read, so it cannot be offered tools" in caplog.text
+        with begin_run(
+            here / "recipe.toml", run=here / f"run-{number}", resume=False, overwrite=False, settings=settings
+        ):
+            assert (
+                "policy 'policy' has no tool-call markup that we can read, so it cannot be offered tools" in caplog.text
+            )
 
 
 def test_template_kwargs_are_part_of_the_run(here: Path) -> None:
@@ -174,7 +198,10 @@ def test_an_answer_as_long_as_the_context_is_refused_with_a_length_that_fits(her
         ("def run(task): return task", "has no 'answer'; it has: run"),
         ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
         ("def answer(task:", "SyntaxError"),
-        ("def answer(task, db): return task", "takes (task, db); an agent is called with one argument, the task's input"),
+        (
+            "def answer(task, db): return task",
+            "takes (task, db); an agent is called with one argument, the task's input",
+        ),
         ("def answer(): return 1", "takes no argument"),
         ("import os; os._exit(7)", "ended its process with status 7"),
     ],
@@ -206,7 +233,9 @@ def test_tasks_need_no_id_and_numbers_become_text(here: Path) -> None:
 
 
 def test_tasks_of_another_shape_are_refused(here: Path) -> None:
-    assert "task 0 is a list; give a Task, a dict with its fields, or a text" in refused(here, **{"tasks.train": "hour_data.py:lists"})
+    assert "task 0 is a list; give a Task, a dict with its fields, or a text" in refused(
+        here, **{"tasks.train": "hour_data.py:lists"}
+    )
     assert "unexpected keyword argument 'prompt'" in refused(here, **{"tasks.train": "hour_data.py:prompts"})
 
 
@@ -282,18 +311,26 @@ def test_all_that_is_wrong_is_said_at_once(here: Path, capsys: pytest.CaptureFix
     (only,) = problems(here / "recipe.toml")
     assert "takes (task, db); an agent is called with one argument" in only
     with pytest.raises(SystemExit) as left:
-        run_command(lambda: train_command(here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings=wrong))
+        run_command(
+            lambda: train_command(
+                here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings=wrong
+            )
+        )
     assert left.value.code == 2
     assert capsys.readouterr().err.count("error: ") == len(parts)
     (here / "hour_agent.py").write_text("def answer(task): return task\n")
     assert list(problems(here / "recipe.toml")) == []
 
 
-def test_a_mistyped_key_hides_nothing_else_and_neither_does_a_model_that_the_hub_lacks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_key_hides_nothing_else_and_neither_does_a_model_that_the_hub_lacks(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (here / "hour_agent.py").write_text("def answer(task, db): return task\n")
     recipe = RECIPE.replace('"model"', '"nobody/no-such-model"').replace("data.py:right", "data.py:rihgt")
-    (here / "recipe.toml").write_text(recipe + '[loop]\ngroupsize = 4\nsteps = "many"\n[lerner]\nlr = 1\n[credit]\nuse = "grop"\n')
+    (here / "recipe.toml").write_text(
+        recipe + '[loop]\ngroupsize = 4\nsteps = "many"\n[lerner]\nlr = 1\n[credit]\nuse = "grop"\n'
+    )
     parts = (
         "unknown key 'loop.groupsize'",
         "'loop.steps': Input should be a valid integer",
@@ -308,7 +345,9 @@ def test_a_mistyped_key_hides_nothing_else_and_neither_does_a_model_that_the_hub
     assert len(found) == len(parts), found
     assert all(part in "".join(found) for part in parts), found
     with pytest.raises(ConfigError) as error:
-        train_command(here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings={"loop.minute": 1})
+        train_command(
+            here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings={"loop.minute": 1}
+        )
     assert error.value.args == tuple(found)
     with pytest.raises(ConfigError) as error:
         try_command(here / "recipe.toml", task=None, full=False, settings={"loop.minute": 1})
@@ -351,12 +390,16 @@ def test_a_python_recipe_may_define_its_agent_and_import_its_neighbour(here: Pat
     with check_agent(recipe) as checked:
         checked.wait()
     assert len(Parts.build(recipe, load_plugins()).tasks.train) == 3
-    (here / "recipe.py").write_text((here / "recipe.py").read_text().replace("recipe = Recipe(", "recipe = Recipe(name='again', "))
+    (here / "recipe.py").write_text(
+        (here / "recipe.py").read_text().replace("recipe = Recipe(", "recipe = Recipe(name='again', ")
+    )
     assert load_recipe(here / "recipe.py").name == "again", "a mended recipe is read anew"
 
 
 def start(here: Path, path: Path, *, overwrite: bool = False) -> RunFolder:
-    return RunFolder.create(path, load_recipe(here / "recipe.toml"), str(here / "recipe.toml"), {}, models={}, overwrite=overwrite)
+    return RunFolder.create(
+        path, load_recipe(here / "recipe.toml"), str(here / "recipe.toml"), {}, models={}, overwrite=overwrite
+    )
 
 
 def checkpoint(folder: RunFolder) -> None:
@@ -418,7 +461,9 @@ def test_to_go_on_with_a_run_and_to_write_over_it_at_once_is_refused_and_leaves_
     folder = start(here, here / "run")
     checkpoint(folder)
     folder.close()
-    with pytest.raises(ConfigError, match="--resume goes on with a run and --overwrite writes over it; give one of the two"):
+    with pytest.raises(
+        ConfigError, match="--resume goes on with a run and --overwrite writes over it; give one of the two"
+    ):
         train_command(here / "recipe.toml", resume=True, overwrite=True, run=here / "run", runs=here, settings={})
     assert newest_run(here) == here / "run"
 
@@ -444,8 +489,14 @@ CHANGES: dict[str, tuple[dict[str, list[tuple[str, Any, Any]]], str]] = {
         {"train": [("1", "a", None), ("2", "x", None)]},
         "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone",
     ),
-    "an answer": ({"train": [("1", "a", 3), ("2", "b", None)]}, "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone"),
-    "an id": ({"train": [("7", "a", None), ("2", "b", None)]}, "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone"),
+    "an answer": (
+        {"train": [("1", "a", 3), ("2", "b", None)]},
+        "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone",
+    ),
+    "an id": (
+        {"train": [("7", "a", None), ("2", "b", None)]},
+        "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone",
+    ),
     "one more": (
         {"train": [("1", "a", None), ("2", "b", None), ("3", "c", None)]},
         "of 3 training tasks 1 are new or changed, and of the 2 before 0 are gone",
@@ -466,19 +517,27 @@ def test_a_run_goes_on_with_the_tasks_that_it_started_with(here: Path, change: s
     }
 
     def source(which: str) -> Callable[[], list[Task]]:
-        return lambda: [Task(id=id_, input=asked, answer=answer, metadata={"at": time.time()}) for id_, asked, answer in given[which]]
+        return lambda: [
+            Task(id=id_, input=asked, answer=answer, metadata={"at": time.time()})
+            for id_, asked, answer in given[which]
+        ]
 
     def resume() -> None:
         with begin_run(recipe, run=here / "run", resume=True, overwrite=False, settings={}):
             pass
 
-    recipe = load_recipe(here / "recipe.toml", {"tasks.train": source("train"), "tasks.validation": source("validation")})
+    recipe = load_recipe(
+        here / "recipe.toml", {"tasks.train": source("train"), "tasks.validation": source("validation")}
+    )
     given = before
     with begin_run(recipe, run=here / "run", resume=False, overwrite=False, settings={}):
         pass
     resume()
     given = {**before, **CHANGES[change][0]}
-    with pytest.raises(RunFolderError, match=f"started with other tasks: {CHANGES[change][1]}; give it those, start a new run, or go on"):
+    with pytest.raises(
+        RunFolderError,
+        match=f"started with other tasks: {CHANGES[change][1]}; give it those, start a new run, or go on",
+    ):
         resume()
     (here / "run" / "tasks.npz").unlink()
     resume()
@@ -501,7 +560,9 @@ def test_a_run_folder_is_for_its_owner_alone(here: Path) -> None:
     folder = start(here, here / "run")
     folder.close()
     folder.match_tasks(TaskSets(train=(), validation=()))
-    modes = {path.name: path.stat().st_mode & 0o777 for path in [folder.path, *folder.path.iterdir()] if path.name != ".lock"}
+    modes = {
+        path.name: path.stat().st_mode & 0o777 for path in [folder.path, *folder.path.iterdir()] if path.name != ".lock"
+    }
     folders = {"run", "checkpoints", "logs"}
     assert modes == {name: 0o700 if name in folders else 0o600 for name in modes}
     assert {"store.sqlite", "recipe.json", "run.json", "metrics.jsonl", "tasks.npz"} < set(modes)

@@ -1,4 +1,5 @@
-"""A user's files: whatever a run starts, refuses, writes over or takes back, what it did not make keeps bytes, names and modes."""
+"""A user's files: whatever a run starts, refuses, writes over or takes back, what it did not make keeps bytes, names
+and modes."""
 
 from __future__ import annotations
 
@@ -30,15 +31,41 @@ from lightningrl_viewer.reading.summary import is_live
 
 RECIPE = 'agent = "agent.py:answer"\ntasks.train = "data.py:train"\npolicy.model = "starter"\nrewards.exact.use = "reward.py:exact"\n'
 OURS = [
-    *("checkpoints", "branches", "evaluations", "logs", "tensorboard", "wandb", "step-000001", "policies", "policy", "1", "g000000-000"),
-    *("run.json", "recipe.json", "metrics.jsonl", "curve.png", "store.sqlite", "store.sqlite-wal", "view.key", "loop.json", ".lock"),
+    *(
+        "checkpoints",
+        "branches",
+        "evaluations",
+        "logs",
+        "tensorboard",
+        "wandb",
+        "step-000001",
+        "policies",
+        "policy",
+        "1",
+        "g000000-000",
+    ),
+    *(
+        "run.json",
+        "recipe.json",
+        "metrics.jsonl",
+        "curve.png",
+        "store.sqlite",
+        "store.sqlite-wal",
+        "view.key",
+        "loop.json",
+        ".lock",
+    ),
     *(".checkpoints.new", ".step-000001", ".run.json.new", "server.log", "worker-0.log", "files.json"),
 ]
 """Names that a run gives, in whatever place."""
-names = st.one_of(st.sampled_from(OURS), st.text("ab.-é \n", min_size=1, max_size=6).filter(lambda name: name.strip(".")))
+names = st.one_of(
+    st.sampled_from(OURS), st.text("ab.-é \n", min_size=1, max_size=6).filter(lambda name: name.strip("."))
+)
 contents = st.one_of(
     st.binary(max_size=9),
-    st.sampled_from([b"{}", b"[]", b"12345", b'{"step": 3, "reward": 1}\n', b'{"models": {}, "settings": {}}', b'["a"]']),
+    st.sampled_from(
+        [b"{}", b"[]", b"12345", b'{"step": 3, "reward": 1}\n', b'{"models": {}, "settings": {}}', b'["a"]']
+    ),
 )
 modes = st.sampled_from([0o644, 0o600, 0o755, 0o444])
 Tree = Mapping[tuple[str, ...], tuple[bytes, int] | int]
@@ -83,7 +110,9 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def create(recipe_file: Path, path: Path, *, overwrite: bool = False) -> RunFolder:
-    return RunFolder.create(path, load_recipe(recipe_file), str(recipe_file), {}, models={"policy": "starter"}, overwrite=overwrite)
+    return RunFolder.create(
+        path, load_recipe(recipe_file), str(recipe_file), {}, models={"policy": "starter"}, overwrite=overwrite
+    )
 
 
 def save(folder: RunFolder, step: int) -> None:
@@ -115,7 +144,9 @@ def work(folder: RunFolder) -> None:
 
 @settings(max_examples=sized(25, 1000), deadline=None)
 @given(tree=trees, overwrite=st.booleans())
-def test_whatever_lies_in_a_folder_that_is_no_run_stays_as_it_is(recipe_file: Path, tree: Tree, overwrite: bool) -> None:
+def test_whatever_lies_in_a_folder_that_is_no_run_stays_as_it_is(
+    recipe_file: Path, tree: Tree, overwrite: bool
+) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch) / "d"
         where.mkdir(mode=0o755)
@@ -169,15 +200,25 @@ def is_as_ours(path: Path, run: Path) -> bool:
         return all(is_as_ours(below, run) for below in path.iterdir()) and (parts[-1] in OURS or len(parts) > 1)
     if parts[0] == "checkpoints":  # in step-000001 of nobody's all is somebody's, a file of such a name too
         return len(parts) > 2 and parts[1] == ".step-000001"
-    return parts[-1] in OURS and (len(parts) == 1 or parts[0] == "logs" or (parts[0] in ("branches", "evaluations") and len(parts) > 3))
+    return parts[-1] in OURS and (
+        len(parts) == 1 or parts[0] == "logs" or (parts[0] in ("branches", "evaluations") and len(parts) > 3)
+    )
 
 
 def test_a_start_that_fails_takes_back_what_it_made_and_nothing_else(recipe_file: Path, tmp_path: Path) -> None:
     user = tmp_path / "d"
-    for name in ("checkpoints/my-model/weights.bin", "logs/mine.txt", "wandb/run-1/config.yaml", "metrics.jsonl", "recipe.json"):
+    for name in (
+        "checkpoints/my-model/weights.bin",
+        "logs/mine.txt",
+        "wandb/run-1/config.yaml",
+        "metrics.jsonl",
+        "recipe.json",
+    ):
         (user / name).parent.mkdir(parents=True, exist_ok=True)
         (user / name).write_text('{"step": 1}\n')
-    with pytest.raises(RunFolderError, match=r"holds 'checkpoints' and no run; a run is made in a new or an empty folder"):
+    with pytest.raises(
+        RunFolderError, match=r"holds 'checkpoints' and no run; a run is made in a new or an empty folder"
+    ):
         create(recipe_file, user, overwrite=True)
     assert len(list(user.rglob("*"))) == 10
     fresh = create(recipe_file, tmp_path / "fresh")
@@ -217,13 +258,17 @@ def test_a_file_is_no_run_folder(recipe_file: Path, tmp_path: Path) -> None:
     assert (tmp_path / "d").read_text() == "mine"
 
 
-async def test_a_run_with_rollouts_and_no_checkpoint_is_not_wiped_by_the_same_command(recipe_file: Path, tmp_path: Path) -> None:
+async def test_a_run_with_rollouts_and_no_checkpoint_is_not_wiped_by_the_same_command(
+    recipe_file: Path, tmp_path: Path
+) -> None:
     folder = create(recipe_file, tmp_path / "run")
     store = await SqlStore.open(folder.store_url)
     await store.create_rollouts([make_spec("a")])
     await store.close()
     folder.close()
-    with pytest.raises(RunFolderError, match="already holds a run; go on with it by --resume, write over it with --overwrite"):
+    with pytest.raises(
+        RunFolderError, match="already holds a run; go on with it by --resume, write over it with --overwrite"
+    ):
         create(recipe_file, tmp_path / "run")
     assert folder.has_rollouts()
     create(recipe_file, tmp_path / "run", overwrite=True).close()
@@ -245,7 +290,10 @@ def test_a_link_where_a_run_puts_a_file_is_not_followed(recipe_file: Path, tmp_p
     (tmp_path / "run" / name).unlink(missing_ok=True)
     (tmp_path / "run" / name).symlink_to(mine)
     if name == ".lock":
-        with pytest.raises(RunFolderError, match=r"its '.lock' cannot be opened \(Too many levels of symbolic links\); remove it, or give"):
+        with pytest.raises(
+            RunFolderError,
+            match=r"its '.lock' cannot be opened \(Too many levels of symbolic links\); remove it, or give",
+        ):
             create(recipe_file, tmp_path / "run")
     else:
         create(recipe_file, tmp_path / "run").close()

@@ -77,7 +77,10 @@ def test_module_and_package_beside_the_recipe(tmp_path: Path) -> None:
         ("folder/missing:score", r"no file '.*missing\.py'"),
         ("lrl_nowhere:score", r"no file '.*lrl_nowhere\.py' and no module 'lrl_nowhere'"),
         ("lrl_mine.py:scor", "'lrl_mine.py' has no 'scor'; it has: score"),
-        ("lrl_mine.py:<lambda>", r"a lambda, or a function within another one, .* give it anew \(in Python by `settings`\)"),
+        (
+            "lrl_mine.py:<lambda>",
+            r"a lambda, or a function within another one, .* give it anew \(in Python by `settings`\)",
+        ),
         ("lrl_mine.py:score.<locals>.inner", "a lambda, or a function within another one"),
         ("lrl_mine.py:VALUE", "is a int, not callable"),
         (
@@ -125,19 +128,27 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("reference", ["lrl_script.py:answer", "lrl_module.inner:answer", "lrl_neighbour.py:answer"])
-def test_a_run_that_an_import_would_start_is_one_sentence_about_the_main_guard(tmp_path: Path, call: str, reference: str) -> None:
+def test_a_run_that_an_import_would_start_is_one_sentence_about_the_main_guard(
+    tmp_path: Path, call: str, reference: str
+) -> None:
     imports = "import asyncio\nimport lightningrl\nfrom lightningrl_training.run import doctor\nfrom lightningrl_training.run_sync import run_sync\n"
     text = f"{imports}def answer(question): return '1'\n{CALLS[call]}\n"
     for name in ("lrl_script.py", "lrl_module/inner.py"):
         write(tmp_path, name, text)
     write(tmp_path, "lrl_neighbour.py", "from lrl_script import answer\n")
-    with pytest.raises(ConfigError, match=r'is imported; put the call under `if __name__ == "__main__":` there$') as refused:
+    with pytest.raises(
+        ConfigError, match=r'is imported; put the call under `if __name__ == "__main__":` there$'
+    ) as refused:
         load_callable(reference, tmp_path)
     assert "\n" not in str(refused.value)
 
 
 def test_what_is_imported_may_start_a_run_when_it_is_called(tmp_path: Path) -> None:
-    write(tmp_path, "lrl_caller.py", "import lightningrl\ndef start(): return list(lightningrl.problems('nowhere.toml'))\n")
+    write(
+        tmp_path,
+        "lrl_caller.py",
+        "import lightningrl\ndef start(): return list(lightningrl.problems('nowhere.toml'))\n",
+    )
     assert "nowhere.toml" in load_callable("lrl_caller.py:start", tmp_path)()[0]
 
 
@@ -147,4 +158,7 @@ def test_a_process_of_multiprocessing_that_imports_the_main_script_starts_no_run
     text += "else:\n    list(lightningrl.problems('nowhere.toml'))\n"
     write(tmp_path, "script.py", text)
     ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "script.py' is imported; put the call under `if __name__" in ended.stderr or "the main script' is imported" in ended.stderr
+    assert (
+        "script.py' is imported; put the call under `if __name__" in ended.stderr
+        or "the main script' is imported" in ended.stderr
+    )

@@ -30,7 +30,9 @@ def write_metrics(path: Path, *, steps: int = 40, gain: float = 1.0) -> Path:
     logger = JsonlLogger(path)
     for step in range(steps + 1):
         if step:
-            logger.log(step, {"reward": 0.3 + gain * 0.5 * step / 40 + 0.08 * ((step * 7) % 5 - 2) / 2, "minutes": step * 0.09})
+            logger.log(
+                step, {"reward": 0.3 + gain * 0.5 * step / 40 + 0.08 * ((step * 7) % 5 - 2) / 2, "minutes": step * 0.09}
+            )
         if step % 10 == 0:
             logger.log(step, {"validation/reward": 0.35 + gain * 0.5 * (step / 40) ** 0.5, "minutes": step * 0.09})
     logger.close()
@@ -48,7 +50,8 @@ def test_curve_with_control_is_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "metrics", [[{"validation/reward": 0.4}], [{"reward": 0.4}], [{"reward": -3.0}, {"reward": 12.0}], [{"reward": 0.5}] * 2]
+    "metrics",
+    [[{"validation/reward": 0.4}], [{"reward": 0.4}], [{"reward": -3.0}, {"reward": 12.0}], [{"reward": 0.5}] * 2],
 )
 def test_little_or_unusual_data_is_drawn_without_warnings(tmp_path: Path, metrics: list[dict[str, float]]) -> None:
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
@@ -98,7 +101,9 @@ def test_times_of_a_short_run_differ_and_no_line_runs_below_the_legend(
     monkeypatch.setattr(Figure, "savefig", keep_and_save)
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
     for step in range(16):
-        logger.log(step, {"reward": 0.9 - 0.05 * step, "validation/reward": 0.9 - 0.05 * step, "minutes": minutes * step})
+        logger.log(
+            step, {"reward": 0.9 - 0.05 * step, "validation/reward": 0.9 - 0.05 * step, "minutes": minutes * step}
+        )
     logger.close()
     assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", validation_temperature=0.0)
     ((axes, *_),) = [figure.axes for figure in drawn]
@@ -133,5 +138,7 @@ def test_missing_matplotlib_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 def test_importing_the_loggers_imports_nothing_heavy() -> None:
     heavy = ("matplotlib", "tensorboard", "wandb", "trackio", "torch")
     program = f"import sys, lightningrl_training.loggers; print([name for name in {heavy} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert result.stdout.strip() == "[]"

@@ -111,7 +111,10 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     logger.close()
     logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors("reward")] == [(1, 0.25), (2, 0.5)]
+    assert [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors("reward")] == [
+        (1, 0.25),
+        (2, 0.5),
+    ]
 
 
 class FakeRun:
@@ -142,13 +145,19 @@ def test_wandb_and_trackio_get_steps_and_settings(tmp_path: Path, monkeypatch: p
     logger.close()
     logger.close()
     (run,) = runs
-    assert (run.options["name"], run.options["config"], run.options["project"]) == ("run-1", {"loop": {"steps": 3}}, "lightningrl")
+    assert (run.options["name"], run.options["config"], run.options["project"]) == (
+        "run-1",
+        {"loop": {"steps": 3}},
+        "lightningrl",
+    )
     expected = ({"reward": 0.5, "training_step": 3}, None) if name == "wandb" else ({"reward": 0.5}, 3)
     assert run.calls[-2:] == [expected, "finish"]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
-def test_logger_that_is_not_installed_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_logger_that_is_not_installed_names_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     for module in [name, *(found for found in sys.modules if found.startswith(f"{name}."))]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=f"logger '{name}' cannot be imported.*`pip install {name}`"):

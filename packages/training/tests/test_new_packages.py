@@ -36,7 +36,11 @@ HOOKS = {
 @pytest.mark.parametrize("kind", ["backend", "command", "credit", "dialect", "page", "reward"])
 def test_a_new_package_passes_its_conformance_suite(tmp_path: Path, kind: str) -> None:
     folder = new_package(kind, "my-own", tmp_path / "mine")
-    assert [str(file) for file in folder.rglob("*") if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())] == []
+    assert [
+        str(file)
+        for file in folder.rglob("*")
+        if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())
+    ] == []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin"]
     tests = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -65,7 +69,13 @@ def test_a_new_package_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pyte
 def test_a_new_agent_is_a_recipe_whose_parts_are_there(tmp_path: Path) -> None:
     folder = new_agent(tmp_path / "mine")
     assert load_recipe(folder).policy.model == "starter"
-    assert {path.name for path in folder.iterdir()} == {"agent.py", "recipe.toml", "reward.py", "starter.py", "tasks.py"}
+    assert {path.name for path in folder.iterdir()} == {
+        "agent.py",
+        "recipe.toml",
+        "reward.py",
+        "starter.py",
+        "tasks.py",
+    }
     with pytest.raises(ConfigError, match="in use"):
         new_agent(folder)
 
@@ -83,7 +93,9 @@ def test_init_says_what_it_made_before_it_makes_the_policy(tmp_path: Path) -> No
     assert said[1].startswith("making its starting policy")
 
 
-def test_a_starter_that_fails_is_tried_again_as_the_sentence_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starter_that_fails_is_tried_again_as_the_sentence_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(LightningError) as error:
         init_command(tmp_path / "my agent")

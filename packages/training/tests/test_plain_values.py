@@ -1,4 +1,5 @@
-"""Values that come back as what they were, or are refused: where tasks are read, and where an agent's output is taken."""
+"""Values that come back as what they were, or are refused: where tasks are read, and where an agent's output is
+taken."""
 
 from __future__ import annotations
 

@@ -37,27 +37,34 @@ def record(name: str) -> Plugin:
 
 def test_records_carry_the_distribution_that_brought_them() -> None:
     manager = PluginManager()
-    manager.register(module_with(lightningrl_adapters=lambda: [record("haystack")]), distribution="lightningrl-haystack 1.0")
+    manager.register(
+        module_with(lightningrl_adapters=lambda: [record("haystack")]), distribution="lightningrl-haystack 1.0"
+    )
     assert manager.adapters["haystack"].distribution == "lightningrl-haystack 1.0"
 
 
 def test_an_unknown_name_lists_what_is_installed() -> None:
     manager = PluginManager()
     manager.register(module_with(lightningrl_credit_assigners=lambda: [record("lightning"), record("grpo")]))
-    with pytest.raises(PluginError, match="no credit assigner named 'grop'; installed: grpo, lightning; did you mean 'grpo'"):
+    with pytest.raises(
+        PluginError, match="no credit assigner named 'grop'; installed: grpo, lightning; did you mean 'grpo'"
+    ):
         manager.find("lightningrl_credit_assigners", "grop")
 
 
 def test_a_misspelt_hook_is_named_with_its_remedy() -> None:
     with pytest.raises(
-        PluginError, match=r"plugin from mine 0\.1: no hook named 'lightningrl_adaptors'; did you mean 'lightningrl_adapters'"
+        PluginError,
+        match=r"plugin from mine 0\.1: no hook named 'lightningrl_adaptors'; did you mean 'lightningrl_adapters'",
     ):
         PluginManager().register(module_with(lightningrl_adaptors=lambda: iter(())), distribution="mine 0.1")
 
 
 def test_a_hook_with_an_argument_that_does_not_exist_is_refused() -> None:
     with pytest.raises(PluginError, match=r"plugin from mine 0\.1 cannot be registered"):
-        PluginManager().register(module_with(lightningrl_rollout_finished=lambda rollout: None), distribution="mine 0.1")
+        PluginManager().register(
+            module_with(lightningrl_rollout_finished=lambda rollout: None), distribution="mine 0.1"
+        )
 
 
 def test_two_plugins_of_one_name_are_refused() -> None:
@@ -78,7 +85,10 @@ def test_a_hook_that_yields_something_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("raises", "sentence"),
     [
-        (lambda: int("gold"), r"lightningrl_adapters raised ValueError: .*gold. \(test_plugins.py, line \d+\); fix or uninstall it"),
+        (
+            lambda: int("gold"),
+            r"lightningrl_adapters raised ValueError: .*gold. \(test_plugins.py, line \d+\); fix or uninstall it",
+        ),
         (lambda: None, "lightningrl_adapters raised TypeError: .*not iterable"),
     ],
 )
@@ -126,7 +136,10 @@ def unfinished() -> object:
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        (renamed, r"TypeError: Halves.__init__\(\) got an unexpected keyword argument 'scale' \(test_plugins.py, line \d+\)"),
+        (
+            renamed,
+            r"TypeError: Halves.__init__\(\) got an unexpected keyword argument 'scale' \(test_plugins.py, line \d+\)",
+        ),
         (unfinished, "SystemExit: not written yet"),
         (lambda: importlib.import_module("no_such_package"), "ModuleNotFoundError: No module named 'no_such_package'"),
     ],
@@ -147,7 +160,9 @@ def test_a_factory_that_raises_is_named_with_its_plugin_distribution_and_remedy(
     manager = load_plugins()
     record = Plugin(name="halves", summary="a test", factory=factory)
     manager.register(module_with(**{hook: lambda: [record]}), distribution="lightningrl-halves 0.3")
-    (tmp_path / "own.py").write_text("def answer(text): ...\ndef right(task, output, trajectory): ...\n", encoding="utf-8")
+    (tmp_path / "own.py").write_text(
+        "def answer(text): ...\ndef right(task, output, trajectory): ...\n", encoding="utf-8"
+    )
     recipe = Recipe.model_validate(
         {
             "agent": "own.py:answer",
@@ -163,15 +178,21 @@ def test_a_factory_that_raises_is_named_with_its_plugin_distribution_and_remedy(
     sentences = str(caught.value).splitlines()
     assert any(
         re.match(
-            rf"plugin 'halves' from lightningrl-halves 0.3: its factory raised {said}.*; mend its options or the plugin, or take", sentence
+            rf"plugin 'halves' from lightningrl-halves 0.3: its factory raised {said}.*; mend its options or the plugin, or take",
+            sentence,
         )
         for sentence in sentences
     ), sentences
 
 
 def test_a_class_of_ones_own_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "own_credit.py").write_text("class Mine:\n    def __init__(self):\n        self.gone\n", encoding="utf-8")
-    with pytest.raises(LightningError, match=r"'own_credit.py:Mine' raised AttributeError: .* \(own_credit.py, line 3\) when it was made"):
+    (tmp_path / "own_credit.py").write_text(
+        "class Mine:\n    def __init__(self):\n        self.gone\n", encoding="utf-8"
+    )
+    with pytest.raises(
+        LightningError,
+        match=r"'own_credit.py:Mine' raised AttributeError: .* \(own_credit.py, line 3\) when it was made",
+    ):
         build_assigner(load_plugins(), "own_credit.py:Mine", {}, tmp_path)
 
 
@@ -195,7 +216,9 @@ def test_conformance_suites_call_the_factories_of_the_package_that_they_test(mon
         def make_assigner(self) -> CreditAssigner:
             return Halves()
 
-    with pytest.raises(PluginError, match=r"plugin 'halves' from lightningrl-halves 0\.3: its factory raised TypeError"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'halves' from lightningrl-halves 0\.3: its factory raised TypeError"
+    ):
         Suite().test_installed_factories_make_it()
 
 
@@ -218,10 +241,14 @@ def lightningrl_adapters():
 """
 
 
-def test_an_installed_plugin_whose_factories_raise_is_a_problem_of_the_recipe_before_anything_heavy_starts(tmp_path: Path) -> None:
+def test_an_installed_plugin_whose_factories_raise_is_a_problem_of_the_recipe_before_anything_heavy_starts(
+    tmp_path: Path,
+) -> None:
     installed = tmp_path / "installed"
     (installed / "bad_plugins-0.3.dist-info").mkdir(parents=True)
-    (installed / "bad_plugins-0.3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-plugins\nVersion: 0.3\n")
+    (installed / "bad_plugins-0.3.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: bad-plugins\nVersion: 0.3\n"
+    )
     (installed / "bad_plugins-0.3.dist-info" / "entry_points.txt").write_text("[lightningrl]\nbad = bad_plugins\n")
     (installed / "bad_plugins.py").write_text(PLUGIN)
     (tmp_path / "own.py").write_text(
@@ -240,7 +267,10 @@ def test_an_installed_plugin_whose_factories_raise_is_a_problem_of_the_recipe_be
         timeout=PATIENCE_S,
         check=True,
     )
-    for name, words in (("halves", r"TypeError: object\(\) takes no arguments"), ("flow", "RuntimeError: flow is not there")):
+    for name, words in (
+        ("halves", r"TypeError: object\(\) takes no arguments"),
+        ("flow", "RuntimeError: flow is not there"),
+    ):
         sentence = rf"^plugin '{name}' from bad-plugins 0\.3: its factory raised {words}.*; mend its options"
         assert re.search(sentence, done.stdout, re.MULTILINE), done
     assert "Traceback" not in done.stdout + done.stderr

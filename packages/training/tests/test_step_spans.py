@@ -34,7 +34,9 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                collector.received.append((self.path, self.headers["authorization"], ExportTraceServiceRequest.FromString(body)))
+                collector.received.append(
+                    (self.path, self.headers["authorization"], ExportTraceServiceRequest.FromString(body))
+                )
                 self.send_response(200)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -63,7 +65,11 @@ def spans_of(request: ExportTraceServiceRequest) -> list[Any]:
 
 def test_spans_reach_the_recipes_collector_with_its_headers(collector: Collector) -> None:
     config = TelemetryConfig(forward=collector.url, headers_env={"Authorization": "TOKEN"})
-    with open_spans(config, {"TOKEN": "Bearer 42"}, run="mine") as spans, spans.span("step", step=7), spans.span("learn", policy="a"):
+    with (
+        open_spans(config, {"TOKEN": "Bearer 42"}, run="mine") as spans,
+        spans.span("step", step=7),
+        spans.span("learn", policy="a"),
+    ):
         pass
     ((path, authorization, request),) = collector.received
     assert (path, authorization) == ("/v1/traces", "Bearer 42")
@@ -104,7 +110,10 @@ def test_a_collector_that_is_down_keeps_no_run_from_its_end() -> None:
 
 def test_a_header_without_its_variable_is_refused() -> None:
     config = TelemetryConfig(forward="http://127.0.0.1:9", headers_env={"Authorization": "TOKEN"})
-    with pytest.raises(ConfigError, match="the environment variable 'TOKEN' is not set"), open_spans(config, {}, run="mine"):
+    with (
+        pytest.raises(ConfigError, match="the environment variable 'TOKEN' is not set"),
+        open_spans(config, {}, run="mine"),
+    ):
         pass
 
 
@@ -147,7 +156,11 @@ async def test_learning_and_the_swap_of_weights_are_spans_of_their_policy(*, ser
     policies = Policies([policy], StepSpans(provider.get_tracer("test")))
     await policies.learn(rows)
     learn, swap = exporter.get_finished_spans()
-    assert dict(learn.attributes or {}) == {"lightningrl.policy": "policy", "lightningrl.rows": 2, "lightningrl.tokens": 9}
+    assert dict(learn.attributes or {}) == {
+        "lightningrl.policy": "policy",
+        "lightningrl.rows": 2,
+        "lightningrl.tokens": 9,
+    }
     assert dict(swap.attributes or {}) == {"lightningrl.policy": "policy", "lightningrl.version": 4}
     backend.is_broken = True
     with pytest.raises(BackendError):

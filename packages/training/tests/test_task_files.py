@@ -77,12 +77,21 @@ def test_a_split_of_a_data_set_may_be_a_part_of_it(folder: Path) -> None:
 
 def test_cells_of_a_table_that_json_lacks_are_text_or_none(tmp_path: Path) -> None:
     day, price = datetime.date(2026, 1, 2), decimal.Decimal("1.50")
-    rows = {"input": ["a", "b"], "day": [day, None], "price": [price, None], "score": [0.5, float("nan")], "deep": [{"at": [day]}, None]}
+    rows = {
+        "input": ["a", "b"],
+        "day": [day, None],
+        "price": [price, None],
+        "score": [0.5, float("nan")],
+        "deep": [{"at": [day]}, None],
+    }
     parquet.write_table(pyarrow.table(rows), tmp_path / "d.parquet")
     datasets.Dataset.from_dict(rows, split="train").save_to_disk(str(tmp_path / "saved"))
     first = {"day": "2026-01-02", "price": "1.50", "score": 0.5, "deep": {"at": ["2026-01-02"]}}
     for train in ("d.parquet", "hf:saved:train"):
-        assert [task.metadata for task in load(tmp_path, train)] == [first, {"day": None, "price": None, "score": None, "deep": None}]
+        assert [task.metadata for task in load(tmp_path, train)] == [
+            first,
+            {"day": None, "price": None, "score": None, "deep": None},
+        ]
 
 
 def test_a_source_may_be_named_by_a_path_and_a_data_frame_is_told_how_it_gives_rows(folder: Path) -> None:
@@ -100,7 +109,9 @@ def test_a_source_may_be_named_by_a_path_and_a_data_frame_is_told_how_it_gives_r
 
 
 def test_cells_of_a_csv_are_text_as_they_stand(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_bytes('\ufeffprompt, answer,note\r\n"1,5 + 1",007,\r\n"two\nlines",2.50,"a ""b"""\r\n'.encode())
+    (tmp_path / "data.csv").write_bytes(
+        '\ufeffprompt, answer,note\r\n"1,5 + 1",007,\r\n"two\nlines",2.50,"a ""b"""\r\n'.encode()
+    )
     assert load(tmp_path, "data.csv") == (
         Task(id="train-0", input="1,5 + 1", answer="007", metadata={"note": ""}),
         Task(id="train-1", input="two\nlines", answer="2.50", metadata={"note": 'a "b"'}),
@@ -139,12 +150,28 @@ def test_rows_of_text_are_inputs_and_tables_may_be_inputs_too(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.jsonl", '{"input": "1"}\n\n{"input": ', "tasks.train: line 3 of '{path}' is no JSON (Expecting value); {formats}"),
+        (
+            "a.jsonl",
+            '{"input": "1"}\n\n{"input": ',
+            "tasks.train: line 3 of '{path}' is no JSON (Expecting value); {formats}",
+        ),
         ("a.jsonl", "[" * 100_000, "tasks.train: line 1 of '{path}' is nested too deeply; give something flatter"),
-        ("a.jsonl", b'{"input": "1"}\n{"input": "\xff"}', "tasks.train: line 2 of '{path}' is no text in UTF-8; save the file as UTF-8"),
-        ("a.jsonl", lines({"input": "1"}, 5), "{what}: line 2 is an int; give a Task, a dict with its fields, or a text"),
+        (
+            "a.jsonl",
+            b'{"input": "1"}\n{"input": "\xff"}',
+            "tasks.train: line 2 of '{path}' is no text in UTF-8; save the file as UTF-8",
+        ),
+        (
+            "a.jsonl",
+            lines({"input": "1"}, 5),
+            "{what}: line 2 is an int; give a Task, a dict with its fields, or a text",
+        ),
         ("a.jsonl", lines({"input": "1"}, {"inptu": "2"}), "{what}: line 2 has no 'input'; it has: 'inptu'"),
-        ("a.jsonl", lines({"input": "1"}, {"input": None}), "{what}: line 2 has nothing in 'input', its input; leave the row out"),
+        (
+            "a.jsonl",
+            lines({"input": "1"}, {"input": None}),
+            "{what}: line 2 has nothing in 'input', its input; leave the row out",
+        ),
         (
             "a.jsonl",
             lines({"problem": "1", "solution": "2"}),
@@ -160,16 +187,36 @@ def test_rows_of_text_are_inputs_and_tables_may_be_inputs_too(tmp_path: Path) ->
             lines({"input": "1", "x": 1, "metadata": {"x": 2}}),
             "{what}: line 1 has 'x' twice, as a column and in its metadata; rename one",
         ),
-        ("a.jsonl", lines({"input": "1", "id": 4}, {"input": "1", "id": "4"}), "{what}: two tasks have the id '4'; ids must differ"),
+        (
+            "a.jsonl",
+            lines({"input": "1", "id": 4}, {"input": "1", "id": "4"}),
+            "{what}: two tasks have the id '4'; ids must differ",
+        ),
         (
             "a.jsonl",
             '{"input": "1"}\n{"input": "1", "answer": {"x": 1, "x": 2}}',
             "tasks.train: line 2 of '{path}' names 'x' twice in one object; rename one",
         ),
-        ("a.json", '[{"input": "1", "input": "2"}]', "tasks.train: '{path}' names 'input' twice in one object; rename one"),
-        ("a.jsonl", f'{{"input": {"9" * 5000}}}', "tasks.train: line 1 of '{path}' has a number that Python does not read ("),
-        ("a.csv", "input;answer\n1,5;2\n", "tasks.train: line 1 of '{path}' parts its names by ';'; save the file with commas between the"),
-        ("a.csv", 'input\n"a\u2028b\nc"\n1,2\n', "tasks.train: line 4 of '{path}' has 2 cells, but the first line names 1;"),
+        (
+            "a.json",
+            '[{"input": "1", "input": "2"}]',
+            "tasks.train: '{path}' names 'input' twice in one object; rename one",
+        ),
+        (
+            "a.jsonl",
+            f'{{"input": {"9" * 5000}}}',
+            "tasks.train: line 1 of '{path}' has a number that Python does not read (",
+        ),
+        (
+            "a.csv",
+            "input;answer\n1,5;2\n",
+            "tasks.train: line 1 of '{path}' parts its names by ';'; save the file with commas between the",
+        ),
+        (
+            "a.csv",
+            'input\n"a\u2028b\nc"\n1,2\n',
+            "tasks.train: line 4 of '{path}' has 2 cells, but the first line names 1;",
+        ),
         ("a.jsonl", "\n", "{what} returned no tasks; check its path and filters"),
         ("a.json", '{"tasks": []}', "tasks.train: '{path}' holds a dict, not a list of tasks; {formats}"),
         ("a.json", '[{"input": "1"},\n', "tasks.train: line 2 of '{path}' is no JSON (Expecting value); {formats}"),
@@ -186,7 +233,9 @@ def test_rows_of_text_are_inputs_and_tables_may_be_inputs_too(tmp_path: Path) ->
         ("data", None, "'data' cannot be read as tasks; {formats}"),
     ],
 )
-def test_what_is_no_task_is_refused_by_file_and_line(tmp_path: Path, name: str, content: str | bytes | None, sentence: str) -> None:
+def test_what_is_no_task_is_refused_by_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes | None, sentence: str
+) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -195,8 +244,12 @@ def test_what_is_no_task_is_refused_by_file_and_line(tmp_path: Path, name: str, 
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(folder: Path) -> None:
-    assert refused(folder, "data.jsonl", input="problem").endswith("line 1 has no 'problem'; it has: 'question', 'answer', 'level'")
-    assert refused(folder, "data.jsonl", answer="solution").endswith("line 1 has no 'solution'; it has: 'question', 'answer', 'level'")
+    assert refused(folder, "data.jsonl", input="problem").endswith(
+        "line 1 has no 'problem'; it has: 'question', 'answer', 'level'"
+    )
+    assert refused(folder, "data.jsonl", answer="solution").endswith(
+        "line 1 has no 'solution'; it has: 'question', 'answer', 'level'"
+    )
     assert "tasks.train 'data.jsonl' has no setting 'path'" in refused(folder, "data.jsonl", options={"path": "x"})
 
 
@@ -205,7 +258,8 @@ def test_what_reads_a_table_is_named_where_it_is_not_installed(folder: Path, mon
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert refused(folder, "data.parquet").endswith("is read by pyarrow, which is not installed: pip install pyarrow")
     assert (
-        refused(folder, "hf:hub:train") == "tasks.train: 'hf:hub:train' is read by datasets, which is not installed: pip install datasets"
+        refused(folder, "hf:hub:train")
+        == "tasks.train: 'hf:hub:train' is read by datasets, which is not installed: pip install datasets"
     )
 
 
@@ -227,9 +281,13 @@ def test_a_data_set_that_cannot_be_reached_is_named_with_the_line_that_fetches_i
         "name; or fetch it where there is a network (`hf download --repo-type dataset openai/gsm8k --local-dir data`), "
         "and write hf:data:train"
     )
-    assert "names no data set and split; write hf:NAME:SPLIT, for example hf:openai/gsm8k:main:train" in refused(folder, "hf:gsm8k")
+    assert "names no data set and split; write hf:NAME:SPLIT, for example hf:openai/gsm8k:main:train" in refused(
+        folder, "hf:gsm8k"
+    )
     assert "there is no split 'test'; there are: 'train'" in refused(folder, "hf:saved:test")
-    assert "Unknown split \"test\". Should be one of ['train'].; check configuration and split" in refused(folder, "hf:hub:test")
+    assert "Unknown split \"test\". Should be one of ['train'].; check configuration and split" in refused(
+        folder, "hf:hub:test"
+    )
 
 
 def test_evaluation_reads_the_same_files_with_the_recipes_columns_from_here_or_beside_the_recipe(

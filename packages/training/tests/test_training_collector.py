@@ -1,4 +1,5 @@
-"""Collection as a stream: what is out, in which order it is taken, how old it may be, and that each task is done with once."""
+"""Collection as a stream: what is out, in which order it is taken, how old it may be, and that each task is done with
+once."""
 
 from __future__ import annotations
 
@@ -106,7 +107,11 @@ class Server:
     async def forget_rollouts(self, through: int, slack: int = 0) -> int:
         trained = {name: step for step, names in self.trained.items() for name in names}
         planned = {spec.id: spec.step or 0 for spec in self.specs.values() if spec.id in self.ended}
-        gone = {name for name, step in planned.items() if (trained[name] <= through if name in trained else step < through - slack)}
+        gone = {
+            name
+            for name, step in planned.items()
+            if (trained[name] <= through if name in trained else step < through - slack)
+        }
         self.forgotten |= gone
         return len(gone)
 
@@ -178,7 +183,9 @@ class Scene:
         )
 
     def collector(self, *, in_order: bool) -> Collector:
-        return Collector(self.server, Parts.build(self.recipe(), load_plugins()).evaluator, self.start_workers, in_order=in_order)
+        return Collector(
+            self.server, Parts.build(self.recipe(), load_plugins()).evaluator, self.start_workers, in_order=in_order
+        )
 
     async def start_workers(self) -> None:
         self.started += 1
@@ -211,8 +218,11 @@ class Scene:
             return await trainer.run()
 
     @asynccontextmanager
-    async def agents(self, chance: random.Random, *, slow: tuple[str, ...] = (), stuck: bool = False) -> AsyncIterator[None]:
-        """End what is out one by one, in any order; what is `slow`, only where nothing else is left, and not at all if it is `stuck`."""
+    async def agents(
+        self, chance: random.Random, *, slow: tuple[str, ...] = (), stuck: bool = False
+    ) -> AsyncIterator[None]:
+        """End what is out one by one, in any order; what is `slow`, only where nothing else is left, and not at all if
+        it is `stuck`."""
 
         async def work() -> None:
             while True:
@@ -322,7 +332,9 @@ async def test_on_policy_nothing_is_out_while_a_step_is_learned(scene: Scene) ->
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_capacity_is_the_tasks_of_so_many_more_steps_and_ends_with_the_run(scene: Scene, *, asynchronous: bool) -> None:
+async def test_capacity_is_the_tasks_of_so_many_more_steps_and_ends_with_the_run(
+    scene: Scene, *, asynchronous: bool
+) -> None:
     async with scene.agents(random.Random(0)):
         state = await scene.train(max_staleness=2, asynchronous=asynchronous)
     assert 2 * 3 * 2 < scene.server.most_out <= 3 * 3 * 2
@@ -354,7 +366,8 @@ async def test_asynchronous_steps_wait_for_no_straggler_and_leave_out_what_becam
 
 
 async def test_what_a_straggler_s_group_has_so_far_is_not_forgotten_however_late_it_is(scene: Scene) -> None:
-    """Its group was rewarded when the straggler came, and the run ended: the store had no attempt of the others any more."""
+    """Its group was rewarded when the straggler came, and the run ended: the store had no attempt of the others any
+    more."""
     kept = {"keep_rollouts": 1, "keep_checkpoints": 1}
     async with scene.agents(random.Random(1), slow=("g000001-001",), stuck=True):
         scene.backend.learning = lambda: scene.server.end("g000001-001") if scene.server.version == 6 else None
@@ -374,7 +387,13 @@ async def test_asynchronous_on_policy_is_refused(scene: Scene) -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_trained_twice_and_no_task_is_lost_over_kills(scene: Scene, seed: int) -> None:
     chance = random.Random(seed)
-    loop = {"steps": 12, "max_staleness": 2, "asynchronous": True, "checkpoint_every": 3, "dynamic_sampling": chance.choice([0, 1])}
+    loop = {
+        "steps": 12,
+        "max_staleness": 2,
+        "asynchronous": True,
+        "checkpoint_every": 3,
+        "dynamic_sampling": chance.choice([0, 1]),
+    }
     async with scene.agents(chance, slow=(f"g00000{chance.randrange(9)}",)):
         for _ in range(4):
             turns = chance.randrange(4000)
@@ -392,7 +411,9 @@ async def test_nothing_is_trained_twice_and_no_task_is_lost_over_kills(scene: Sc
     done = {*range(state.position), *state.done_beyond}
     groups = {int(name[1:7]) for name in trained}
     assert groups <= done
-    assert all(f"g{position:06d}-000" in scene.server.ended for position in done - groups), "left out for its age, not lost"
+    assert all(f"g{position:06d}-000" in scene.server.ended for position in done - groups), (
+        "left out for its age, not lost"
+    )
 
 
 async def test_groups_that_are_run_again_outlive_a_kill_after_a_step_of_others(scene: Scene) -> None:

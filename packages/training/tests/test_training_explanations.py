@@ -1,4 +1,5 @@
-"""A run that cannot learn says why, a mended one goes on, and whoever looks on stops nothing: the loop over a real server."""
+"""A run that cannot learn says why, a mended one goes on, and whoever looks on stops nothing: the loop over a real
+server."""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ async def broken_at_times(store: SqlStore, lease: Lease) -> None:
 
 
 async def late(store: SqlStore, lease: Lease) -> None:
-    await store.finish_attempt(lease.rollout_id, lease.attempt, Outcome.TIMEOUT, error="the agent ran longer than its time limit")
+    await store.finish_attempt(
+        lease.rollout_id, lease.attempt, Outcome.TIMEOUT, error="the agent ran longer than its time limit"
+    )
 
 
 class Backend:
@@ -218,7 +221,9 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
     app = create_app(store, EngineRegistry(), run_key="key")
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=1)
+    )
     serving = asyncio.create_task(server._serve([listener]))  # `serve` would take over the test's signal handlers
     async with ServerClient(f"http://127.0.0.1:{listener.getsockname()[1]}", "key") as client:
         yield Scene(tmp_path, store, client)
@@ -230,9 +235,14 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 # ---------------------------------------------------------------------- nothing can be learned
 
 
-async def test_a_run_whose_agent_calls_no_model_names_the_setting_and_fails(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_run_whose_agent_calls_no_model_names_the_setting_and_fails(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.agent = silent
-    with pytest.raises(LightningError, match=r"nothing was learned in 2 steps: none of 4 rollouts made a model call .*runtime\.base_urls"):
+    with pytest.raises(
+        LightningError,
+        match=r"nothing was learned in 2 steps: none of 4 rollouts made a model call .*runtime\.base_urls",
+    ):
         await scene.train()
     warned = [record.getMessage() for record in caplog.records if "no row carries a signal" in record.getMessage()]
     assert len(warned) == 1, "once for each reason"
@@ -242,7 +252,9 @@ async def test_a_run_whose_agent_calls_no_model_names_the_setting_and_fails(scen
 
 async def test_a_run_of_equal_rewards_says_which_reward_and_fails(scene: Scene) -> None:
     scene.agent = always_wrong
-    with pytest.raises(LightningError, match=r"in 2 steps: all 4 rewards are 0; `lightningrl rollouts show g000002-000` shows one"):
+    with pytest.raises(
+        LightningError, match=r"in 2 steps: all 4 rewards are 0; `lightningrl rollouts show g000002-000` shows one"
+    ):
         await scene.train()
     with pytest.raises(LightningError, match="nothing was learned in 2 steps"):
         await scene.train()  # to resume a run that is over makes it no success
@@ -276,7 +288,10 @@ async def test_a_client_that_answers_from_a_cache_is_named_for_training_and_for_
         "step 1: 2 of 4 rollouts made no model call",
         "validation after step 1: 2 of 2 rollouts made no model call",
     ]
-    assert "others of their group did: the agent's client answers from a cache (LangChain's `set_llm_cache`, DSPy's on disk" in said[0]
+    assert (
+        "others of their group did: the agent's client answers from a cache (LangChain's `set_llm_cache`, DSPy's on disk"
+        in said[0]
+    )
     assert said[0].endswith("so they repeat what was sampled once, and teach nothing; switch it off for training")
     assert "earlier ones of their tasks did" in said[1]
     assert "so validation says what the policy was, not what it is; switch it off" in said[1]
@@ -288,15 +303,21 @@ def test_what_is_a_cache_and_what_is_none() -> None:
         return replace(make_trajectory(name, made, group_id=group), task=Task(id=group, input=group), **fields)
 
     mixed_groups = [rollout("a", "x", 1), rollout("b", "x", 0), rollout("c", "y", 0)]
-    assert (explain_cache(mixed_groups) or "").startswith("1 of 3 rollouts made no model call although others of their group did: ")
+    assert (explain_cache(mixed_groups) or "").startswith(
+        "1 of 3 rollouts made no model call although others of their group did: "
+    )
     assert explain_silence([replace(one, reward=0.0) for one in mixed_groups]) == explain_cache(mixed_groups)
     finding = calls_made(SimpleNamespace(rollouts=mixed_groups))  # type: ignore[arg-type]
     assert (finding.verdict, finding.remedy) == (Verdict.WARN, "switch it off for training")
     alone = [rollout("c", "y", 0)]
     assert explain_cache(alone) is None
-    assert (explain_cache(alone, {"y"}) or "").startswith("1 of 1 rollouts made no model call although earlier ones of their tasks did: ")
+    assert (explain_cache(alone, {"y"}) or "").startswith(
+        "1 of 1 rollouts made no model call although earlier ones of their tasks did: "
+    )
     assert explain_cache(alone, {"z"}) is None, "an agent may ask nothing for some tasks"
-    assert "those of training do" in (explain_cache(alone, {"z"}, is_validation=True) or ""), "it lies on the disk, of an earlier run"
+    assert "those of training do" in (explain_cache(alone, {"z"}, is_validation=True) or ""), (
+        "it lies on the disk, of an earlier run"
+    )
     failed = [rollout("a", "x", 1), rollout("b", "x", 0, outcome=Outcome.AGENT_ERROR, error="KeyError")]
     assert explain_cache(failed) is None
 
@@ -327,7 +348,9 @@ def test_groups_that_agree_within_themselves_are_told_from_equal_rewards() -> No
         return make_trajectory(group, calls, reward=reward, group_id=group)
 
     why = explain_silence([make("a", 0.0), make("a", 0.0), make("b", 1.0)])
-    assert why.startswith("in each of 2 groups all rewards are equal (over the step from 0 to 1); raise loop.group_size")
+    assert why.startswith(
+        "in each of 2 groups all rewards are equal (over the step from 0 to 1); raise loop.group_size"
+    )
     assert explain_silence([make("a", 0.0), make("a", 1.0)]) == "the credit assigner gives every trained call 0"
     assert "roles of the calls: 'write'" in explain_silence([make("a", 0.0, trainable=False)])
 
@@ -337,9 +360,13 @@ def test_a_seed_of_the_agents_own_is_the_reason_where_groups_agree_by_it() -> No
 
     def ask(seeds: Sequence[int | None]) -> str:
         calls = [make_transition(f"r{number}/0") for number in range(len(seeds))]
-        calls = [replace(call, sampling=replace(call.sampling, seed=seed)) for call, seed in zip(calls, seeds, strict=True)]
+        calls = [
+            replace(call, sampling=replace(call.sampling, seed=seed)) for call, seed in zip(calls, seeds, strict=True)
+        ]
         made = [(call, float(number > 1), "ab"[number > 1]) for number, call in enumerate(calls)]
-        return explain_silence([make_trajectory(call.id, [call], reward=reward, group_id=group) for call, reward, group in made])
+        return explain_silence(
+            [make_trajectory(call.id, [call], reward=reward, group_id=group) for call, reward, group in made]
+        )
 
     assert ask([42, 42, 42, 42]).endswith("let it send no `seed` while it is trained")
     assert ask([1, 2, 3, 4]).startswith(equal := "in each of 2 groups all rewards are equal")
@@ -375,14 +402,17 @@ async def test_validation_every_zero_means_none_and_says_so(scene: Scene) -> Non
     assert "2 held out (validation.every = 0: not looked at)" in scene.screen.getvalue()
 
 
-async def test_a_validation_in_which_all_fails_says_so_instead_of_nan(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_validation_in_which_all_fails_says_so_instead_of_nan(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.agent = broken
     tasks = {"train": "reasons_tasks.py:tasks", "validation": "reasons_tasks.py:held_out"}
     await scene.train(loop={"steps": 0}, tasks=tasks)
     assert "validation after step 0: no score  [2 agent_error]" in scene.screen.getvalue()
     assert "nan" not in scene.screen.getvalue()
     assert (
-        "validation after step 0 has no score: every rollout failed (2 agent_error); first, 'v000000-0000': KeyError: 'oops'" in caplog.text
+        "validation after step 0 has no score: every rollout failed (2 agent_error); first, 'v000000-0000': KeyError: 'oops'"
+        in caplog.text
     )
 
 
@@ -403,7 +433,12 @@ def test_the_lowest_reward_is_the_declared_one_or_the_least_that_was_seen(lowest
         replace(one, outcome=outcome)
         for one, outcome in zip(group.trajectories[2:], (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE_ERROR), strict=True)
     ]
-    assert [one.reward for one in judge_failures([*group.trajectories[:2], *failed], lowest)] == [1.0, -3.0, least, None]
+    assert [one.reward for one in judge_failures([*group.trajectories[:2], *failed], lowest)] == [
+        1.0,
+        -3.0,
+        least,
+        None,
+    ]
     assert [one.reward for one in judge_failures(failed, lowest)] == [None, None]
 
 
@@ -428,7 +463,10 @@ def test_an_engine_that_is_fast_enough_is_not_blamed() -> None:
 
 
 async def test_the_engine_link_measures_a_calls_speed_also_while_it_runs(tmp_path: Path) -> None:
-    async with live_gateway(tmp_path, attach=False) as gateway, EngineLink(gateway.engine, gateway.url, gateway.run_key) as link:
+    async with (
+        live_gateway(tmp_path, attach=False) as gateway,
+        EngineLink(gateway.engine, gateway.url, gateway.run_key) as link,
+    ):
         assert link.call_speed is None
         gateway.engine.pause()
         gateway.engine.enqueue("a long answer of some tokens")
@@ -522,7 +560,10 @@ async def test_a_watcher_that_raises_is_named_once_and_counted_while_training_an
     assert [metrics["hooks_failed"] for metrics in scene.logged] == [4 + 2, 4 + 2 + 1]
     for hook in ("rollout_finished", "group_credited", "step_finished"):
         assert caplog.text.count(f"in lightningrl_{hook};") == 1
-    assert "plugin 'Clumsy' of the recipe raised ValueError: rollout in lightningrl_rollout_finished; training goes on" in caplog.text
+    assert (
+        "plugin 'Clumsy' of the recipe raised ValueError: rollout in lightningrl_rollout_finished; training goes on"
+        in caplog.text
+    )
 
 
 class Patient:
@@ -549,7 +590,9 @@ async def test_credit_and_checkpoints_leave_the_event_loop_alone(scene: Scene, m
     monkeypatch.setattr(IdenticalAssignment, "assign", waiting)
     scene.backend.saving = patient.wait
     await scene.train()
-    assert patient.turns == [True] * (1 + 2 * (2 + 1)), "a checkpoint before, and in each step two groups and a checkpoint"
+    assert patient.turns == [True] * (1 + 2 * (2 + 1)), (
+        "a checkpoint before, and in each step two groups and a checkpoint"
+    )
 
 
 async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(scene: Scene) -> None:
@@ -570,7 +613,9 @@ async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(scene: Scen
     assert (scene.folder / "run" / "checkpoints" / "step-000000" / "loop.json").is_file()
 
 
-async def test_a_step_without_a_reward_names_the_remedy_and_its_rollouts_are_rewarded_once_there_is_one(scene: Scene) -> None:
+async def test_a_step_without_a_reward_names_the_remedy_and_its_rollouts_are_rewarded_once_there_is_one(
+    scene: Scene,
+) -> None:
     def forgot_to_return(task: Task, output: float, trajectory: Trajectory) -> None:
         float(output)
 
@@ -604,7 +649,9 @@ async def test_rewards_are_timed_apart_from_collecting(scene: Scene, monkeypatch
     assert metrics["tokens_per_second"] == 4 * 2 / (4 * 2.0)
 
 
-def test_tasks_are_drawn_as_they_always_were_with_one_shuffle_per_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_drawn_as_they_always_were_with_one_shuffle_per_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = Scene(tmp_path, None, None).recipe(loop={"tasks_per_step": 5, "group_size": 1, "seed": 3})  # type: ignore[arg-type]
     tasks = [Task(id=f"t{number}", input=number) for number in range(8)]
     expected: list[str] = []

@@ -1,4 +1,5 @@
-"""What the loop orders, and what it makes of it: each rollout once; with DAPO's dynamic sampling, other tasks for groups without signal."""
+"""What the loop orders, and what it makes of it: each rollout once; with DAPO's dynamic sampling, other tasks for
+groups without signal."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def answer(number):
 
 
 class Store:
-    """Rollouts that have ended when they are ordered. Every third task is one that both rollouts of a group get right or wrong alike."""
+    """Rollouts that have ended when they are ordered. Every third task is one that both rollouts of a group get right
+    or wrong alike."""
 
     def __init__(self) -> None:
         self.ordered: dict[str, RolloutSpec] = {}
@@ -91,7 +93,9 @@ class Store:
         if spec.mode is RolloutMode.VALIDATION:
             score = self.scores[spec.step]
             call = make_transition(f"{spec.id}/0")
-            return replace(make_trajectory(spec.id, [call], reward=None, group_id=spec.group_id, output=score), mode=spec.mode)
+            return replace(
+                make_trajectory(spec.id, [call], reward=None, group_id=spec.group_id, output=score), mode=spec.mode
+            )
         alike = self.all_alike or spec.task.input % 3 == 0
         right = float(alike or spec.id.endswith("0"))
         call = make_transition(f"{spec.id}/0", agent="team/write")
@@ -137,7 +141,10 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
         recipe = Recipe.model_validate(
             {
                 "agent": "loop_tasks.py:answer",
-                "tasks": {"train": "loop_tasks.py:tasks", **({"validation": "loop_tasks.py:held_out"} if validated else {})},
+                "tasks": {
+                    "train": "loop_tasks.py:tasks",
+                    **({"validation": "loop_tasks.py:held_out"} if validated else {}),
+                },
                 "validation": {"every": 1},
                 "policy": {"model": "org/model", "trained_agents": trained},
                 "roles": {"write": {"model": "writer"}},
@@ -203,7 +210,9 @@ async def test_other_tasks_are_sampled_until_as_many_groups_teach_as_the_step_ha
     taught = {sample.rollout_id.rpartition("-")[0] for sample in learned.samples}
     assert len(taught) == 9
     assert len(groups_of(store)) > 9
-    assert sum(float(sample.weights.sum()) for sample in learned.samples) == pytest.approx(1.0), "means are over groups that teach"
+    assert sum(float(sample.weights.sum()) for sample in learned.samples) == pytest.approx(1.0), (
+        "means are over groups that teach"
+    )
     assert sorted(store.trained[1]) == sorted(store.ordered), "what was sampled counts, also where it teaches nothing"
     assert store.metrics["groups"] == len(groups_of(store))
     assert store.metrics["groups_without_signal"] == len(groups_of(store)) - 9
@@ -227,7 +236,9 @@ async def test_credit_is_assigned_once_for_each_group_also_of_those_that_taught_
     assert (len(assigned) > 2 * 9) == (dynamic_sampling > 0)
 
 
-async def test_without_it_such_groups_stay_in_the_means(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:
+async def test_without_it_such_groups_stay_in_the_means(
+    make_trainer: Callable[..., Trainer], store: Store, learned: Learned
+) -> None:
     await make_trainer().run()
     assert len(groups_of(store)) == 9
     share = 1 - store.metrics["groups_without_signal"] / 9
@@ -235,7 +246,9 @@ async def test_without_it_such_groups_stay_in_the_means(make_trainer: Callable[.
     assert sum(float(sample.weights.sum()) for sample in teaching_rows(learned.samples)) == pytest.approx(share)
 
 
-async def test_it_gives_up_after_so_many_rounds(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:
+async def test_it_gives_up_after_so_many_rounds(
+    make_trainer: Callable[..., Trainer], store: Store, learned: Learned
+) -> None:
     store.all_alike = True
     with pytest.raises(LightningError, match="nothing was learned in 1 steps"):
         await make_trainer(dynamic_sampling=2).run()
@@ -283,7 +296,10 @@ async def test_a_role_that_no_call_has_is_named(
     make_trainer: Callable[..., Trainer], store: Store, learned: Learned, caplog: pytest.LogCaptureFixture
 ) -> None:
     await make_trainer(trained=["writ", "team"], paid=["wrote", "team/write"]).run()
-    assert "step 1: no call has the role 'writ', 'wrote', which `trained_agents` or `rewards.NAME.agents` names" in caplog.text
+    assert (
+        "step 1: no call has the role 'writ', 'wrote', which `trained_agents` or `rewards.NAME.agents` names"
+        in caplog.text
+    )
     assert "roles of the calls: 'team/write'" in caplog.text
 
 
@@ -313,7 +329,10 @@ def test_rewards_of_calls_are_read_where_the_first_call_is_of_a_role_that_is_not
     trainer = make_trainer(trained=["player"], credit="turns", options=options, intermediate=["tool_status"])
     rollouts = [
         make_trajectory(
-            name, [make_transition(f"{name}/0", agent="planner"), make_transition(f"{name}/1", agent="player")], reward=reward, group_id="g"
+            name,
+            [make_transition(f"{name}/0", agent="planner"), make_transition(f"{name}/1", agent="player")],
+            reward=reward,
+            group_id="g",
         )
         for name, reward in (("a", 1.0), ("b", 0.0))
     ]
@@ -340,8 +359,16 @@ class Mine:
 @pytest.mark.parametrize(
     ("returns", "monitors", "said"),
     [
-        ("sum(call.rewards['a'])", "{}", "credit assigner 'Mine' failed for group 'g000000': KeyError: 'a' (mine.py, line 11); mend it"),
-        ("0.5", "{}", "2 completion tokens but advantages that are a float; a credit assigner returns an array with one number per token"),
+        (
+            "sum(call.rewards['a'])",
+            "{}",
+            "credit assigner 'Mine' failed for group 'g000000': KeyError: 'a' (mine.py, line 11); mend it",
+        ),
+        (
+            "0.5",
+            "{}",
+            "2 completion tokens but advantages that are a float; a credit assigner returns an array with one number per token",
+        ),
         (
             "np.mean(np.zeros(2), axis=3)",
             "{}",
@@ -358,7 +385,9 @@ class Mine:
 async def test_credit_of_ones_own_that_breaks_ends_the_run_with_a_sentence(
     make_trainer: Callable[..., Trainer], tmp_path: Path, returns: str, monitors: str, said: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(CREDIT.replace("{returns}", returns).replace("{monitors}", monitors), encoding="utf-8")
+    (tmp_path / "mine.py").write_text(
+        CREDIT.replace("{returns}", returns).replace("{monitors}", monitors), encoding="utf-8"
+    )
     with pytest.raises(PluginError, match="step 1: ") as refused:
         await make_trainer(credit="mine.py:Mine").run()
     assert said in str(refused.value)
@@ -370,7 +399,10 @@ def test_calls_that_are_not_trained_have_no_advantage_whatever_credit_of_ones_ow
 ) -> None:
     (tmp_path / "mine.py").write_text(CREDIT.format(returns="np.ones(1)", monitors="dict()"), encoding="utf-8")
     scorer = make_trainer(trained=["player"], credit="mine.py:Mine").scorer
-    calls = [make_transition("r/0", agent="planner", completion=[1]), make_transition("r/1", agent="player", completion=[1])]
+    calls = [
+        make_transition("r/0", agent="planner", completion=[1]),
+        make_transition("r/1", agent="player", completion=[1]),
+    ]
     (score,) = scorer.build(scorer.credit([make_trajectory("r", calls, reward=1.0)])).scores
     assert score.advantages == {"r/0": None, "r/1": [1.0]}
 
@@ -378,7 +410,9 @@ def test_calls_that_are_not_trained_have_no_advantage_whatever_credit_of_ones_ow
 async def test_a_group_teaches_nothing_where_no_call_of_it_is_trained(
     make_trainer: Callable[..., Trainer], store: Store, learned: Learned, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(LightningError, match="nothing was learned in 1 steps: no call is of a policy and role that is trained"):
+    with pytest.raises(
+        LightningError, match="nothing was learned in 1 steps: no call is of a policy and role that is trained"
+    ):
         await make_trainer(trained=["check"]).run()
     assert store.metrics["groups_without_signal"] == store.metrics["groups"] == 9
     assert not learned.samples
@@ -393,7 +427,10 @@ async def test_a_steps_spans_are_a_tree_of_what_it_did(make_trainer: Callable[..
     await trainer.run()
     found = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
     names = {span.context.span_id: span.name.removeprefix("lightningrl.") for span in found if span.context is not None}
-    tree = [(span.name.removeprefix("lightningrl."), None if span.parent is None else names[span.parent.span_id]) for span in found]
+    tree = [
+        (span.name.removeprefix("lightningrl."), None if span.parent is None else names[span.parent.span_id])
+        for span in found
+    ]
     step = [("step", None), ("collect", "step"), ("score", "step")]
     assert tree == [("checkpoint", None), *step, *step, ("checkpoint", None)]
     said = [dict(span.attributes or {}) for span in found if span.name == "lightningrl.step"]
@@ -401,7 +438,9 @@ async def test_a_steps_spans_are_a_tree_of_what_it_did(make_trainer: Callable[..
     assert all(0.0 <= float(str(one["lightningrl.reward"])) <= 1.0 for one in said)
 
 
-async def test_rollouts_are_forgotten_once_no_kept_checkpoint_goes_on_from_them(make_trainer: Callable[..., Trainer], store: Store) -> None:
+async def test_rollouts_are_forgotten_once_no_kept_checkpoint_goes_on_from_them(
+    make_trainer: Callable[..., Trainer], store: Store
+) -> None:
     loop = {"steps": 8, "tasks_per_step": 2, "checkpoint_every": 2, "keep_checkpoints": 2}
     await make_trainer(**loop).run()
     assert store.forgotten == []
@@ -418,10 +457,16 @@ async def test_a_run_stops_when_validation_is_no_better_and_keeps_its_best_weigh
     store.scores = [0.1, 0.3, 0.7, 0.7, 0.2, 0.9, 0.9]
     first = make_trainer(validated=True, steps=6, patience=2, checkpoint_every=10, keep_checkpoints=1, tasks_per_step=2)
     state = await first.run()
-    assert (state.step, state.best_score, state.validations_since_best) == (4, 0.7, 2), "0.7 again is no better than 0.7"
-    assert [saved.state.step for saved in first.folder.checkpoints()] == [2, 4], "the best, although no checkpoint was due, and the newest"
+    assert (state.step, state.best_score, state.validations_since_best) == (4, 0.7, 2), (
+        "0.7 again is no better than 0.7"
+    )
+    assert [saved.state.step for saved in first.folder.checkpoints()] == [2, 4], (
+        "the best, although no checkpoint was due, and the newest"
+    )
     assert find_checkpoint(first.folder.path).state.step == 2
-    stopped = "stopped early after step 4: 2 validations were no better than the best, 0.700; to go on, raise loop.patience"
+    stopped = (
+        "stopped early after step 4: 2 validations were no better than the best, 0.700; to go on, raise loop.patience"
+    )
     assert stopped in caplog.text
 
     caplog.clear()

@@ -10,10 +10,19 @@ from rich.console import Console
 
 from lightningrl_training.progress import LineProgress, LiveProgress, NotebookProgress
 
-METRICS = {"reward": 0.5, "calls_per_rollout": 1.0, "groups_without_signal": 0.0, "groups": 4.0, "tokens_per_second": 9.0, "minutes": 1.0}
+METRICS = {
+    "reward": 0.5,
+    "calls_per_rollout": 1.0,
+    "groups_without_signal": 0.0,
+    "groups": 4.0,
+    "tokens_per_second": 9.0,
+    "minutes": 1.0,
+}
 
 
-def test_time_left_is_that_of_the_steps_after_the_first_which_imports_what_all_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_is_that_of_the_steps_after_the_first_which_imports_what_all_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     said = io.StringIO()
@@ -29,7 +38,9 @@ def test_time_left_is_that_of_the_steps_after_the_first_which_imports_what_all_n
 
 @pytest.mark.parametrize("kind", [LiveProgress, NotebookProgress])
 @pytest.mark.parametrize("steps", [0, 1])
-def test_no_bar_is_left_of_a_run_that_is_over(kind: type[LiveProgress], steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_is_left_of_a_run_that_is_over(
+    kind: type[LiveProgress], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[str] = []
 
     def show(progress: LiveProgress, **_: object) -> Cell:

@@ -53,9 +53,7 @@ def start(source: Path, where: Path) -> RunFolder:
 
 def test_a_folder_in_use_is_refused_naming_the_process(source: Path, tmp_path: Path) -> None:
     folder = start(source, tmp_path / "run")
-    code = (
-        f"from lightningrl_training.run_folder import *; from pathlib import Path; RunFolder.resume(Path({str(tmp_path / 'run')!r}), {{}})"
-    )
+    code = f"from lightningrl_training.run_folder import *; from pathlib import Path; RunFolder.resume(Path({str(tmp_path / 'run')!r}), {{}})"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert other.returncode != 0
     assert "is in use by process" in other.stderr
@@ -104,12 +102,19 @@ def test_what_a_failed_reward_says_may_be_raised_when_the_run_goes_on(source: Pa
 def test_a_changed_recipe_is_refused_on_resume(source: Path, tmp_path: Path) -> None:
     start(source, tmp_path / "run").close()
     source.write_text(RECIPE + "[loop]\ngroup_size = 4\n")
-    with pytest.raises(RunFolderError, match=r"'loop.group_size' was 8, is 4; restore it \(`--set loop.group_size=8`\), or start"):
+    with pytest.raises(
+        RunFolderError, match=r"'loop.group_size' was 8, is 4; restore it \(`--set loop.group_size=8`\), or start"
+    ):
         RunFolder.resume(tmp_path / "run", {})
     RunFolder.resume(tmp_path / "run", {"loop.group_size": 8})[0].close()
-    with pytest.raises(RunFolderError, match=r"'credit.use' was 'grpo', is 'rloo'; restore it \(`--set 'credit.use=\"grpo\"'`\), or start"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"'credit.use' was 'grpo', is 'rloo'; restore it \(`--set 'credit.use=\"grpo\"'`\), or start",
+    ):
         RunFolder.resume(tmp_path / "run", {"loop.group_size": 8, "credit.use": "rloo"})
-    with pytest.raises(RunFolderError, match=r"'learner.lora.rank' was not set, is 4; leave it out, or start a new run"):
+    with pytest.raises(
+        RunFolderError, match=r"'learner.lora.rank' was not set, is 4; leave it out, or start a new run"
+    ):
         RunFolder.resume(tmp_path / "run", {"loop.group_size": 8, "learner.lora.rank": 4})
     source.write_text(RECIPE + "[loop]\nsteps = 4\n")
     folder, recipe = RunFolder.resume(tmp_path / "run", {})
@@ -154,16 +159,26 @@ def test_the_newest_run_is_found_and_none_is_an_error(source: Path, tmp_path: Pa
     assert newest_run(tmp_path / "runs").name == "run-1"
 
 
-def test_the_best_checkpoint_stays_when_others_go_also_after_a_kill_before_they_went(source: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_stays_when_others_go_also_after_a_kill_before_they_went(
+    source: Path, tmp_path: Path
+) -> None:
     folder = start(source, tmp_path / "run")
     scores = {1: 0.2, 2: 0.6, 3: None, 4: 0.6, 5: 0.1}
     for step, score in scores.items():
         scratch = folder.new_checkpoint(step)
         (scratch / "policies").mkdir()
         # a kill between the rename and the pruning leaves all that was there: as if everything were kept
-        folder.commit_checkpoint(scratch, LoopState(step=step, seconds=1.0, rollouts=step, score=score), keep=1 if step == 5 else 9)
+        folder.commit_checkpoint(
+            scratch, LoopState(step=step, seconds=1.0, rollouts=step, score=score), keep=1 if step == 5 else 9
+        )
     assert [found.state.step for found in folder.checkpoints()] == [2, 5], "of equals the first is the best"
-    assert [find_checkpoint(folder.path, which).state.step for which in (None, "best", "newest", 5, "2")] == [2, 2, 5, 5, 2]
+    assert [find_checkpoint(folder.path, which).state.step for which in (None, "best", "newest", 5, "2")] == [
+        2,
+        2,
+        5,
+        5,
+        2,
+    ]
     with pytest.raises(RunFolderError, match=r"no checkpoint of step 4; take 'newest', 'best', or one of: 2, 5"):
         find_checkpoint(folder.path, 4)
     folder.close()
@@ -227,7 +242,9 @@ def test_a_kill_9_while_a_run_is_written_over_leaves_nothing_of_it_to_the_next(s
 
     def write_over(kill_at: int) -> None:
         sys.settrace(killing(kill_at))
-        RunFolder.create(run, load_recipe(source), str(source), {}, models={"policy": "starter"}, overwrite=True).close()
+        RunFolder.create(
+            run, load_recipe(source), str(source), {}, models={"policy": "starter"}, overwrite=True
+        ).close()
 
     while True:
         shutil.rmtree(run, ignore_errors=True)
@@ -249,12 +266,16 @@ def test_a_kill_9_while_a_run_is_written_over_leaves_nothing_of_it_to_the_next(s
         except RunFolderError as error:
             assert "already holds a run" in str(error)
             continue
-        assert (following.latest(), following.metrics.read_text(encoding="utf-8")) == (None, ""), f"killed at line {kills}"
+        assert (following.latest(), following.metrics.read_text(encoding="utf-8")) == (None, ""), (
+            f"killed at line {kills}"
+        )
         following.close()
     assert kills > 20
 
 
-def test_a_checkpoint_of_before_scores_were_kept_is_the_newest_and_none_is_the_best(source: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_before_scores_were_kept_is_the_newest_and_none_is_the_best(
+    source: Path, tmp_path: Path
+) -> None:
     folder = start(source, tmp_path / "run")
     folder.commit_checkpoint(folder.new_checkpoint(3), LoopState(step=3, seconds=1.0, rollouts=1), keep=1)
     loop = folder.path / "checkpoints" / "step-000003" / "loop.json"
@@ -263,22 +284,45 @@ def test_a_checkpoint_of_before_scores_were_kept_is_the_newest_and_none_is_the_b
         del older[name]
     loop.write_text(json.dumps(older), encoding="utf-8")
     assert find_checkpoint(folder.path).state.step == 3
-    with pytest.raises(RunFolderError, match="no checkpoint that was validated, so none is the best; take 'newest', or a step"):
+    with pytest.raises(
+        RunFolderError, match="no checkpoint that was validated, so none is the best; take 'newest', or a step"
+    ):
         find_checkpoint(folder.path, "best")
     folder.close()
 
 
 def test_patience_without_validation_is_refused(source: Path) -> None:
-    with pytest.raises(ConfigError, match=r"loop.patience counts validations, and there are none; name held-out tasks: tasks.validation"):
+    with pytest.raises(
+        ConfigError,
+        match=r"loop.patience counts validations, and there are none; name held-out tasks: tasks.validation",
+    ):
         load_recipe(source, {"loop.patience": 2})
     with pytest.raises(ConfigError, match=r"set validation.every above 0, or remove it"):
         load_recipe(source, {"loop.patience": 2, "tasks.validation": "data.py:held_out", "validation.every": 0})
 
 
 @pytest.mark.parametrize(
-    "name", ["team/sql", "../../evil", "..", ".hidden", "-x", "a\\b", "a\0b", "a\nb", "a\u202eb", "a\ud800", "", "  ", "/abs", "é" * 101]
+    "name",
+    [
+        "team/sql",
+        "../../evil",
+        "..",
+        ".hidden",
+        "-x",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+        "a\u202eb",
+        "a\ud800",
+        "",
+        "  ",
+        "/abs",
+        "é" * 101,
+    ],
 )
-def test_a_name_that_is_none_for_a_folder_is_refused_before_there_is_one(source: Path, tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_none_for_a_folder_is_refused_before_there_is_one(
+    source: Path, tmp_path: Path, name: str
+) -> None:
     (sentence,) = [one for one in problems(source, settings={"name": name}) if one.startswith("name: ")]
     assert "is no name for a run's folder; begin with" in sentence or "use at most 200 bytes" in sentence
     assert "\n" not in sentence and printable(sentence) == sentence

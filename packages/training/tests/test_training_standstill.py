@@ -10,7 +10,12 @@ from lightningrl.recipe import Recipe
 from lightningrl_training.standstill import explain_standstill, has_stood_still, last_validation
 
 RECIPE = Recipe.model_validate(
-    {"agent": "a.py:a", "tasks": {"train": "a.py:t"}, "policy": {"model": "org/model"}, "rewards": {"right": {"use": "exact"}}}
+    {
+        "agent": "a.py:a",
+        "tasks": {"train": "a.py:t"},
+        "policy": {"model": "org/model"},
+        "rewards": {"right": {"use": "exact"}},
+    }
 )
 EMPTY = {"groups": 4.0, "groups_without_signal": 0.0, "reward": 0.2, "learn/lr": 1e-5}
 
@@ -23,7 +28,8 @@ def rows(*scores: float, **metrics: float) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("scores", "stood"), [((0.2, 0.2), True), ((0.2, 0.1, 0.2), True), ((0.2, 0.3, 0.1), False), ((1.0, 1.0), False), ((0.2,), False)]
+    ("scores", "stood"),
+    [((0.2, 0.2), True), ((0.2, 0.1, 0.2), True), ((0.2, 0.3, 0.1), False), ((1.0, 1.0), False), ((0.2,), False)],
 )
 def test_a_run_stands_still_where_no_validation_beats_the_first(scores: tuple[float, ...], stood: bool) -> None:
     assert has_stood_still(rows(*scores), 1.0) is stood
@@ -38,7 +44,12 @@ def test_a_run_that_never_validated_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("metrics", "answers", "earned", "said"),
     [
-        ({"groups_without_signal": 4.0}, (2, 20), 1.0, "8 of 8 groups taught nothing, for their rewards were equal: raise loop.group_size"),
+        (
+            {"groups_without_signal": 4.0},
+            (2, 20),
+            1.0,
+            "8 of 8 groups taught nothing, for their rewards were equal: raise loop.group_size",
+        ),
         (
             {},
             (19, 20),
@@ -46,12 +57,24 @@ def test_a_run_that_never_validated_says_nothing() -> None:
             "19 of 20 answers are what they were, to the letter, and 2 steps at a learning rate of 1e-05 move no weight by more than "
             "some 2e-05: raise learner.learning_rate",
         ),
-        ({}, (3, 20), 0.3, "no rollout that was learned from earned more than 0.3 of 1, and what is never sampled is not learned"),
-        ({}, None, 1.0, "training rewards did not rise either (0.200, then 0.200), and 2 steps at a learning rate of 1e-05"),
+        (
+            {},
+            (3, 20),
+            0.3,
+            "no rollout that was learned from earned more than 0.3 of 1, and what is never sampled is not learned",
+        ),
+        (
+            {},
+            None,
+            1.0,
+            "training rewards did not rise either (0.200, then 0.200), and 2 steps at a learning rate of 1e-05",
+        ),
     ],
     ids=["silent", "same answers", "never sampled", "no trend"],
 )
-def test_the_likely_reason_is_told(metrics: dict[str, float], answers: tuple[int, int] | None, earned: float, said: str) -> None:
+def test_the_likely_reason_is_told(
+    metrics: dict[str, float], answers: tuple[int, int] | None, earned: float, said: str
+) -> None:
     measured = rows(0.2, 0.15, 0.2, **metrics)
     assert last_validation(measured) == 2
     sentence = explain_standstill(measured, RECIPE, answers=answers, earned=earned)
@@ -62,4 +85,6 @@ def test_the_likely_reason_is_told(metrics: dict[str, float], answers: tuple[int
 def test_rewards_that_rose_in_training_alone_are_told() -> None:
     measured = rows(0.2, 0.1, 0.1, 0.1)
     measured[-1]["reward"] = 0.9
-    assert "training rewards rose from 0.200 to 0.900" in explain_standstill(measured, RECIPE, answers=(1, 20), earned=1.0)
+    assert "training rewards rose from 0.200 to 0.900" in explain_standstill(
+        measured, RECIPE, answers=(1, 20), earned=1.0
+    )

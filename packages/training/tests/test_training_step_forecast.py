@@ -45,7 +45,12 @@ def test_a_rollout_has_time_for_eight_answers_of_a_slow_engine_unless_the_recipe
 def test_a_step_is_forecast_from_the_longest_answer_and_then_from_rollouts_that_were_seen(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path)
     before = forecast_step(recipe, SLOW, ())
-    assert before[:4] == ["494 million parameters", "8.8 million learn", "20 tokens/s sampled, 8 calls at once", "100 learned"]
+    assert before[:4] == [
+        "494 million parameters",
+        "8.8 million learn",
+        "20 tokens/s sampled, 8 calls at once",
+        "100 learned",
+    ]
     # 8 rollouts · (100 / 20 + 100 / 100) s
     assert before[4:] == [
         "a step of 8 rollouts 48 seconds",
@@ -80,17 +85,22 @@ def test_a_person_reads_it_on_80_columns_until_the_first_step_says_it_better(tmp
 
 
 def test_a_forecast_holds_on_a_busy_machine_and_for_answers_that_are_sampled(tmp_path: Path) -> None:
-    """Validation takes the likeliest answer, training samples; and a machine that is busy while it is measured is slower than it is."""
+    """Validation takes the likeliest answer, training samples; and a machine that is busy while it is measured is
+    slower than it is."""
     busy = replace(SLOW, sampled_cpu=80.0, read_cpu=800.0, learned_cpu=400.0)
     assert forecast_step(make_recipe(tmp_path), busy, ())[4:6] == [
         "a step of 8 rollouts 48 seconds, 12 seconds of CPU",
         "10 steps 8.0 minutes, 2.0 minutes of CPU",
     ]
-    said = Recipe.model_validate({**make_recipe(tmp_path).model_dump(), "validation": {"sampling": {"temperature": 0.0}}})
+    said = Recipe.model_validate(
+        {**make_recipe(tmp_path).model_dump(), "validation": {"sampling": {"temperature": 0.0}}}
+    )
     seen = make_group([1.0, 0.0], [0.0]).trajectories
     step, run, like = forecast_step(said, SLOW, seen)[-3:]
     assert re.fullmatch(r"a step of 8 rollouts [\d.]+ seconds to [\d.]+ seconds", step)
     assert " to " in run
     prompts = sum(len(call.prompt_ids) for one in seen for call in one.transitions) / 2
-    assert re.search(rf"{prompts:.0f} in prompts, of which \d+ are computed \(what is shared is once\), or samples ", like)
+    assert re.search(
+        rf"{prompts:.0f} in prompts, of which \d+ are computed \(what is shared is once\), or samples ", like
+    )
     assert "as at temperature 1 it may" in like

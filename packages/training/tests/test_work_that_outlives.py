@@ -1,4 +1,5 @@
-"""Work that an agent leaves behind when it returns: refused where its rollout is known, told of where nobody can know."""
+"""Work that an agent leaves behind when it returns: refused where its rollout is known, told of where nobody can
+know."""
 
 from __future__ import annotations
 
@@ -74,14 +75,21 @@ async def run(server: ScriptedServer, folder: Path, *tasks: str) -> tuple[list[A
     return outputs, (folder / "worker-0.log").read_text()
 
 
-async def test_a_task_that_outlives_its_rollout_is_refused_and_not_taken_for_the_next(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_a_task_that_outlives_its_rollout_is_refused_and_not_taken_for_the_next(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     (_, statuses), log = await run(server, tmp_path, "leaves a task", "goes on")
     assert statuses == [403, 200]
     assert [(call.rollout_id, "memory" in call.text) for call in server.calls] == [(None, True), ("r1", False)]
-    assert "belongs to no rollout and is refused (1 so far): rollout 'r0', which started the task or thread that makes it, is over" in log
+    assert (
+        "belongs to no rollout and is refused (1 so far): rollout 'r0', which started the task or thread that makes it, is over"
+        in log
+    )
 
 
-async def test_bare_threads_and_models_elsewhere_are_told_of_in_the_workers_log(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_bare_threads_and_models_elsewhere_are_told_of_in_the_workers_log(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     _, log = await run(server, tmp_path, "leaves a thread", "asks elsewhere", "asks elsewhere")
     assert "rollout r0: 1 threads that it started still run (memory-writer);" in log
     assert log.count("threads that it started") == 1
@@ -94,22 +102,30 @@ async def test_hosts_that_an_agent_called_past_us_are_named_in_the_runs_sentence
     async with live_gateway(tmp_path, attach=False) as control:
         specs = [make_spec(f"r{number}", "asks elsewhere") for number in range(2)]
         await control.store.create_rollouts(specs)
-        async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):
+        async with WorkerPool(
+            control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path
+        ):
             await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
         trajectories = await control.store.trajectories([spec.id for spec in specs])
-    assert [[(call.kind, call.path) for call in one.other_calls] for one in trajectories] == [[(OtherCallKind.ELSEWHERE, "127.0.0.1")]] * 2
+    assert [[(call.kind, call.path) for call in one.other_calls] for one in trajectories] == [
+        [(OtherCallKind.ELSEWHERE, "127.0.0.1")]
+    ] * 2
     assert explain_silence(trajectories) == (
         "none of 2 rollouts made a model call that came here: the agent called models at '127.0.0.1' (2 rollouts); "
         "if the policy is to answer in their place, name them in runtime.base_urls"
     )
 
 
-async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_and_the_systems_health(tmp_path: Path) -> None:
+async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_and_the_systems_health(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     async with live_gateway(tmp_path, attach=False) as control:
         specs = [make_spec("r0", "leaves a thread"), make_spec("r1", "leaves nothing")]
         await control.store.create_rollouts(specs)
-        async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):
+        async with WorkerPool(
+            control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path
+        ):
             await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
         trajectories = await control.store.trajectories([spec.id for spec in specs])
         found = await RunQueries(control.store).health()

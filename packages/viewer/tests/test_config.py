@@ -37,7 +37,9 @@ def test_a_minimal_recipe_has_defaults(recipe_file: Path) -> None:
 
 
 def test_settings_override_keys_and_keep_the_rest(recipe_file: Path) -> None:
-    recipe = load_recipe(recipe_file, dict([parse_setting("loop.steps=3"), parse_setting("policy.model=Qwen/Qwen2.5-0.5B")]))
+    recipe = load_recipe(
+        recipe_file, dict([parse_setting("loop.steps=3"), parse_setting("policy.model=Qwen/Qwen2.5-0.5B")])
+    )
     assert (recipe.loop.steps, recipe.policy.model, recipe.agent) == (3, "Qwen/Qwen2.5-0.5B", "agent.py:answer")
     assert recipe.folder == recipe_file.parent
 
@@ -52,7 +54,9 @@ def test_a_recipe_that_settings_are_made_from_stays_as_it_was(recipe_file: Path)
 
 
 def test_a_setting_written_as_python_writes_true_and_false_is_one(recipe_file: Path) -> None:
-    recipe = load_recipe(recipe_file, dict([parse_setting("rewards.exact.options.normalized=False"), parse_setting("learner.lora=True")]))
+    recipe = load_recipe(
+        recipe_file, dict([parse_setting("rewards.exact.options.normalized=False"), parse_setting("learner.lora=True")])
+    )
     assert recipe.rewards["exact"].options == {"normalized": False}, "a text 'False' would count as true"
     assert recipe.learner == {"lora": True}
     assert parse_setting("policy.model='False'") == ("policy.model", "False")
@@ -124,7 +128,9 @@ def test_a_setting_without_a_value_is_refused() -> None:
 
 
 def test_a_recipe_is_frozen() -> None:
-    recipe = Recipe(agent="a:b", tasks=TasksConfig(train="d:t"), policy={"model": "m"}, rewards={"r": RewardConfig(use="r:r")})  # type: ignore[arg-type]
+    recipe = Recipe(
+        agent="a:b", tasks=TasksConfig(train="d:t"), policy={"model": "m"}, rewards={"r": RewardConfig(use="r:r")}
+    )  # type: ignore[arg-type]
     with pytest.raises(Exception, match="frozen"):
         recipe.name = "other"
 

@@ -1,4 +1,5 @@
-"""What a real server recorded, read as text: live over HTTP, from the folder while the server writes, and from the dead folder."""
+"""What a real server recorded, read as text: live over HTTP, from the folder while the server writes, and from the dead
+folder."""
 
 from __future__ import annotations
 
@@ -71,12 +72,16 @@ class Agent:
         self.server.engine.enqueue(says)
         async with AsyncOpenAI(base_url=self.base_url, api_key=self.key, max_retries=0) as client:
             headers = {"x-lightningrl-agent": role}
-            answer = await client.chat.completions.create(model="any", messages=list(messages), extra_headers=headers, **options)
+            answer = await client.chat.completions.create(
+                model="any", messages=list(messages), extra_headers=headers, **options
+            )
         return answer.choices[0].message.model_dump()
 
     async def report(self, path: str, body: Any) -> None:
         async with httpx.AsyncClient() as client:
-            answer = await client.post(f"{self.base_url}/{path}", json=body, headers={"authorization": f"Bearer {self.key}"})
+            answer = await client.post(
+                f"{self.base_url}/{path}", json=body, headers={"authorization": f"Bearer {self.key}"}
+            )
         assert answer.is_success, answer.text
 
     async def end(self, outcome: Outcome = Outcome.SUCCEEDED, **result: Any) -> None:
@@ -97,7 +102,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 async def _play(run: Run) -> None:
     async with live_gateway(run.folder) as server, ServerClient(server.url, server.run_key) as control:
         server.engine.tokenizer.save_pretrained(run.folder / "policy")
-        (run.folder / "run.json").write_text(json.dumps({"models": {"policy": str(run.folder / "policy")}}), encoding="utf-8")
+        (run.folder / "run.json").write_text(
+            json.dumps({"models": {"policy": str(run.folder / "policy")}}), encoding="utf-8"
+        )
         await _use_tools(await Agent(server, control, TOOLED).begin())
         await _fail(await Agent(server, control, FAILED).begin())
         await _be_two(await Agent(server, control, ROLES).begin())
@@ -118,7 +125,14 @@ async def _use_tools(agent: Agent) -> None:
     asked = await agent.ask(*history, says=ASKS, tools=TOOLS)
     first, second = (call["id"] for call in asked["tool_calls"])
     tools = [
-        {"name": "price", "status": "ok", "arguments": {"of": "tea"}, "result": "3 €", "tool_call_id": first, "duration_s": 0.2},
+        {
+            "name": "price",
+            "status": "ok",
+            "arguments": {"of": "tea"},
+            "result": "3 €",
+            "tool_call_id": first,
+            "duration_s": 0.2,
+        },
         {
             "name": "price",
             "status": "error",
@@ -187,13 +201,19 @@ async def read(folder: Path, rollout_id: str) -> Trace:
 
 
 def shown(folder: Path, rollout_id: str, *words: str) -> str:
-    answer = CliRunner().invoke(app, ["rollouts", "show", rollout_id, "--run", str(folder), *words], env={"COLUMNS": "80"})
+    answer = CliRunner().invoke(
+        app, ["rollouts", "show", rollout_id, "--run", str(folder), *words], env={"COLUMNS": "80"}
+    )
     assert answer.exit_code == 0, answer.output
     return answer.output
 
 
 def parts(trace: Trace, index: int) -> list[tuple[str, str, bool]]:
-    return [(part.kind.value, part.text, part.is_sampled) for part in trace.calls[index].segments if part.kind is not SegmentKind.MARKUP]
+    return [
+        (part.kind.value, part.text, part.is_sampled)
+        for part in trace.calls[index].segments
+        if part.kind is not SegmentKind.MARKUP
+    ]
 
 
 @pytest.mark.parametrize("rollout_id", [TOOLED, FAILED, ROLES, CUT, RUNNING, QUEUED])
@@ -214,7 +234,11 @@ async def test_each_part_of_a_conversation_says_whose_it_is_and_stands_once(run:
         ("assistant", "\n", True),
         ("tool_call", '\n{"name": "price", "arguments": {"of": "air"}}\n', True),
     ]
-    assert parts(trace, 1) == [("tool_result", "3 €\n", False), ("tool_result", "free\n", False), ("assistant", "It is 3 €.", True)]
+    assert parts(trace, 1) == [
+        ("tool_result", "3 €\n", False),
+        ("tool_result", "free\n", False),
+        ("assistant", "It is 3 €.", True),
+    ]
     assert (second.seen_in, second.seen) == (first.call.id, first.prompt_tokens + len(first.call.completion_ids))
     assert second.segments[0].start == second.seen
 
@@ -227,10 +251,15 @@ async def test_the_segments_of_a_row_are_the_tokens_that_were_recorded(run: Run,
     decode = _tokenizer(run).decode
     for call, made in zip(trace.calls, trajectory.transitions, strict=True):
         row = whole_row(trace, call)
-        assert "".join(part.text for part in row) == decode([*made.prompt_ids, *made.completion_ids], skip_special_tokens=False)
+        assert "".join(part.text for part in row) == decode(
+            [*made.prompt_ids, *made.completion_ids], skip_special_tokens=False
+        )
         assert [part.start for part in row] == [0, *(part.end for part in row[:-1])]
         sampled = [part for part in call.segments if part.is_sampled]
-        assert (sampled[0].start, sampled[-1].end) == (len(made.prompt_ids), len(made.prompt_ids) + len(made.completion_ids))
+        assert (sampled[0].start, sampled[-1].end) == (
+            len(made.prompt_ids),
+            len(made.prompt_ids) + len(made.completion_ids),
+        )
         assert all("".join(part.pieces) == part.text and len(part.pieces) == part.end - part.start for part in sampled)
 
 
@@ -274,7 +303,11 @@ async def test_a_broken_history_says_where_it_parts_from_the_earlier_one(run: Ru
     assert check.seen_in == again.seen_in == plan.call.id
 
     def new(call: Any) -> str:
-        return "".join(part.text for part in call.segments if call.seen <= part.start < call.prompt_tokens and part.kind != "markup")
+        return "".join(
+            part.text
+            for part in call.segments
+            if call.seen <= part.start < call.prompt_tokens and part.kind != "markup"
+        )
 
     assert (new(check), new(again)) == ("Check: Buy tea", "Sell teaAnd then?")
 
@@ -332,12 +365,18 @@ def test_json_is_the_trace_with_plain_numbers(run: Run) -> None:
     assert trace["rollout"]["spec"]["id"] == TOOLED
     call = trace["calls"][1]
     assert call["advantages"] == [0.5] * len(call["call"]["completion_ids"])
-    assert [part["kind"] for part in call["segments"] if part["kind"] != "markup"] == ["tool_result", "tool_result", "assistant"]
+    assert [part["kind"] for part in call["segments"] if part["kind"] != "markup"] == [
+        "tool_result",
+        "tool_result",
+        "assistant",
+    ]
 
 
 def test_a_rollout_that_is_not_there_is_answered_with_its_neighbours(run: Run) -> None:
     answer = CliRunner().invoke(app, ["rollouts", "show", "s000001-0000-007", "--run", str(run.folder)])
-    with pytest.raises(LightningError, match=f"no rollout 's000001-0000-007'; near it are '{TOOLED}', '{FAILED}', '{ROLES}', '{CUT}'"):
+    with pytest.raises(
+        LightningError, match=f"no rollout 's000001-0000-007'; near it are '{TOOLED}', '{FAILED}', '{ROLES}', '{CUT}'"
+    ):
         raise answer.exception or AssertionError(answer.output)
 
 
@@ -355,7 +394,9 @@ def test_looking_changes_nothing_in_the_folder(run: Run) -> None:
     assert contents() == before
 
 
-async def test_a_rollout_is_looked_at_while_it_runs_and_one_that_is_not_there_names_its_neighbours(tmp_path: Path) -> None:
+async def test_a_rollout_is_looked_at_while_it_runs_and_one_that_is_not_there_names_its_neighbours(
+    tmp_path: Path,
+) -> None:
     async with live_gateway(tmp_path) as server:
         await server.attempt(rollout_id="r")
         async with open_run(tmp_path) as run:

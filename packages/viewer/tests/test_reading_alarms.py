@@ -27,11 +27,18 @@ WELL: Mapping[str, Any] = {
 }
 """A step of a run that is well."""
 ENDINGS = {"succeeded": 62, "timeout": 2}
-TOOLS = (ToolCount(name="search", status=ToolStatus.OK, count=97), ToolCount(name="search", status=ToolStatus.ERROR, count=3))
+TOOLS = (
+    ToolCount(name="search", status=ToolStatus.OK, count=97),
+    ToolCount(name="search", status=ToolStatus.ERROR, count=3),
+)
 
 
 def alarms(
-    changes: Mapping[str, float], *, endings: Mapping[str, int] = ENDINGS, tools: tuple[ToolCount, ...] = TOOLS, cut: int = 0
+    changes: Mapping[str, float],
+    *,
+    endings: Mapping[str, int] = ENDINGS,
+    tools: tuple[ToolCount, ...] = TOOLS,
+    cut: int = 0,
 ) -> dict[str, Alarm]:
     """Of twelve steps, the last five of which have the changes."""
     rows = [{**WELL, "step": step, **(changes if step > 7 else {})} for step in range(1, 13)]
@@ -43,7 +50,14 @@ def test_of_a_run_that_is_well_everything_is_looked_at_and_fine() -> None:
     found = alarms({})
     assert {alarm.level for alarm in found.values()} == {"fine"}
     assert set(found) == {
-        *("Groups without signal", "Completions cut short", "Breaks", "Calls refused", "Rollouts that failed", "Tool errors"),
+        *(
+            "Groups without signal",
+            "Completions cut short",
+            "Breaks",
+            "Calls refused",
+            "Rollouts that failed",
+            "Tool errors",
+        ),
         *("Rewards that failed", "Staleness", "Probability gap", "Entropy left"),
     }
 
@@ -75,7 +89,10 @@ def test_an_alarm_leads_to_what_shows_it() -> None:
     found = alarms({}, endings={"succeeded": 30, "agent_error": 34})
     assert found["Rollouts that failed"].where == {"from": "8", "to": "12", "mode": "train", "outcome": "agent_error"}
     means = found["Rollouts that failed"].means
-    assert means == "They are left out of training unless the recipe's outcomes say 'train'; most of them ended as agent error."
+    assert (
+        means
+        == "They are left out of training unless the recipe's outcomes say 'train'; most of them ended as agent error."
+    )
 
 
 def test_what_alarms_read_is_what_a_run_writes(recorded_run: Path) -> None:

@@ -1,4 +1,5 @@
-"""What the viewer's pages stand on: why tokens have no gradient, how calls descend, where siblings part, how a store stands."""
+"""What the viewer's pages stand on: why tokens have no gradient, how calls descend, where siblings part, how a store
+stands."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def run(played_run: RecordedRun) -> RecordedRun:
     return played_run
 
 
-async def look(run: RecordedRun, rollout_id: str, recipe: Recipe = RECIPE) -> tuple[Trace, Mapping[str, NoGradient | None]]:
+async def look(
+    run: RecordedRun, rollout_id: str, recipe: Recipe = RECIPE
+) -> tuple[Trace, Mapping[str, NoGradient | None]]:
     async with open_run(run.folder) as reader:
         trace = await reader.trace(rollout_id)
         group = await read_group(reader, trace.rollout.spec.group_id)
@@ -72,7 +75,9 @@ async def test_a_token_has_a_reason_exactly_where_no_row_of_the_learner_moves_it
         ("g000004-000", 0, "running", "has not ended"),
     ],
 )
-async def test_a_call_without_a_gradient_says_what_decided(run: RecordedRun, rollout_id: str, call: int, kind: str, words: str) -> None:
+async def test_a_call_without_a_gradient_says_what_decided(
+    run: RecordedRun, rollout_id: str, call: int, kind: str, words: str
+) -> None:
     trace, reasons = await look(run, rollout_id)
     reason = reasons[trace.calls[call].call.id]
     assert reason is not None and reason.kind == kind and words in reason.sentence
@@ -90,8 +95,14 @@ async def test_a_group_that_became_too_old_is_told_from_one_that_waits(run: Reco
     from dataclasses import replace
 
     waiting = replace(trace, rollout=replace(trace.rollout, trained_step=None))
-    found = [explain_rollout(waiting, recipe, {"policy": version}) for recipe, version in ((late, 2), (late, 1), (RECIPE, 2))]
-    assert [reason and reason.kind for reason in found] == [NoGradientKind.STALE, NoGradientKind.NOT_TAKEN, NoGradientKind.NOT_TAKEN]
+    found = [
+        explain_rollout(waiting, recipe, {"policy": version}) for recipe, version in ((late, 2), (late, 1), (RECIPE, 2))
+    ]
+    assert [reason and reason.kind for reason in found] == [
+        NoGradientKind.STALE,
+        NoGradientKind.NOT_TAKEN,
+        NoGradientKind.NOT_TAKEN,
+    ]
 
 
 async def test_tokens_have_their_text_logprob_advantage_and_version(run: RecordedRun) -> None:
@@ -113,9 +124,15 @@ async def test_a_window_reads_some_calls_and_leaves_out_the_middle_of_a_long_one
         assert head == () and [call.seen for call in some.calls] == [call.seen for call in whole.calls]
         (gap,) = [segment for segment in tail if not segment.text]
         read = sum(segment.end - segment.start for segment in tail if segment is not gap)
-        assert (read, tail[0].start, tail[-1].end) == (30, whole.calls[1].segments[0].start, whole.calls[1].segments[-1].end)
+        assert (read, tail[0].start, tail[-1].end) == (
+            30,
+            whole.calls[1].segments[0].start,
+            whole.calls[1].segments[-1].end,
+        )
         left_out = await reader.row_text("g000000-000", 1, gap.start, gap.end)
-        assert "".join(segment.text or left_out or "" for segment in tail) == "".join(part.text for part in whole.calls[1].segments)
+        assert "".join(segment.text or left_out or "" for segment in tail) == "".join(
+            part.text for part in whole.calls[1].segments
+        )
 
 
 async def test_lineage_shows_parents_breaks_and_what_happened_on_the_way(run: RecordedRun) -> None:
@@ -163,7 +180,12 @@ async def test_an_overview_counts_what_the_store_has(run: RecordedRun) -> None:
     async with open_run(run.folder) as reader:
         found, position = await reader.queries.health(), await reader.queries.position()
         later = await reader.queries.position(after=1)
-    assert found.states == {RolloutState.SUCCEEDED: 8, RolloutState.FAILED: 1, RolloutState.RUNNING: 1, RolloutState.QUEUED: 1}
+    assert found.states == {
+        RolloutState.SUCCEEDED: 8,
+        RolloutState.FAILED: 1,
+        RolloutState.RUNNING: 1,
+        RolloutState.QUEUED: 1,
+    }
     assert found.outcomes == {Outcome.SUCCEEDED: 8, Outcome.AGENT_ERROR: 1}
     assert [(one.policy, one.version, one.trainable) for one in found.versions] == [("policy", 0, True)]
     (worker,) = found.workers
@@ -187,10 +209,15 @@ def test_each_key_of_a_recipe_says_its_value_its_default_and_its_reader(run: Rec
     assert (keys["loop.group_size"].is_default, keys["loop.group_size"].origin) == (False, "recipe")
     assert (keys["loop.seed"].is_default, keys["loop.seed"].origin) == (True, "default")
     assert keys["agent"].is_default is None
-    assert (keys["validation.sampling.max_tokens"].is_default, keys["validation.sampling.temperature"].is_default) == (True, True)
+    assert (keys["validation.sampling.max_tokens"].is_default, keys["validation.sampling.temperature"].is_default) == (
+        True,
+        True,
+    )
     assert keys["credit.options.parts"].reader == "credit assigner 'sum'"
     assert keys["loop.group_size"].about == "Rollouts per task, G."
-    assert keys["rewards.right.timeout_s"].is_default and keys["rewards.right.agents"].about.startswith("Roles that this reward pays")
+    assert keys["rewards.right.timeout_s"].is_default and keys["rewards.right.agents"].about.startswith(
+        "Roles that this reward pays"
+    )
     assert keys["policy.trained_agents"].about.startswith("Roles whose calls are trained")
     assert all(one.reader for one in keys.values())
 

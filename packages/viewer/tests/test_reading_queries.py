@@ -34,7 +34,8 @@ from lightningrl_viewer.reading.queries.rollout_rows import Sort
 from lightningrl_viewer.reading.queries.run_queries import RunQueries
 
 REWARDS = {"a0": 0.0, "a1": 1.0, "b0": 1.0, "b1": 1.0, "c0": None, "v0": 0.5}
-"""`c0` failed; `v0` is a validation; groups are named by the first letter. `a0` is cut short, breaks and calls a tool that fails."""
+"""`c0` failed; `v0` is a validation; groups are named by the first letter. `a0` is cut short, breaks and calls a tool
+that fails."""
 
 
 @pytest.fixture(params=["SQLite", "PostgreSQL"])
@@ -54,7 +55,9 @@ async def store(url: str) -> AsyncIterator[SqlStore]:
         assert lease is not None
         cut = name == "a0"
         reason = FinishReason.LENGTH if cut else FinishReason.STOP
-        await store.append_call(make_call(lease, f"{name}/0", [1], [2], agent="plan", finish_reason=reason, is_break=cut))
+        await store.append_call(
+            make_call(lease, f"{name}/0", [1], [2], agent="plan", finish_reason=reason, is_break=cut)
+        )
         await store.append_call(make_call(lease, f"{name}/1", [3], [4], agent="write" if cut else "plan"))
         tool = ToolCall(id="t", name="look", status=ToolStatus.ERROR if cut else ToolStatus.OK)
         await store.append_tool_calls(name, 1, [ToolCallRecord(tool_call=tool)])
@@ -72,7 +75,9 @@ def queries(store: SqlStore) -> RunQueries:
     return RunQueries(store)
 
 
-async def ids(queries: RunQueries, query: RolloutQuery = RolloutQuery(), sort: Sort = Sort.NEWEST, after: str | None = None) -> list[str]:  # noqa: B008
+async def ids(
+    queries: RunQueries, query: RolloutQuery = RolloutQuery(), sort: Sort = Sort.NEWEST, after: str | None = None
+) -> list[str]:  # noqa: B008
     return [row.id for row in await queries.list_rows(query, sort, after, 100)]
 
 
@@ -86,21 +91,27 @@ async def test_rollouts_are_ordered_and_each_page_goes_on_from_the_last(queries:
         for place, name in enumerate(whole):
             assert await ids(queries, sort=sort, after=name) == whole[place + 1 :], sort
             for few in (1, 2, 3):
-                assert [row.id for row in await queries.list_rows(RolloutQuery(), sort, name, few)] == whole[place + 1 :][:few], sort
+                assert [row.id for row in await queries.list_rows(RolloutQuery(), sort, name, few)] == whole[
+                    place + 1 :
+                ][:few], sort
                 rare = [row.id for row in await queries.list_rows(RolloutQuery(task="task-b"), sort, name, few)]
                 assert rare == [one for one in whole[place + 1 :] if one in ("b0", "b1")][:few], sort
     row = (await queries.list_rows(RolloutQuery(text="a0"), Sort.NEWEST, None, 1))[0]
     assert (row.step, row.calls, row.attempts, row.spread, row.reward) == (1, 2, 1, 0.5, 0.0)
 
 
-async def test_a_row_has_what_came_out_and_an_output_that_is_long_stays_where_it_is(store: SqlStore, queries: RunQueries) -> None:
+async def test_a_row_has_what_came_out_and_an_output_that_is_long_stays_where_it_is(
+    store: SqlStore, queries: RunQueries
+) -> None:
     long = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=200_000))
     outputs = {"x0": ({"n": 4}, None), "x1": (None, "ValueError: no"), "x2": (long, None), "x3": (None, long)}
     for name, (output, error) in outputs.items():
         await store.create_rollouts([RolloutSpec(id=name, task=Task(id="t", input="?", answer=[4]), group_id="x")])
         while (lease := await store.lease("w", 60.0)) is not None and lease.rollout_id != name:
             pass  # a rollout that was queued before
-        await store.finish_attempt(name, 1, Outcome.AGENT_ERROR if error else Outcome.SUCCEEDED, output=output, error=error)
+        await store.finish_attempt(
+            name, 1, Outcome.AGENT_ERROR if error else Outcome.SUCCEEDED, output=output, error=error
+        )
     rows = {row.id: row for row in await queries.list_rows(RolloutQuery(text="x"), Sort.NEWEST, None, 10)}
     assert {name: (row.output, row.error, row.is_long) for name, row in rows.items()} == {
         "x0": ({"n": 4}, None, False),
@@ -144,14 +155,23 @@ async def test_a_query_finds_what_it_says(queries: RunQueries, query: RolloutQue
 
 async def test_counts_by_step_task_role_and_tool(queries: RunQueries) -> None:
     cells = await queries.cells(RolloutQuery(), [0.5, 1.0])
-    assert {(cell.step, cell.mode.value, cell.bin): cell.count for cell in cells if cell.outcome is Outcome.SUCCEEDED} == {
+    assert {
+        (cell.step, cell.mode.value, cell.bin): cell.count for cell in cells if cell.outcome is Outcome.SUCCEEDED
+    } == {
         (1, "train", 0): 1,
         (1, "train", 2): 3,
         (0, "validation", 1): 1,
     }
     tasks = await queries.task_counts(RolloutQuery(), 3)
-    assert [(task.value, task.count, task.reward) for task in tasks] == [("task-a", 2, 0.5), ("task-v", 1, 0.5), ("task-b", 2, 1.0)]
-    assert await queries.part_counts(Part.ROLE) == (FacetCount(value="plan", count=6), FacetCount(value="write", count=1))
+    assert [(task.value, task.count, task.reward) for task in tasks] == [
+        ("task-a", 2, 0.5),
+        ("task-v", 1, 0.5),
+        ("task-b", 2, 1.0),
+    ]
+    assert await queries.part_counts(Part.ROLE) == (
+        FacetCount(value="plan", count=6),
+        FacetCount(value="write", count=1),
+    )
     assert await queries.part_counts(Part.TOOL) == (FacetCount(value="look", count=6),)
     assert set(await queries.tool_counts()) == {
         ToolCount(name="look", status=ToolStatus.OK, count=5),
@@ -159,7 +179,10 @@ async def test_counts_by_step_task_role_and_tool(queries: RunQueries) -> None:
     }
     assert await queries.reward_values() == RewardValues(values=(0.0, 0.5, 1.0), is_all=True)
     assert await queries.cut_calls() == {1: 1}
-    found = {(step.step, step.mode.value): (step.count, step.mean, step.groups, step.variance) for step in await queries.step_rewards()}
+    found = {
+        (step.step, step.mode.value): (step.count, step.mean, step.groups, step.variance)
+        for step in await queries.step_rewards()
+    }
     assert found == {(0, "validation"): (1, 0.5, 1, 0.0), (1, "train"): (4, 0.75, 2, 0.0625)}
 
 
@@ -170,20 +193,31 @@ async def test_roles_and_tools_are_those_of_the_attempt_that_decides_also_where_
     await store.cancel(["q0"])
     await store.create_rollouts([spec])
     assert await store.lease("w", 60.0) is not None
-    await store.append_tool_calls("s0", 1, [ToolCallRecord(tool_call=ToolCall(id="t", name="first try", status=ToolStatus.ERROR))])
+    await store.append_tool_calls(
+        "s0", 1, [ToolCallRecord(tool_call=ToolCall(id="t", name="first try", status=ToolStatus.ERROR))]
+    )
     await store.finish_attempt("s0", 1, Outcome.INFRASTRUCTURE_ERROR)
     assert await ids(queries, RolloutQuery(tool="first try")) == ["s0"]
     lease = await store.lease("w", 60.0)
     assert lease is not None
     await store.append_call(make_call(lease, "s0/0", [1], [2], agent=None, span_id="00000000000000aa"))
-    with pytest.raises(StoreError, match="unknown parent"):  # what the writer remembers goes with a transaction that fails
+    with pytest.raises(
+        StoreError, match="unknown parent"
+    ):  # what the writer remembers goes with a transaction that fails
         await store.append_call(make_call(lease, "s0/1", [1], [2], parent_id="unknown parent"))
-    spans = SpanRecord(span_id="00000000000000aa", parent_span_id="00000000000000bb"), SpanRecord(span_id="00000000000000bb", agent="judge")
+    spans = (
+        SpanRecord(span_id="00000000000000aa", parent_span_id="00000000000000bb"),
+        SpanRecord(span_id="00000000000000bb", agent="judge"),
+    )
     await store.append_spans("s0", 2, spans)
     assert await ids(queries, RolloutQuery(role="judge")) == [], "a role is told when the attempt has ended"
     await store.finish_attempt("s0", 2, Outcome.SUCCEEDED)
     assert await ids(queries, RolloutQuery(role="judge")) == ["s0"]
-    assert await ids(queries, RolloutQuery(tool="first try")) == await ids(queries, RolloutQuery(role="nobody at all")) == []
+    assert (
+        await ids(queries, RolloutQuery(tool="first try"))
+        == await ids(queries, RolloutQuery(role="nobody at all"))
+        == []
+    )
     assert FacetCount(value="judge", count=1) in await queries.part_counts(Part.ROLE)
     assert await queries.part_counts(Part.TOOL) == (FacetCount(value="look", count=6),)
 
@@ -200,7 +234,8 @@ async def all_that_is_counted(queries: RunQueries) -> list[object]:
 
 
 class Player:
-    """Does what a run does, in any order: rollouts asked for, played, scored, scored again, trained, taken back, tried again."""
+    """Does what a run does, in any order: rollouts asked for, played, scored, scored again, trained, taken back, tried
+    again."""
 
     def __init__(self, store: SqlStore, queries: RunQueries, seed: int) -> None:
         self.store, self.queries, self.random = store, queries, random.Random(seed)
@@ -250,12 +285,16 @@ class Player:
         ]
 
     async def try_again(self) -> None:
-        failed = await self.queries.list_rows(RolloutQuery(outcome=Outcome.AGENT_ERROR, mode=RolloutMode.TRAIN), Sort.NEWEST, None, 1000)
+        failed = await self.queries.list_rows(
+            RolloutQuery(outcome=Outcome.AGENT_ERROR, mode=RolloutMode.TRAIN), Sort.NEWEST, None, 1000
+        )
         if failed:
             await self.store.retry([self.random.choice(failed).id], 60.0)
 
     async def _score(self, name: str, attempt: int) -> None:
-        await self.store.set_scores([Score(rollout_id=name, attempt=attempt, reward=self.random.choice([0.0, 0.5, 1.0, None]))])
+        await self.store.set_scores(
+            [Score(rollout_id=name, attempt=attempt, reward=self.random.choice([0.0, 0.5, 1.0, None]))]
+        )
 
 
 @pytest.mark.parametrize("seed", range(sized(2, 10)))
@@ -272,7 +311,9 @@ async def test_what_is_counted_as_the_store_grows_is_what_is_counted_of_it_anew(
             await anew.close()
 
 
-async def test_memory_has_an_end_and_the_newest_are_counted(store: SqlStore, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_has_an_end_and_the_newest_are_counted(
+    store: SqlStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rollout_index, "MOST", 3)
     reader = await SqlStore.open(url, read_only=True)
     few = RunQueries(reader)
@@ -298,25 +339,36 @@ async def test_it_says_how_far_a_run_has_come_and_how_it_stands(empty: SqlStore)
     queries = RunQueries(empty)
     assert (await queries.position()).later_steps == () and (await queries.health()).workers == ()
     await empty.create_rollouts([make_spec(name) for name in "abcd"])
-    refusal = OtherCall(kind=OtherCallKind.REFUSED, path="chat/completions", code="no", message="n is 0", status=400, started_at=1.0)
+    refusal = OtherCall(
+        kind=OtherCallKind.REFUSED, path="chat/completions", code="no", message="n is 0", status=400, started_at=1.0
+    )
     for outcome in (Outcome.SUCCEEDED, Outcome.AGENT_ERROR):
         lease = await leased(empty)
         await empty.append_call(make_call(lease, "c0", [1], [2]))
         await empty.append_other_calls(lease.rollout_id, 1, [refusal])
-        end = AttemptEnd(outcome=outcome, error="why", left_threads=["writer", "\ud800"] if lease.rollout_id == "a" else [])
+        end = AttemptEnd(
+            outcome=outcome, error="why", left_threads=["writer", "\ud800"] if lease.rollout_id == "a" else []
+        )
         await empty.finish_and_lease(lease.rollout_id, 1, end, None)
     await leased(empty)
     await empty.mark_trained(1, ["a"], {})
     await empty.mark_trained(2, ["b"], {})
     position, found = await queries.position(after=1), await queries.health()
     assert (position.step, position.later_steps, position.running) == (2, (2,), 1)
-    assert found.states == {RolloutState.SUCCEEDED: 1, RolloutState.FAILED: 1, RolloutState.RUNNING: 1, RolloutState.QUEUED: 1}
+    assert found.states == {
+        RolloutState.SUCCEEDED: 1,
+        RolloutState.FAILED: 1,
+        RolloutState.RUNNING: 1,
+        RolloutState.QUEUED: 1,
+    }
     assert [(version.policy, version.calls, version.trainable) for version in found.versions] == [("main", 2, True)]
     assert [(worker.attempts, worker.running, worker.failed) for worker in found.workers] == [(3, 1, 1)]
     assert [lease.rollout_id for lease in found.leases] == ["c"]
     failures = [(failure.outcome, failure.count, failure.rollout_id, failure.error) for failure in found.failures]
     assert failures == [(Outcome.AGENT_ERROR, 1, "b", "why")]
-    assert [(said.code, said.count, said.rollout_id, said.message) for said in found.refusals] == [("no", 2, "b", "n is 0")]
+    assert [(said.code, said.count, said.rollout_id, said.message) for said in found.refusals] == [
+        ("no", 2, "b", "n is 0")
+    ]
     threads = [(thread.name, thread.count, thread.rollout_id) for thread in found.left_threads]
     assert threads == [("writer", 1, "a"), ("\ufffd", 1, "a")]
     around = await queries.neighbours("c")
@@ -329,7 +381,9 @@ async def test_a_tool_that_failed_by_the_dialogue_or_by_a_report_marks_its_rollo
         return ToolCallRecord(tool_call=call, span_id=f"{DIALOGUE}{call_id}", parent_span_id="c0")
 
     def told(call_id: str, status: ToolStatus) -> ToolCallRecord:
-        return ToolCallRecord(tool_call=ToolCall(id=call_id, name=f"tool_{call_id}", status=status), span_id=f"s-{call_id}")
+        return ToolCallRecord(
+            tool_call=ToolCall(id=call_id, name=f"tool_{call_id}", status=status), span_id=f"s-{call_id}"
+        )
 
     await empty.create_rollouts([make_spec("a")])
     lease = await leased(empty)
@@ -339,7 +393,9 @@ async def test_a_tool_that_failed_by_the_dialogue_or_by_a_report_marks_its_rollo
     await empty.append_tool_calls("a", 1, [told("x", ToolStatus.OK), told("w", ToolStatus.UNKNOWN)])
     await empty.finish_attempt("a", 1, Outcome.SUCCEEDED)
     queries = RunQueries(empty)
-    failed = [name for name in "xyzvw" if await queries.list_rows(RolloutQuery(tool=f"tool_{name}", mark=Mark.TOOL_ERROR))]
+    failed = [
+        name for name in "xyzvw" if await queries.list_rows(RolloutQuery(tool=f"tool_{name}", mark=Mark.TOOL_ERROR))
+    ]
     assert failed == ["x", "z", "v", "w"], "that x was told to be ok does not hide that it failed"
     assert await queries.list_rows(RolloutQuery(tool="tool_x"))
 

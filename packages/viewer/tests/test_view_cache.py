@@ -24,7 +24,9 @@ class Clock:
         return f"{what} of {self.now:.2f}"
 
 
-async def test_what_is_as_the_run_is_stands_and_all_that_is_computed_again_takes_a_half_percent_of_the_time(tmp_path: Path) -> None:
+async def test_what_is_as_the_run_is_stands_and_all_that_is_computed_again_takes_a_half_percent_of_the_time(
+    tmp_path: Path,
+) -> None:
     clock, metrics = Clock(), tmp_path / "metrics.jsonl"
     cache = Cache(tmp_path, clock)
 

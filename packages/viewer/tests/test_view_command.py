@@ -54,11 +54,16 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_of_another_version_is_refused_by_name(recorded_run: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(recorded_run / "store.sqlite")) as db, closing(sqlite3.connect(tmp_path / "store.sqlite")) as copy:
+    with (
+        closing(sqlite3.connect(recorded_run / "store.sqlite")) as db,
+        closing(sqlite3.connect(tmp_path / "store.sqlite")) as copy,
+    ):
         db.backup(copy)
         copy.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
         copy.commit()
-    assert "has schema version 99, and this lightningrl reads version" in str(refused("view", str(tmp_path), "--no-browser"))
+    assert "has schema version 99, and this lightningrl reads version" in str(
+        refused("view", str(tmp_path), "--no-browser")
+    )
 
 
 def test_a_port_in_use_is_named(recorded_run: Path) -> None:
@@ -69,7 +74,9 @@ def test_a_port_in_use_is_named(recorded_run: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_a_sentence(recorded_run: Path, tmp_path: Path) -> None:
-    assert "the report cannot be written to" in str(refused("report", str(recorded_run), "--html", str(tmp_path / "no" / "a.html")))
+    assert "the report cannot be written to" in str(
+        refused("report", str(recorded_run), "--html", str(tmp_path / "no" / "a.html"))
+    )
 
 
 def test_a_report_is_its_owners_and_replaces_only_a_report(recorded_run: Path, tmp_path: Path) -> None:
@@ -84,7 +91,9 @@ def test_a_report_is_its_owners_and_replaces_only_a_report(recorded_run: Path, t
     assert mine.read_text() == "<!doctype html>mine"
 
 
-async def test_every_rollout_is_read_before_the_link_is_printed(recorded_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_rollout_is_read_before_the_link_is_printed(
+    recorded_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not for the first page."""
     counts: list[int] = []
 

@@ -1,4 +1,5 @@
-"""Who may look at a run's pages: somebody on this machine with the view key, and nobody from elsewhere, whatever a browser is told."""
+"""Who may look at a run's pages: somebody on this machine with the view key, and nobody from elsewhere, whatever a
+browser is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a policy, a tool, a task, an error, an agent, a worker or a recipe writes is shown on the pages, and never obeyed by them."""
+"""What a policy, a tool, a task, an error, an agent, a worker or a recipe writes is shown on the pages, and never
+obeyed by them."""
 
 from __future__ import annotations
 
@@ -172,8 +173,12 @@ ATTRIBUTES = frozenset(
         "y2",
     ]
 )
-HIDDEN = frozenset(map(chr, (*range(9), *range(11, 32), *range(127, 160), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F))))
-hostile = st.lists(st.sampled_from(WRITTEN) | st.text(max_size=12), min_size=1, max_size=4).map(lambda parts: MARK + "".join(parts) + MARK)
+HIDDEN = frozenset(
+    map(chr, (*range(9), *range(11, 32), *range(127, 160), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)))
+)
+hostile = st.lists(st.sampled_from(WRITTEN) | st.text(max_size=12), min_size=1, max_size=4).map(
+    lambda parts: MARK + "".join(parts) + MARK
+)
 
 
 def check_page(page: ReadPage, *, is_report: bool = False) -> None:
@@ -216,7 +221,14 @@ class Stage:
             *("/", "/rollouts", f"/rollouts?peek={rollout_id}"),
             *(f"/rollouts?{urlencode({name: clean_text(value)})}" for name, value in chosen.items()),
             *(f"/rollouts/{rollout_id}{rest}" for rest in addresses),
-            *(f"/groups/{group}", f"/credit?group={group}", f"/credit?rollout={rollout_id}", "/credit", "/system", "/recipe"),
+            *(
+                f"/groups/{group}",
+                f"/credit?group={group}",
+                f"/credit?rollout={rollout_id}",
+                "/credit",
+                "/system",
+                "/recipe",
+            ),
         ):
             page = await read_page(self.client, address)
             check_page(page)
@@ -229,7 +241,8 @@ class Stage:
         assert found.startswith(said[:2000])
 
     async def play(self, rollout_id: str, group: str, text: str, tools: Sequence[str] = ()) -> None:
-        """Task, policy, role, tools, error, refused call, judge, worker, rewards: all say it; `tools` are called as well."""
+        """Task, policy, role, tools, error, refused call, judge, worker, rewards: all say it; `tools` are called as
+        well."""
         task = Task(id=f"t {text[:30]}", input=text, answer={"is": text})
         await self.control.create_rollouts([RolloutSpec(id=rollout_id, task=task, group_id=group)])
         lease = await self.control.lease(f"w {text[:60]}", 3600.0)
@@ -240,11 +253,19 @@ class Stage:
         role = quote(text[:20].encode("utf-8", "replace"))
         async with AsyncOpenAI(base_url=base_url, api_key=lease.key, max_retries=0) as client:
             messages: Any = [{"role": "user", "content": clean_text(text)[:2000]}]
-            said = await client.chat.completions.create(model="any", messages=messages, extra_headers={"x-lightningrl-agent": role})
+            said = await client.chat.completions.create(
+                model="any", messages=messages, extra_headers={"x-lightningrl-agent": role}
+            )
             with pytest.raises(BadRequestError):
                 await client.chat.completions.create(model=clean_text(text)[:50], messages=messages, n=0)
         (call,) = await self.server.store.calls(rollout_id, 1)
-        tool = {"name": text[:50], "status": "error", "arguments": {"of": text}, "result": text, "error_type": text[:50]}
+        tool = {
+            "name": text[:50],
+            "status": "error",
+            "arguments": {"of": text},
+            "result": text,
+            "error_type": text[:50],
+        }
         async with httpx.AsyncClient(base_url=base_url, headers=header) as client:
             called = [{**tool, "call": said.id}, tool, *({**tool, "name": name} for name in tools)]
             answer = await client.post("/tool_calls", content=json.dumps({"tool_calls": called}))
@@ -253,10 +274,19 @@ class Stage:
             assert reward.is_success, reward.text
         await self.control.finish_attempt(rollout_id, 1, Outcome.AGENT_ERROR, output={"o": text}, error=text)
         judged = OtherCall(
-            kind=OtherCallKind.JUDGE, path=text, model=text, code=text, message=text, request=text, answer=text, started_at=2e9
+            kind=OtherCallKind.JUDGE,
+            path=text,
+            model=text,
+            code=text,
+            message=text,
+            request=text,
+            answer=text,
+            started_at=2e9,
         )
         credit = {call.transition.id: call.transition.logprobs}
-        score = Score(rollout_id=rollout_id, attempt=1, reward=1.0, unrewarded=text[:500], asked=[judged], advantages=credit)
+        score = Score(
+            rollout_id=rollout_id, attempt=1, reward=1.0, unrewarded=text[:500], asked=[judged], advantages=credit
+        )
         await self.control.set_scores([score])
         await self.control.mark_trained(int(rollout_id[1:]) + 1, [rollout_id], {"reward": 1.0, "rollouts": 1.0})
 
@@ -305,7 +335,9 @@ def test_a_run_of_a_thousand_tools_shows_those_that_fail_most(stage: Stage) -> N
 def test_a_recipe_that_writes_markup_is_shown_as_values(tmp_path: Path, text: str) -> None:
     text = clean_text(text)
     policy = RECIPE.policy.model_copy(update={"model": text})
-    write_recipe(tmp_path, RECIPE.model_copy(update={"name": text, "policy": policy, "learner": {"loss": text, text: [text]}}))
+    write_recipe(
+        tmp_path, RECIPE.model_copy(update={"name": text, "policy": policy, "learner": {"loss": text, text: [text]}})
+    )
     recipe = RunOrigin.read(tmp_path)
     assert recipe.recipe.name == text
 

@@ -99,7 +99,9 @@ async def test_no_step_is_missed_or_doubled_over_a_killed_server(tmp_path: Path)
         assert "calls of no rollout" not in system
         async with httpx.AsyncClient() as stranger:
             assert (await stranger.post(f"{server.url}/v1/chat/completions", json={})).status_code == 403
-        assert "calls of no rollout" in (await listener.get("/system")).text, "and a task that outlived its rollout is as strange"
+        assert "calls of no rollout" in (await listener.get("/system")).text, (
+            "and a task that outlived its rollout is as strange"
+        )
         assert "of the server's event loop" in system.replace("&#39;", "'"), "the server says how it is"
         listening.cancel()
         await asyncio.wait({listening})

@@ -1,4 +1,5 @@
-"""The pages of a real run that has ended: what they show is what the run recorded, each state has an address, bad input is a sentence."""
+"""The pages of a real run that has ended: what they show is what the run recorded, each state has an address, bad input
+is a sentence."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ KEY = "the-view-key"
 async def browsing(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A browser before the viewer of a run, or of a folder of runs, that was let in."""
     if (folder / "store.sqlite").is_file():
-        async with open_run(folder) as run, _browser(OneRun(ViewedRun(name=folder.name, folder=folder, run=run))) as browser:
+        async with (
+            open_run(folder) as run,
+            _browser(OneRun(ViewedRun(name=folder.name, folder=folder, run=run))) as browser,
+        ):
             yield browser
         return
     several = RunsFolder(folder)
@@ -78,10 +82,14 @@ async def test_the_run_says_what_was_measured(recorded_run: Path) -> None:
     async with open_run(recorded_run) as run:
         summary = await read_summary(run, recorded_run)
     trained = [row for row in rows if "reward" in row]
-    assert [(point.step, pytest.approx(point.mean)) for point in summary.train] == [(row["step"], row["reward"]) for row in trained]
+    assert [(point.step, pytest.approx(point.mean)) for point in summary.train] == [
+        (row["step"], row["reward"]) for row in trained
+    ]
     checked = [(row["step"], row["validation/reward"]) for row in rows if "validation/reward" in row]
     assert [(point.step, pytest.approx(point.mean)) for point in summary.validation] == checked
-    assert [dict(line.endings) for line in summary.steps] == [{"succeeded": row["outcome/succeeded"]} for row in trained]
+    assert [dict(line.endings) for line in summary.steps] == [
+        {"succeeded": row["outcome/succeeded"]} for row in trained
+    ]
     sampled = sum(row.get("completion_tokens", 0) + row.get("validation/completion_tokens", 0) for row in rows)
     assert summary.bill.completion_tokens == sampled
     assert sum(summary.bill.seconds.values()) == pytest.approx(sum(row["seconds"] for row in trained))
@@ -101,7 +109,9 @@ async def test_what_intermediate_rewards_pay_stands_beside_the_rewards(recorded_
     assert re.search(r"tool_status \(intermediate\).*?0\.625", text, re.DOTALL) and "correlation" not in text
 
 
-async def test_an_intervals_width_is_that_of_the_groups_means(recorded_run: Path, records: dict[str, RolloutRecord]) -> None:
+async def test_an_intervals_width_is_that_of_the_groups_means(
+    recorded_run: Path, records: dict[str, RolloutRecord]
+) -> None:
     """Rollouts of a group share a task: counted one by one they would promise too much."""
     async with open_run(recorded_run) as run:
         first = (await read_summary(run, recorded_run)).train[0]
@@ -110,12 +120,16 @@ async def test_an_intervals_width_is_that_of_the_groups_means(recorded_run: Path
         if record.trained_step == 1 and record.reward is not None:
             groups.setdefault(record.spec.group_id, []).append(record.reward)
     means = [statistics.fmean(rewards) for rewards in groups.values()]
-    half = 3.1824 * statistics.stdev(means) / len(means) ** 0.5  # the 97.5 % quantile of Student's t with three degrees of freedom
+    half = (
+        3.1824 * statistics.stdev(means) / len(means) ** 0.5
+    )  # the 97.5 % quantile of Student's t with three degrees of freedom
     assert len(means) == 4 and first.low is not None and first.high is not None
     assert [first.mean - first.low, first.high - first.mean] == pytest.approx([half, half], rel=0.01)
 
 
-@pytest.mark.parametrize(("groups", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (6, 2.571), (11, 2.228), (31, 2.042), (1000, 1.962)])
+@pytest.mark.parametrize(
+    ("groups", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (6, 2.571), (11, 2.228), (31, 2.042), (1000, 1.962)]
+)
 def test_few_groups_make_a_wide_interval(groups: int, quantile: float) -> None:
     found = interval(0.0, 1.0, groups)
     assert found is not None
@@ -145,7 +159,9 @@ async def test_groups_that_disagree_most_come_first_and_pages_have_each_rollout_
 
 
 @pytest.mark.parametrize("sort", ["newest", "worst", "best", "slowest"])
-async def test_another_order_has_each_rollout_once_too(recorded_run: Path, records: dict[str, RolloutRecord], sort: str) -> None:
+async def test_another_order_has_each_rollout_once_too(
+    recorded_run: Path, records: dict[str, RolloutRecord], sort: str
+) -> None:
     async with browsing(recorded_run) as browser:
         found, address = list[str](), f"/rollouts?sort={sort}"
         while address:
@@ -168,12 +184,20 @@ async def test_a_list_says_what_came_out_of_each_rollout(recorded_run: Path, rec
         said = record.attempts[-1].error or record.attempts[-1].output
         (cell,) = re.findall(r'<td class="text output">(.*?)</td>', row, re.DOTALL)
         assert one_line(as_text(said), 110) in cell
-        assert record.spec.task.answer is None or record.attempts[-1].error or as_text(record.spec.task.answer)[:30] in cell
+        assert (
+            record.spec.task.answer is None
+            or record.attempts[-1].error
+            or as_text(record.spec.task.answer)[:30] in cell
+        )
 
 
-async def test_choices_narrow_the_list_and_their_numbers_are_right(recorded_run: Path, records: dict[str, RolloutRecord]) -> None:
+async def test_choices_narrow_the_list_and_their_numbers_are_right(
+    recorded_run: Path, records: dict[str, RolloutRecord]
+) -> None:
     of_step = [record for record in records.values() if record.trained_step == 2]
-    solved = [record for record in records.values() if record.reward == 1.0 and record.spec.mode is RolloutMode.VALIDATION]
+    solved = [
+        record for record in records.values() if record.reward == 1.0 and record.spec.mode is RolloutMode.VALIDATION
+    ]
     task = of_step[0].spec.task.id
     of_task = [record for record in records.values() if record.spec.task.id == task]
     expected = {
@@ -211,7 +235,9 @@ async def test_a_facet_counts_what_choosing_it_gives(recorded_run: Path) -> None
             assert shown is not None and shown[1].replace(",", "") == number, address
 
 
-async def reward_run(folder: Path, rewards: Sequence[float], *, group: int = 8, mode: RolloutMode = RolloutMode.TRAIN) -> None:
+async def reward_run(
+    folder: Path, rewards: Sequence[float], *, group: int = 8, mode: RolloutMode = RolloutMode.TRAIN
+) -> None:
     """A store of rollouts that earned these."""
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
     specs = [
@@ -244,9 +270,14 @@ async def test_a_facet_of_partial_rewards_counts_what_choosing_it_gives(
     await reward_run(tmp_path, rewards)
     async with browsing(tmp_path) as browser:
         text = await page(browser, "/rollouts")
-        found = re.findall(r'<a href="(/rollouts[?]reward=[^"]+)"><bdi class="choice">([^<]*)</bdi><span class="n">(\d+)', text)
+        found = re.findall(
+            r'<a href="(/rollouts[?]reward=[^"]+)"><bdi class="choice">([^<]*)</bdi><span class="n">(\d+)', text
+        )
         assert {name: int(number) for _, name, number in found} == choices
-        for address, number in [*((address, number) for address, _, number in found), ("/rollouts?reward=-0.35..0.35", None)]:
+        for address, number in [
+            *((address, number) for address, _, number in found),
+            ("/rollouts?reward=-0.35..0.35", None),
+        ]:
             text = await page(browser, address)
             shown = re.search(r'<span class="muted">(\d+)', text)
             assert shown is not None and int(shown[1]) == len(listed(text)) == int(number or shown[1]), address
@@ -275,7 +306,9 @@ async def test_equal_rewards_of_any_size_have_a_curve(tmp_path: Path) -> None:
         assert 'class="chart"' in await page(browser, "/")
 
 
-async def test_a_peek_shows_the_task_what_was_said_and_what_it_earned(recorded_run: Path, records: dict[str, RolloutRecord]) -> None:
+async def test_a_peek_shows_the_task_what_was_said_and_what_it_earned(
+    recorded_run: Path, records: dict[str, RolloutRecord]
+) -> None:
     name, record = next(item for item in records.items() if item[1].reward == 1.0)
     async with browsing(recorded_run) as browser:
         text = await page(browser, f"/rollouts?peek={name}")
@@ -304,7 +337,9 @@ async def test_what_does_not_exist_is_a_sentence(recorded_run: Path) -> None:
 
 async def test_what_somebody_searches_for_is_text(recorded_run: Path) -> None:
     async with browsing(recorded_run) as browser:
-        answer = await browser.get("/rollouts", params={"q": '"><script>alert(1)</script>', "task": "<img src=x onerror=alert(1)>"})
+        answer = await browser.get(
+            "/rollouts", params={"q": '"><script>alert(1)</script>', "task": "<img src=x onerror=alert(1)>"}
+        )
     assert "<script>alert" not in answer.text and "<img" not in answer.text
 
 
@@ -354,7 +389,10 @@ async def test_older_runs_and_a_comparison_keep_what_was_chosen(recorded_run: Pa
         first = await page(browser, "/?q=mine&compare=mine-03")
         (older,) = re.findall(r'href="([^"]+)"[^>]*rel="next"', first)
         second = await page(browser, older)
-    runs = re.findall(r'data-open href="/runs/([^/"]+)/"', first), re.findall(r'data-open href="/runs/([^/"]+)/"', second)
+    runs = (
+        re.findall(r'data-open href="/runs/([^/"]+)/"', first),
+        re.findall(r'data-open href="/runs/([^/"]+)/"', second),
+    )
     assert (len(runs[0]), len(runs[1])) == (40, 2) and all(name.startswith("mine") for part in runs for name in part)
     assert 'class="chart"' in second
     kept = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', second[second.index("</section>") :])
@@ -378,11 +416,16 @@ async def test_a_run_that_is_written_over_is_read_anew(recorded_run: Path, tmp_p
     shutil.copytree(recorded_run, folder, ignore=shutil.ignore_patterns("checkpoints"))
     one, several = OneFolder(folder), RunsFolder(tmp_path)
     async with _browser(one) as browser, _browser(several) as lister:
-        assert "r000" not in listed(await page(browser, "/rollouts")) + listed(await page(lister, "/runs/mine/rollouts"))
+        assert "r000" not in listed(await page(browser, "/rollouts")) + listed(
+            await page(lister, "/runs/mine/rollouts")
+        )
         for file in folder.glob("store.sqlite*"):
             file.unlink()
         await reward_run(folder, [1.0])
-        assert [listed(await page(browser, "/rollouts")), listed(await page(lister, "/runs/mine/rollouts"))] == [["r000"], ["r000"]]
+        assert [listed(await page(browser, "/rollouts")), listed(await page(lister, "/runs/mine/rollouts"))] == [
+            ["r000"],
+            ["r000"],
+        ]
         shutil.rmtree(folder)
         assert "name the folder of a run" in await page(browser, "/", 503)
     await one.close()

@@ -1,5 +1,5 @@
-"""A trainer backend that learns nothing and whose engine says what a client's row of clients.toml has; and a reward that writes down what
-was recorded. scripts/try_clients.py puts this folder on the path of `lightningrl try`.
+"""A trainer backend that learns nothing and whose engine says what a client's row of clients.toml has; and a reward
+that writes down what was recorded. scripts/try_clients.py puts this folder on the path of `lightningrl try`.
 
 SCRIPT  a file: {prompt's text: [what is said at the first turn, at the second, …]}     EMITTED, SEEN  files: sampled; recorded
 """
@@ -26,7 +26,12 @@ class WritingEngine(ScriptedEngine):
         async for chunk in super().generate(request):
             if chunk.finish_reason is not None:
                 emission = self.emissions[request.id]
-                kept = {"id": request.id, "prompt": emission.request.prompt_ids, "said": emission.token_ids, "logprobs": emission.logprobs}
+                kept = {
+                    "id": request.id,
+                    "prompt": emission.request.prompt_ids,
+                    "said": emission.token_ids,
+                    "logprobs": emission.logprobs,
+                }
                 with Path(os.environ["EMITTED"]).open("a") as file:
                     file.write(json.dumps(kept) + "\n")
             yield chunk
@@ -45,7 +50,9 @@ class ScriptedBackend:
             turn = prompt.count("<|im_start|>assistant\n") - 1
             return written(texts[min(turn, len(texts) - 1)])
 
-        self.engine = WritingEngine(tiny_tokenizer(), policy=name, context_length=1_000_000, reply=reply, chunk_tokens=32)
+        self.engine = WritingEngine(
+            tiny_tokenizer(), policy=name, context_length=1_000_000, reply=reply, chunk_tokens=32
+        )
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
         raise NotImplementedError("the scripted policy learns nothing; use `lightningrl try`")
@@ -87,8 +94,18 @@ def score(task: Task, output: Any, trajectory: Trajectory) -> float:
         }
         for call in trajectory.transitions
     ]
-    tools = [{"name": call.name, "status": call.status, "is_joined": call.transition_id is not None} for call in trajectory.tool_calls]
+    tools = [
+        {"name": call.name, "status": call.status, "is_joined": call.transition_id is not None}
+        for call in trajectory.tool_calls
+    ]
     others = [{"path": call.path, "message": call.message} for call in trajectory.other_calls]
-    seen = {"outcome": trajectory.outcome, "error": trajectory.error, "output": output, "calls": calls, "tools": tools, "others": others}
+    seen = {
+        "outcome": trajectory.outcome,
+        "error": trajectory.error,
+        "output": output,
+        "calls": calls,
+        "tools": tools,
+        "others": others,
+    }
     Path(os.environ["SEEN"]).write_text(json.dumps(seen))
     return float(str(output).strip() == "42")

@@ -1,4 +1,5 @@
-"""An ordinary agent of three calls that keeps a journal: what it writes there it has received, whatever dies afterwards."""
+"""An ordinary agent of three calls that keeps a journal: what it writes there it has received, whatever dies
+afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ client = OpenAI()
 
 
 def answer(question: str) -> str:
-    """Ask three times, each time with the history so far. The seeds are the rollout's own, so that each run samples the same."""
+    """Ask three times, each time with the history so far. The seeds are the rollout's own, so that each run samples the
+    same."""
     messages: list[Any] = [{"role": "user", "content": question}]
     rollout_id = os.environ["OPENAI_BASE_URL"].partition("/rollouts/")[2].partition("/")[0]
     for number, follow_up in enumerate(("go on", "and then", "")):

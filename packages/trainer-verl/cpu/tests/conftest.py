@@ -1,4 +1,5 @@
-"""Fixtures: tiny policies, and Python processes that see this package's environment. Collects nothing where it is not installed."""
+"""Fixtures: tiny policies, and Python processes that see this package's environment. Collects nothing where it is not
+installed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def run_process(tmp_path: Path) -> Callable[..., str]:
     """Run a script beside the tests in a process of its own and return what it printed; fails with its errors."""
     from lightningrl_verl_cpu import environment
 
-    def run(script: str, *arguments: str, cpu: bool = True, without: Sequence[str] = (), timeout: float = PATIENCE_S) -> str:
+    def run(
+        script: str, *arguments: str, cpu: bool = True, without: Sequence[str] = (), timeout: float = PATIENCE_S
+    ) -> str:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
         added = {name: value for name, value in environment().items() if cpu and name not in without}
         command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]

@@ -1,4 +1,5 @@
-"""verl's FSDP2 engine on the CPU, one or more ranks on gloo: prints, as JSON, what five updates did to the rows' logprobs.
+"""verl's FSDP2 engine on the CPU, one or more ranks on gloo: prints, as JSON, what five updates did to the rows'
+logprobs.
 
 usage: process_engine.py POLICY FOLDER
 """
@@ -33,7 +34,9 @@ PROMPTS, RESPONSES, ADVANTAGES = (5, 7, 4, 6), (6, 3, 5, 4), (1.0, -1.0, 1.0, -1
 def make_worker() -> Any:
     precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     attention = {"attn_implementation": "sdpa"}
-    model = HFModelConfig(path=POLICY, use_remove_padding=False, enable_gradient_checkpointing=False, override_config=attention)
+    model = HFModelConfig(
+        path=POLICY, use_remove_padding=False, enable_gradient_checkpointing=False, override_config=attention
+    )
     engine = FSDPEngineConfig(
         strategy="fsdp2",
         use_torch_compile=False,
@@ -89,7 +92,9 @@ def make_rows(**extra: Tensor) -> TensorDict:
             "position_ids": nest([torch.arange(len(row)) for row in ids]),
             "response_mask": ones,
             "loss_mask": ones,
-            "advantages": nest([torch.full((length,), value) for length, value in zip(RESPONSES, ADVANTAGES, strict=True)]),
+            "advantages": nest(
+                [torch.full((length,), value) for length, value in zip(RESPONSES, ADVANTAGES, strict=True)]
+            ),
             **extra,
         },
         batch_size=4,
@@ -106,7 +111,13 @@ def logprobs(worker: Any) -> list[Tensor]:
 
 def update(worker: Any) -> None:
     rows = make_rows(old_log_probs=nest(logprobs(worker)))
-    options = {"global_batch_size": 4, "mini_batch_size": 4, "epochs": 1, "seed": 42, "dataloader_kwargs": {"shuffle": False}}
+    options = {
+        "global_batch_size": 4,
+        "mini_batch_size": 4,
+        "epochs": 1,
+        "seed": 42,
+        "dataloader_kwargs": {"shuffle": False},
+    }
     tu.assign_non_tensor(rows, compute_loss=True, **options)
     worker.train_mini_batch(rows)
 

@@ -1,4 +1,5 @@
-"""One end of a weight transfer: `process_gloo.py RANK PORT`. Rank 0 sends; the others print, as JSON, the sums of what they get."""
+"""One end of a weight transfer: `process_gloo.py RANK PORT`. Rank 0 sends; the others print, as JSON, the sums of what
+they get."""
 
 import asyncio
 import json
@@ -24,7 +25,9 @@ async def main() -> None:
             (("a", torch.arange(6.0).view(2, 3).t()), ("b", torch.ones(0)), ("c", torch.tensor(7, dtype=torch.int32)))
         )
     else:
-        print(json.dumps([[name, str(weight.dtype), weight.tolist()] async for name, weight in engine.receive_weights()]))
+        print(
+            json.dumps([[name, str(weight.dtype), weight.tolist()] async for name, weight in engine.receive_weights()])
+        )
     engine.finalize()
 
 

@@ -1,4 +1,5 @@
-"""verl's two sides of the transformers replica with Ray between them: prints, as JSON, what a call says before and after an update.
+"""verl's two sides of the transformers replica with Ray between them: prints, as JSON, what a call says before and
+after an update.
 
 usage: process_replica.py POLICY
 """

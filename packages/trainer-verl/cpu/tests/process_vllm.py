@@ -1,4 +1,5 @@
-"""vLLM in this process: prints, as JSON, how far its logprobs are from transformers' before and after two weight updates.
+"""vLLM in this process: prints, as JSON, how far its logprobs are from transformers' before and after two weight
+updates.
 
 usage: process_vllm.py POLICY
 """
@@ -32,19 +33,25 @@ engine = LLM(
 )
 model: Any = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32)
 model.eval()
-prompts = [torch.randint(0, 250, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (9, 40, 70)]
+prompts = [
+    torch.randint(0, 250, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (9, 40, 70)
+]
 
 
 @torch.no_grad()
 def gap() -> float:
     gaps = []
     for prompt, answer in zip(
-        prompts, engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], SAMPLING, use_tqdm=False), strict=True
+        prompts,
+        engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], SAMPLING, use_tqdm=False),
+        strict=True,
     ):
         completion = list(answer.outputs[0].token_ids)
         logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         expected = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-        found = torch.tensor([entry[token].logprob for entry, token in zip(answer.outputs[0].logprobs, completion, strict=True)])
+        found = torch.tensor(
+            [entry[token].logprob for entry, token in zip(answer.outputs[0].logprobs, completion, strict=True)]
+        )
         gaps.append((expected - found).abs().max().item())
     return float(max(gaps))
 
@@ -57,8 +64,8 @@ def train(seed: int) -> None:
 
 
 def send() -> None:
-    """As verl's worker does it: load bucket by bucket into the live model, then finish (vllm_rollout/utils.py `update_weights_from_ipc`).
-    The head comes in the last bucket, the embeddings it may be tied to in the first."""
+    """As verl's worker does it: load bucket by bucket into the live model, then finish (vllm_rollout/utils.py
+    `update_weights_from_ipc`). The head comes in the last bucket, the embeddings it may be tied to in the first."""
     weights = [(name, value.clone()) for name, value in model.state_dict().items()]
     buckets = [weights[:1], weights[1:-1], weights[-1:]]
 

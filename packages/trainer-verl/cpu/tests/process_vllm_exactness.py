@@ -41,12 +41,16 @@ engine = LLM(
     worker_extension_cls="verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension",
     seed=0,
 )
-PROMPTS = [torch.randint(0, 250, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in range(3, 99, 3)]
+PROMPTS = [
+    torch.randint(0, 250, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    for length in range(3, 99, 3)
+]
 
 
 @torch.no_grad()
 def gaps(answers: list[Any], vocabulary: int) -> dict[str, float]:
-    """Largest |p - p'| of prompt tokens and of sampled ones; transformers' softmax is over the first `vocabulary` ids."""
+    """Largest |p - p'| of prompt tokens and of sampled ones; transformers' softmax is over the first `vocabulary`
+    ids."""
     worst = {"prefill": 0.0, "decode": 0.0}
     for answer in answers:
         prompt, completion = list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("ignore:Ray state API is no longer experimental:DeprecationWarning")  # verl's import
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Ray state API is no longer experimental:DeprecationWarning"
+)  # verl's import
 
 
 def test_weights_arrive_in_another_process_as_they_were_sent(run_process: Callable[..., str]) -> None:

@@ -1,4 +1,5 @@
-"""The transformers replica generates, pauses, aborts and takes weights as verl's vLLM server does; all but one test without Ray."""
+"""The transformers replica generates, pauses, aborts and takes weights as verl's vLLM server does; all but one test
+without Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl.errors import BackendError
 
-pytestmark = pytest.mark.filterwarnings("ignore:Ray state API is no longer experimental:DeprecationWarning")  # verl's import
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Ray state API is no longer experimental:DeprecationWarning"
+)  # verl's import
 
 PROMPT = [5, 6, 7, 8]
 
@@ -24,7 +27,9 @@ async def server(make_policy: Callable[[bool], str]) -> AsyncIterator[Any]:
     from lightningrl_verl_cpu.rollout import TransformersServer
 
     path = make_policy(True)
-    config = SimpleNamespace(max_model_len=None, seed=0, max_num_seqs=8, response_length=16, prompt_length=32, ignore_eos=False)
+    config = SimpleNamespace(
+        max_model_len=None, seed=0, max_num_seqs=8, response_length=16, prompt_length=32, ignore_eos=False
+    )
     model_config = SimpleNamespace(path=path, local_path=path, tokenizer=AutoTokenizer.from_pretrained(path))
     server = TransformersServer(config, model_config, 0)
     yield server
@@ -56,7 +61,9 @@ async def test_a_stop_token_ends_the_completion_and_stays_in_it(server: Any) -> 
 
 async def test_new_weights_carry_the_trainers_step_and_change_what_is_said(server: Any) -> None:
     before = await server.generate(PROMPT, sampling(temperature=0.0), "before")
-    weights = {name: value * 1.5 for name, value in AutoModelForCausalLM.from_pretrained(server.path).state_dict().items()}
+    weights = {
+        name: value * 1.5 for name, value in AutoModelForCausalLM.from_pretrained(server.path).state_dict().items()
+    }
     await server.update_weights(list(weights.items()), 3)
     after = await server.generate(PROMPT, sampling(temperature=0.0), "after")
     assert after.extra_fields["global_steps"] == 3
@@ -110,7 +117,9 @@ async def test_a_sampling_parameter_that_it_cannot_honour_is_refused(server: Any
 
 
 @pytest.mark.slow
-def test_verl_reaches_it_through_ray_and_sends_it_weights(run_process: Callable[..., str], make_policy: Callable[[bool], str]) -> None:
+def test_verl_reaches_it_through_ray_and_sends_it_weights(
+    run_process: Callable[..., str], make_policy: Callable[[bool], str]
+) -> None:
     before, after = json.loads(run_process("process_replica.py", make_policy(False)).splitlines()[-1])
     assert (before[0], before[2], before[3]) == (4, "completed", {"global_steps": None})
     assert (after[0], after[2], after[3]) == (4, "completed", {"global_steps": 4})

@@ -62,9 +62,12 @@ def test_every_override_is_a_setting_that_verl_knows(engine: str) -> None:
     new = {key for key in values if not has(known, key)}
     attention = {f"{part}.model.override_config.attn_implementation" for part in ("actor_rollout_ref", "critic")}
     resources = {f"ray_kwargs.ray_init.{name}" for name in ("address", "num_gpus", "include_dashboard")}
-    engines = {f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name}" for name in ("block_size", "kv_cache_memory_bytes")}
+    engines = {
+        f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name}" for name in ("block_size", "kv_cache_memory_bytes")
+    }
     mixed = {
-        f"{part}.mixed_precision" for part in ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
+        f"{part}.mixed_precision"
+        for part in ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
     }
     assert new <= attention | resources | engines | mixed | {"actor_rollout_ref.rollout.enable_sleep_mode"}
 

@@ -10,7 +10,9 @@ import pytest
 
 
 @pytest.mark.slow
-def test_probabilities_are_those_of_transformers_over_the_tokenizers_ids(run_process: Callable[..., str], tmp_path: Path) -> None:
+def test_probabilities_are_those_of_transformers_over_the_tokenizers_ids(
+    run_process: Callable[..., str], tmp_path: Path
+) -> None:
     from lightningrl_torch.testing import save_policy
 
     # a tokenizer of 258 tokens, and a table of embeddings that is padded, as most published models' are
@@ -24,4 +26,6 @@ def test_probabilities_are_those_of_transformers_over_the_tokenizers_ids(run_pro
     for phase in ("prefill", "decode"):
         assert report["plain"][phase] < 1e-5, report
         assert report["masked"][phase] < 1e-5, report
-        assert report["masked, all rows"][phase] > 1e-3, f"verl left the padding out, so a softmax over all rows is another one: {report}"
+        assert report["masked, all rows"][phase] > 1e-3, (
+            f"verl left the padding out, so a softmax over all rows is another one: {report}"
+        )

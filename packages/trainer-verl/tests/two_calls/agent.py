@@ -10,7 +10,10 @@ from openai import OpenAI
 
 
 def answer(question: str) -> str:
-    client = OpenAI(base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost/v1"), api_key=os.environ.get("OPENAI_API_KEY", "none"))
+    client = OpenAI(
+        base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost/v1"),
+        api_key=os.environ.get("OPENAI_API_KEY", "none"),
+    )
     messages: list[Any] = [{"role": "user", "content": question}]
     first = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "again"}]
