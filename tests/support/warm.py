@@ -357,9 +357,8 @@ def become(start: Start, files: Sequence[int]) -> None:
         os.close(source)
     for name, number in (("stdout", 1), ("stderr", 2)):  # Python asked what the descriptors of this process can do
         stream: Any = getattr(sys, name)
-        setattr(
-            sys, name, open(number, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
-        )  # noqa: SIM115
+        as_before = {"encoding": stream.encoding, "errors": stream.errors}
+        setattr(sys, name, open(number, "w", buffering=1, closefd=False, **as_before))  # noqa: SIM115
     os.environ.clear()
     os.environ.update(start.environment)
     os.chdir(start.cwd)

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +256,8 @@ async def test_a_restarted_server_goes_on_where_the_branch_was(gateway: LiveGate
 
     said, recorded = await run(gateway, ask, "a", "b", "c", "d")
     for turn in range(4):
-        again, branch = await run(
-            gateway, lambda attempt: ask(attempt, restart_before=turn), "new", branch=after(recorded, 3)
-        )  # noqa: B023
+        restart = partial(ask, restart_before=turn)
+        again, branch = await run(gateway, restart, "new", branch=after(recorded, 3))
         assert again == [*said[:3], "new"] and branch.outcome is Outcome.SUCCEEDED
 
 

@@ -76,9 +76,9 @@ def queries(store: SqlStore) -> RunQueries:
 
 
 async def ids(
-    queries: RunQueries, query: RolloutQuery = RolloutQuery(), sort: Sort = Sort.NEWEST, after: str | None = None
-) -> list[str]:  # noqa: B008
-    return [row.id for row in await queries.list_rows(query, sort, after, 100)]
+    queries: RunQueries, query: RolloutQuery | None = None, sort: Sort = Sort.NEWEST, after: str | None = None
+) -> list[str]:
+    return [row.id for row in await queries.list_rows(query or RolloutQuery(), sort, after, 100)]
 
 
 async def test_rollouts_are_ordered_and_each_page_goes_on_from_the_last(queries: RunQueries) -> None:

@@ -168,10 +168,8 @@ class Transaction(WriteConnection):
         self.run(_END_ATTEMPT, of_pk=row.pk, **end)
         live = self._live.pop((row.rollout_id, row.number), None)
         self._fresh.discard((row.rollout_id, row.number))
-        if live is None or self.database.is_shared:  # other servers of the store record parts of it, too
-            participants = Participants.read(self.db, row.pk)
-        else:
-            participants = live.participants
+        is_known = live is not None and not self.database.is_shared  # else other servers record parts of it, too
+        participants = live.participants if live and is_known else Participants.read(self.db, row.pk)
         is_done = outcome is Outcome.SUCCEEDED
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if is_done else RolloutState.FAILED
         after = {
