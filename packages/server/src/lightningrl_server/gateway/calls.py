@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 class Routing:
     """The run's policies and what leads to each.
 
-    role      said by an adapter or agent  >  the first rule of the run that fits (model asked for, system prompt)
-    policy    one of that name  >  the one that the role is given to  >  the default  >  None: the upstream's, or refused
+    role      its own, if it says so  >  the first rule of the run that fits (model asked for, system prompt)
+    policy    of that name  >  the one that the role is given to  >  the default  >  None: the upstream's, or refused
     """
 
     def __init__(

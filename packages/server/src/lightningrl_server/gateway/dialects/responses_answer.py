@@ -1,21 +1,35 @@
-"""OpenAI responses: whole answers and errors."""
+"""OpenAI responses: answers, server-sent events and errors.
+
+response.created ─► response.in_progress
+  ─► output_item.added ─► content_part.added ─► reasoning_text.delta… ─► .done ─► content_part.done ─► output_item.done
+  ─► output_item.added ─► content_part.added ─► output_text.delta…    ─► .done ─► content_part.done ─► output_item.done
+  ─► output_item.added ─► function_call_arguments.delta               ─► .done                      ─► output_item.done
+       (custom_tool_call_input of a custom tool)
+─► response.completed | response.incomplete
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.chat_answer import token_logprobs, write_error
 from lightningrl_server.gateway.dialects.responses import ResponsesRequest, parse_responses_request
-from lightningrl_server.gateway.dialects.responses_items import ended, message, output_text, reasoning, tool_call
-from lightningrl_server.gateway.dialects.responses_stream import ResponsesStream, write_json
-from lightningrl_server.gateway.dialects.responses_tools import OfferedTools
+from lightningrl_server.gateway.dialects.responses_tools import OfferedTools, read_input
 from lightningrl_server.gateway.request import Answer, AnswerStart, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings
-from lightningrl_server.rendering.completion import Choice
+from lightningrl_server.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
-__all__ = ["ResponsesFormat"]
+__all__ = ["ResponsesFormat", "ResponsesStream"]
+
+_encode = msgspec.json.Encoder().encode
+
+_KINDS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
 class ResponsesFormat:
@@ -36,7 +50,165 @@ class ResponsesFormat:
         logprobs = None
         if request.logprobs:
             logprobs = token_logprobs(choice.token_ids, choice.logprobs, renderer, top=bool(request.body.top_logprobs))
-        return write_json(ended(request, answer, _output(answer.id, choice, request.tools, logprobs)))
+        return _write(_ended(request, answer, _output(answer.id, choice, request.tools, logprobs)))
+
+
+class ResponsesStream:
+    """Events of one streamed response. Function calls come last, so that items stand as in a whole answer."""
+
+    sends_tool_calls = False
+
+    def __init__(self, request: ResponsesRequest, renderer: PolicyRenderer, start: AnswerStart) -> None:
+        self._request = request
+        self._renderer = renderer
+        self._answer_start = start
+        self._number = 0
+        self._items: list[dict[str, Any]] = []
+        """Items that are done."""
+        self._open: str | None = None
+        self._text = ""
+        self._has_message = False
+        self._late_reasoning = ""
+        self._logprobs: list[dict[str, Any]] = []
+
+    def delta(self, delta: TextDelta) -> bytes:
+        out: list[bytes] = []
+        logprobs = self._logprobs_of(delta)
+        self._logprobs += logprobs
+        if delta.reasoning:
+            if self._has_message:
+                self._late_reasoning += delta.reasoning
+            else:
+                out += self._part("reasoning", delta.reasoning)
+        if delta.content:
+            out += self._part("message", delta.content, logprobs)
+        return b"".join(out)
+
+    def finish(self, answer: Answer) -> bytes:
+        choice = answer.choices[0]
+        out: list[bytes] = []
+        if self._number == 0:
+            whole = TextDelta(
+                index=0,
+                content=choice.content,
+                reasoning=choice.reasoning,
+                token_ids=choice.token_ids,
+                logprobs=choice.logprobs,
+            )
+            self._logprobs = []
+            out.append(self.delta(whole))
+        if not self._has_message and not choice.tool_calls:
+            out += self._part("message", "")
+        is_cut = choice.finish_reason is FinishReason.LENGTH
+        out += self._close(is_cut=is_cut)
+        if self._late_reasoning:
+            out += self._part("reasoning", self._late_reasoning)
+            out += self._close(is_cut=False)
+        for index, call in enumerate(choice.tool_calls):
+            out += self._tool_call(index, call)
+        last = "response.incomplete" if is_cut else "response.completed"
+        out.append(self._event(last, response=_ended(self._request, answer, self._items)))
+        return b"".join(out)
+
+    def error(self, refusal: Refusal) -> bytes:
+        error = {"type": "server_error", "code": refusal.code, "message": refusal.message, "param": refusal.param}
+        return self._event("error", code=refusal.code, message=refusal.message, param=refusal.param, error=error)
+
+    def _logprobs_of(self, delta: TextDelta) -> list[dict[str, Any]]:
+        if not self._request.logprobs:
+            return []
+        return token_logprobs(
+            delta.token_ids, delta.logprobs, self._renderer, top=bool(self._request.body.top_logprobs)
+        )
+
+    def _part(self, kind: str, text: str, logprobs: list[dict[str, Any]] | None = None) -> list[bytes]:
+        out = self._start(kind) if self._open != kind else []
+        if text:
+            self._text += text
+            more = {"logprobs": logprobs or []} if kind == "message" else {}
+            out.append(
+                self._event(f"response.{_KINDS[kind]}.delta", **self._place(), content_index=0, delta=text, **more)
+            )
+        return out
+
+    def _start(self, kind: str) -> list[bytes]:
+        out = self._close(is_cut=False)
+        out += self._opening()
+        self._open, self._text = kind, ""
+        self._has_message = self._has_message or kind == "message"
+        out.append(
+            self._event("response.output_item.added", output_index=len(self._items), item=self._item("in_progress", []))
+        )
+        out.append(
+            self._event("response.content_part.added", **self._place(), content_index=0, part=self._content("", []))
+        )
+        return out
+
+    def _close(self, *, is_cut: bool) -> list[bytes]:
+        if self._open is None:
+            return []
+        kind, place = self._open, self._place()
+        part = self._content(self._text, self._logprobs)
+        more = {"logprobs": self._logprobs} if kind == "message" else {}
+        item = self._item("incomplete" if is_cut and kind == "message" else "completed", [part])
+        out = [
+            self._event(f"response.{_KINDS[kind]}.done", **place, content_index=0, text=self._text, **more),
+            self._event("response.content_part.done", **place, content_index=0, part=part),
+            self._event("response.output_item.done", output_index=len(self._items), item=item),
+        ]
+        self._items.append(item)
+        self._open = None
+        return out
+
+    def _tool_call(self, index: int, call: ToolRequest) -> list[bytes]:
+        out = self._opening()
+        started, item = (
+            _tool_call(self._answer_start.id, index, call, self._request.tools, status=status)
+            for status in ("in_progress", "completed")
+        )
+        place = {"item_id": item["id"], "output_index": len(self._items)}
+        key, named = ("input", {}) if "input" in item else ("arguments", {"name": item["name"]})
+        kind = "custom_tool_call_input" if "input" in item else "function_call_arguments"
+        out += [
+            self._event("response.output_item.added", output_index=len(self._items), item=started),
+            self._event(f"response.{kind}.delta", **place, delta=item[key]),
+            self._event(f"response.{kind}.done", **place, **named, **{key: item[key]}),
+            self._event("response.output_item.done", output_index=len(self._items), item=item),
+        ]
+        self._items.append(item)
+        return out
+
+    def _opening(self) -> list[bytes]:
+        if self._number:
+            return []
+        started = _response(self._request, self._answer_start, "in_progress")
+        return [
+            self._event("response.created", response=started),
+            self._event("response.in_progress", response=started),
+        ]
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item("in_progress", [])["id"], "output_index": len(self._items)}
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        make = _reasoning if self._open == "reasoning" else _message
+        return make(self._answer_start.id, content, status=status)
+
+    def _content(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": text} if self._open == "reasoning" else _output_text(text, logprobs)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = {"type": kind, **fields, "sequence_number": self._number}
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + _write(data) + b"\n\n"
+
+
+def _write(value: dict[str, Any]) -> bytes:
+    """A response says again what was asked: also numbers that are beyond 64 bits."""
+    try:
+        return _encode(value)
+    except OverflowError:
+        return json.dumps(value).encode()
 
 
 def _output(
@@ -45,10 +217,87 @@ def _output(
     items: list[dict[str, Any]] = []
     status = "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
     if choice.reasoning:
-        items.append(reasoning(call_id, [{"type": "reasoning_text", "text": choice.reasoning}], status="completed"))
+        items.append(_reasoning(call_id, [{"type": "reasoning_text", "text": choice.reasoning}], status="completed"))
     if choice.content or not choice.tool_calls:
-        items.append(message(call_id, [output_text(choice.content, logprobs)], status=status))
+        items.append(_message(call_id, [_output_text(choice.content, logprobs)], status=status))
     items += [
-        tool_call(call_id, index, call, tools, status="completed") for index, call in enumerate(choice.tool_calls)
+        _tool_call(call_id, index, call, tools, status="completed") for index, call in enumerate(choice.tool_calls)
     ]
     return items
+
+
+def _response(request: ResponsesRequest, start: AnswerStart, status: str) -> dict[str, Any]:
+    """A response without output yet; it says what was asked."""
+    body = request.body
+    return {
+        "id": f"resp_{start.id}",
+        "object": "response",
+        "created_at": start.created,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "output": [],
+        "parallel_tool_calls": request.call.parallel_tools,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "store": body.store is not False,
+        "temperature": None,
+        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": None,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": None,
+    }
+
+
+def _ended(request: ResponsesRequest, answer: Answer, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The response with its output, its end and what it took."""
+    choice = answer.choices[0]
+    is_cut = choice.finish_reason is FinishReason.LENGTH
+    whole = _response(request, answer.start, "incomplete" if is_cut else "completed")
+    whole["output"] = list(output)
+    whole["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+    whole["usage"] = {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": len(choice.token_ids),
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + len(choice.token_ids),
+    }
+    return whole
+
+
+def _reasoning(call_id: str, content: list[dict[str, Any]], *, status: str) -> dict[str, Any]:
+    return {"id": f"rs_{call_id}", "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+def _message(call_id: str, content: list[dict[str, Any]], *, status: str) -> dict[str, Any]:
+    return {"id": f"msg_{call_id}", "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def _output_text(text: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def _tool_call(call_id: str, index: int, call: ToolRequest, tools: OfferedTools, *, status: str) -> dict[str, Any]:
+    """The call as the agent knows the tool; without what it is called with while that is in progress."""
+    tool = tools.known_as(call.name)
+    item: dict[str, Any] = {
+        "id": f"{'ctc' if tool.is_custom else 'fc'}_{call_id}_{index}",
+        "type": "custom_tool_call" if tool.is_custom else "function_call",
+        "status": status,
+        "call_id": call.id,
+        "name": tool.name,
+    }
+    if tool.namespace is not None:
+        item["namespace"] = tool.namespace
+    key, text = ("input", read_input(call.arguments)) if tool.is_custom else ("arguments", call.arguments)
+    return item | {key: "" if status == "in_progress" else text}
