@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -147,3 +150,13 @@ def test_ours_need_what_runs_can_provide() -> None:
         "judge",
         "likelihood",
     } == {plugin.name for plugin in plugins}
+
+
+def test_listing_the_plugins_imports_no_method_of_credit_and_no_reward() -> None:
+    code = (
+        "import sys; from lightningrl.plugins import load_plugins; plugins = load_plugins(); "
+        "assert plugins.credit_assigners and plugins.rewards and plugins.intermediate_rewards; "
+        "print(*sorted(name for name in sys.modules if name.startswith('lightningrl_credit')))"
+    )
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert listed.stdout.split() == ["lightningrl_credit", "lightningrl_credit.plugin"]
