@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from torch import nn
 from lightningrl_torch._llama import FAMILIES, LlamaForward
 from lightningrl_torch.exported import DTYPES, cast, note_dtype
 
-__all__ = ["LightPolicy", "read_light"]
+__all__ = ["LightPolicy", "read_light", "union_of_tokens"]
 
 MOST_BYTES: Final = 2**28
 """Weights of more are read once, by transformers: reading takes longer than its import, and two copies too much
@@ -68,14 +68,8 @@ class LightPolicy:
         """Tokens that end a completion, from the generation configuration, the model's and the tokenizer's."""
         end = self._tokenizer.get("eos_token")
         of_tokenizer = None if end is None else self.text.token_to_id(end["content"] if isinstance(end, dict) else end)
-        tokens: set[int] = set()
-        for source in (
-            _read(self.folder / "generation_config.json").get("eos_token_id"),
-            self.config.get("eos_token_id"),
-            of_tokenizer,
-        ):
-            tokens.update([source] if isinstance(source, int) else source or ())
-        return tuple(sorted(tokens))
+        of_generation = _read(self.folder / "generation_config.json").get("eos_token_id")
+        return union_of_tokens(of_generation, self.config.get("eos_token_id"), of_tokenizer)
 
     def forward(self, dtype: torch.dtype) -> LlamaForward:
         """The engine's forward passes."""
@@ -160,3 +154,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def union_of_tokens(*sources: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Token ids that any of the sources names, sorted."""
+    named = ([source] if isinstance(source, int) else source or () for source in sources)
+    return tuple(sorted({token for tokens in named for token in tokens}))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightningrl.errors import ConfigError
-from lightningrl_torch._light import read_light
+from lightningrl_torch._light import read_light, union_of_tokens
 from lightningrl_torch._size import choose_adapters
 from lightningrl_torch.device import pick_device
 from lightningrl_torch.exported import quiet_about_ties
@@ -245,11 +245,5 @@ def _context_length(most: int, settings: Settings) -> int:
 
 def _stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion, from the generation configuration, the model's and the tokenizer's."""
-    tokens: set[int] = set()
-    for source in (
-        getattr(model.generation_config, "eos_token_id", None),
-        model.config.eos_token_id,
-        tokenizer.eos_token_id,
-    ):
-        tokens.update([source] if isinstance(source, int) else source or ())
-    return tuple(sorted(tokens))
+    of_generation = getattr(model.generation_config, "eos_token_id", None)
+    return union_of_tokens(of_generation, model.config.eos_token_id, tokenizer.eos_token_id)
