@@ -131,7 +131,8 @@ def main() -> None:
     costs["grpo, compare = role"] = cpu_ms(lambda: step(build({"use": "grpo"}), "role"))
     costs["turns, compare = role"] = cpu_ms(lambda: step(build({"use": "turns"}), "role"))
     print(
-        f"{GROUPS * ROLLOUTS} rollouts × {TURNS} turns, prompts up to {len(groups[0].trajectories[0].transitions[-1].prompt_ids):,} tokens"
+        f"{GROUPS * ROLLOUTS} rollouts × {TURNS} turns, "
+        f"prompts up to {len(groups[0].trajectories[0].transitions[-1].prompt_ids):,} tokens"
     )
     print(f"{'assigner':<64}{'CPU ms':>8}{'÷ grpo':>9}")
     for name, cost in costs.items():

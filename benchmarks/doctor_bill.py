@@ -2,9 +2,9 @@
 
     python benchmarks/doctor_bill.py                     each shipped recipe: the doctor, the whole run, and real / bill
     python benchmarks/doctor_bill.py --steps 6           the same of runs of so many steps
-    python benchmarks/doctor_bill.py --steps 4 --still   the same at a learning rate of 1e-9: rollouts stay as long as the doctor saw them
+    python benchmarks/doctor_bill.py --steps 4 --still   the same, learning nothing: rollouts stay as the doctor saw them
     python benchmarks/doctor_bill.py --set loop.seed=7 --set learner.learning_rate=1e-4     … with settings of its own
-    python benchmarks/doctor_bill.py --alarms 3          each shipped recipe with 3 seeds: the doctor's complaints, of which none is due
+    python benchmarks/doctor_bill.py --alarms 3          each shipped recipe with 3 seeds: complaints, of which none is due
 
 A figure that is out of the range of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU
 minutes hardly do.
@@ -125,7 +125,8 @@ def alarms(recipe: str, seeds: int) -> int:
         wrong = [row for row in json.loads(looked.output)["checks"] if row["verdict"] != "pass"]
         count += len(wrong)
         print(
-            f"{recipe:13} seed {seed}: {len(wrong)} complaints, {60 * looked.minutes:.0f} s, {60 * looked.cpu_minutes:.0f} CPU s",
+            f"{recipe:13} seed {seed}: {len(wrong)} complaints, "
+            f"{60 * looked.minutes:.0f} s, {60 * looked.cpu_minutes:.0f} CPU s",
             flush=True,
         )
         for row in wrong:

@@ -140,9 +140,7 @@ def make_rows(groups: Sequence[TrajectoryGroup], rows: Rows) -> list[Sample]:
 
 
 def trees(folder: Path, options: argparse.Namespace) -> None:
-    print(
-        "| trace | rows | tokens of rows | distinct | trie_efficiency | tree, s | plain / tree | merged / tree | gradient |"
-    )
+    print("| trace | rows | tokens | distinct | trie_efficiency | tree, s | plain / tree | merged / tree | gradient |")
     print("|---|---|---|---|---|---|---|---|---|")
     settings: dict[str, Any] = {"policy": save_policy(folder, **SHAPE), "threads": 1, "learning_rate": 0.0}
     settings["max_tokens_per_microbatch"] = options.microbatch

@@ -4,7 +4,7 @@
     python benchmarks/learning_table.py rag --rows seed-0      some rows, by name
     python benchmarks/learning_table.py rag --report           only read what earlier calls left in runs/table/rag
     python benchmarks/learning_table.py rag-credit             the example with other credit assigners
-    python benchmarks/learning_table.py rag-credit --steps 25  the same in fewer steps, in runs/table/rag-25; a schedule ends with them
+    python benchmarks/learning_table.py rag-credit --steps 25  the same in fewer steps, in runs/table/rag-25
     python benchmarks/learning_table.py                        every example (some hours on two cores)
 
 Every row is a plain `lightningrl train examples/NAME` with the settings shown; numbers are read from the run's own

@@ -56,7 +56,8 @@ import openai
 client = openai.OpenAI(api_key="sk-the-users-own")
 
 def answer(task):
-    reply = client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": task["question"]}])
+    messages = [{"role": "user", "content": task["question"]}]
+    reply = client.chat.completions.create(model="gpt-4o-mini", messages=messages)
     return reply.choices[0].message.content
 """
 """An agent of one call."""

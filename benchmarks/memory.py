@@ -1,7 +1,7 @@
 """Does a long run grow? Memory of trainer (engine and learner in it), server and workers over 2,000 steps of a real
 run.
 
-    python benchmarks/memory.py                      2,000 steps of 4 rollouts of 2 calls, a policy of 25 thousand parameters
+    python benchmarks/memory.py                      2,000 steps of 4 rollouts of 2 calls, 25 thousand parameters
     python benchmarks/memory.py --steps 400          a first look
 
 A straight line through the figures after the first fifth of the steps says what 1,000 more steps cost.

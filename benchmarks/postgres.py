@@ -60,7 +60,8 @@ def main() -> None:
                     found = asyncio.run(measure(Path(folder), url, servers, database, pool, options))
                 rows.setdefault(name, []).append(found)
     print(
-        f"{'store':24}{'calls/s':>10}{'against SQLite':>16}{'server ms/call':>16}{'against SQLite':>16}{'database ms/call':>18}"
+        f"{'store':24}{'calls/s':>10}{'against SQLite':>16}{'server ms/call':>16}"
+        f"{'against SQLite':>16}{'database ms/call':>18}"
     )
     middle = {
         name: {key: statistics.median(row[key] for row in of_name) for key in of_name[0]}

@@ -3,8 +3,8 @@ import`).
 
     python benchmarks/start.py train      from `lightningrl train RECIPE` to the agent's first answer from the model
     python benchmarks/start.py export     `lightningrl export` of a short run
-    python benchmarks/start.py run        `lightningrl train examples/text_to_sql --steps 10`, validated before and after; its median step
-    python benchmarks/start.py import     `import lightningrl`, the list of plugins, a server until it answers, the check of an agent
+    python benchmarks/start.py run        text-to-SQL in 10 steps, validated before and after; its median step
+    python benchmarks/start.py import     `import lightningrl`, listing plugins, a server until it answers, the check of an agent
     python benchmarks/start.py step [RECIPE] --set runtime.concurrency=48
                                           CPU seconds of a training step by process: trainer (engine, learner, loop),
                                           server, workers
@@ -128,8 +128,8 @@ def seconds_of_steps(run: Path) -> list[float]:
 
 def program_of(python: str, names: tuple[str, ...]) -> str:
     """The first of these modules that the interpreter has."""
-    code = "import importlib.util, sys\nfor name in sys.argv[1:]:\n    try:\n        if importlib.util.find_spec(name): print(name)\n"
-    code += "    except ModuleNotFoundError: pass\n"
+    code = "import importlib.util, sys\nfor name in sys.argv[1:]:\n    try:\n"
+    code += "        if importlib.util.find_spec(name): print(name)\n    except ModuleNotFoundError: pass\n"
     return subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout.split()[0]
 
 

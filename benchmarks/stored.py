@@ -1,7 +1,7 @@
 """What a stored rollout takes, whose history grows turn by turn.
 
     python benchmarks/stored.py bytes      bytes on disk of 50 turns (linear, at most 80 kB)
-    python benchmarks/stored.py samples    CPU from 50 stored turns to samples (at most 3 ms): read, put together, credit, rows
+    python benchmarks/stored.py samples    CPU from 50 stored turns to samples (at most 3 ms): read, credit, rows
 
 Each turn adds 120 prompt tokens (the tool's answer and the template) and samples 60; vocabulary of 150,000. One tool
 call per turn with its arguments and 500 characters of result, rewards and advantages included.

@@ -1,9 +1,9 @@
 """Training by verl's own trainer under Ray, vLLM serving the policy: the reward, its control, and what LightningRL adds
 to a step.
 
-    .venv-verl/bin/python benchmarks/verl_step.py sql [--steps 20 --seeds 3]    examples/text_to_sql, and a control (learning rate 0)
-    .venv-verl/bin/python benchmarks/verl_step.py sql --report                  only read what an earlier call left in runs/verl
-    .venv-verl/bin/python benchmarks/verl_step.py overhead                      28 million random weights, 3 steps: ten minutes
+    .venv-verl/bin/python benchmarks/verl_step.py sql          text-to-SQL: 20 steps, 3 seeds, a control (learning rate 0)
+    .venv-verl/bin/python benchmarks/verl_step.py sql --report     only read what an earlier call left in runs/verl
+    .venv-verl/bin/python benchmarks/verl_step.py overhead     28 million random weights, 3 steps: ten minutes
     .venv-verl/bin/python benchmarks/verl_step.py overhead --width 768 --layers 12 --steps 2
 
 Every run is a plain `lightningrl train … --backend verl` of 64 rollouts a step, about four calls each. What LightningRL
@@ -44,7 +44,8 @@ def answer(text):
     messages = [{"role": "user", "content": text}]
     for turn in range(4):
         said = client.chat.completions.create(model="any", messages=messages).choices[0].message.content or "-"
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"Question {turn}: what is the score?"}]
+        messages.append({"role": "assistant", "content": said})
+        messages.append({"role": "user", "content": f"Question {turn}: what is the score?"})
     return messages[-2]["content"]
 
 

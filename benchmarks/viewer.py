@@ -1,12 +1,11 @@
-"""What looking at a run costs, of a store with 10,000 rollouts of 10 calls (made once, in the temporary folder:
-minutes).
+"""What looking at a run costs, of a store with 10,000 rollouts of 10 calls (made once, in the temporary folder: minutes).
 
-python benchmarks/viewer.py pages [PAGE …]   CPU and bytes of each page (at most 50 ms, 200 kB)
-python benchmarks/viewer.py person           the viewer's share of a live server's CPU while one person opens a page every 2 s and
-                                             hears the news, beside rollouts of 4 calls (at most 5 % of the rest)
-python benchmarks/viewer.py nobody           what its indices cost while nobody looks, of the whole server's CPU (at most 1 %)
-python benchmarks/viewer.py xray             credit of 960 rollouts by every method that the record allows (seconds), and its pages
-python benchmarks/viewer.py scrape           `/metrics`: counting one call, answering one scrape (at most 1 % of the server's CPU)
+python benchmarks/viewer.py pages [PAGE …]  CPU and bytes of each page (at most 50 ms, 200 kB)
+python benchmarks/viewer.py person          the viewer's share of a live server's CPU while one person opens a page every 2 s
+                                            and hears the news, beside rollouts of 4 calls (at most 5 % of the rest)
+python benchmarks/viewer.py nobody          its indices while nobody looks, of the whole server's CPU (at most 1 %)
+python benchmarks/viewer.py xray            credit of 960 rollouts by every method that the record allows (seconds); its pages
+python benchmarks/viewer.py scrape          `/metrics`: counting a call, answering a scrape (at most 1 % of the server's CPU)
 """
 
 from __future__ import annotations
@@ -100,9 +99,11 @@ import openai
 client = openai.OpenAI(api_key="the-users-own")
 
 def answer(task):
-    messages = [{"role": "system", "content": "Table singer(id, name, age, country), concert(id, singer_id, year). " * 8}]
+    schema = "Table singer(id, name, age, country), concert(id, singer_id, year). " * 8
+    messages = [{"role": "system", "content": schema}]
     for turn in range(4):
-        messages.append({"role": "user", "content": f"{task['question']} An error; write it again, for the {turn}th time."})
+        question = f"{task['question']} An error; write it again, for the {turn}th time."
+        messages.append({"role": "user", "content": question})
         reply = client.chat.completions.create(model="gpt-4o-mini", messages=messages)
         messages.append({"role": "assistant", "content": reply.choices[0].message.content})
     return messages[-1]["content"]

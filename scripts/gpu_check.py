@@ -9,7 +9,7 @@ next one runs.
     engine        tokens per second, beside transformers' own `generate` and what memory bandwidth allows (measured)
     learner       tokens per second, and the share of the device's arithmetic (measured by a matrix product)
     text_to_sql   the example: seconds of a step, accuracy before and after
-    whole_step    steps of a random-weight policy of 0.5 and of 1.5 billion parameters through server, agent, engine and learner
+    whole_step    steps of random policies of 0.5 and 1.5 billion parameters through server, agent, engine and learner
 
 No network is needed: weights are made on the spot. OUT/report.md has the figures, OUT/NAME.log what each check said.
 `scripts/gpu-check` makes a folder that brings all of this to a machine without a network.

@@ -74,8 +74,8 @@ def reference() -> str:
     parts = [
         "# Reference\n\nMade by `python scripts/make_reference.py` from the code; a test says when it is not current. "
         "`lightningrl recipe show RECIPE` shows the values of one recipe.\n\n## Recipe\n\n"
-        "A TOML file, or a Python file with `recipe = Recipe(...)`; `--set loop.steps=5` overrides one key. A part of a key that holds a "
-        """dot stands in quotes: `--set 'policies."qwen2.5".model=…'`. """
+        "A TOML file, or a Python file with `recipe = Recipe(...)`; `--set loop.steps=5` overrides one key. "
+        """A part of a key that holds a dot stands in quotes: `--set 'policies."qwen2.5".model=…'`. """
         "*None* is what holds where a key is left out that has no default (–).\n",
         *(table(title, recipe[name], recipe) for name, title in RECIPE.items()),
         *(table(title, torch[name], torch) for name, title in OF_TORCH.items()),

@@ -2,7 +2,7 @@
 was recorded.
 
     make test-peers-clients                  all of them; make test-peers-clients ONLY="codex aider" some
-    tests/clients/clients.toml               what is installed, how it is started, what the policy says, what has to be recorded
+    tests/clients/clients.toml               what is installed, how it starts, what the policy says, what is recorded
     tests/clients/NAME_client.{py,mjs}       an SDK's tool loop; its first line pins what is installed for it
     tests/clients/scripted/                  the policy, as a trainer backend of `lightningrl try`
 
@@ -114,7 +114,8 @@ class Client:
         bin_folder = self.folder / ("node_modules/.bin" if self.is_node else "bin")
         lines = [
             "set -e; unset PYTHONPATH; TASK=$(sed -e 's/^\"//' -e 's/\"$//')",
-            'cd "$(mktemp -d)"; HOME="$PWD/.home"; export HOME; mkdir "$HOME"; git init --quiet .; echo .home > .git/info/exclude',
+            'cd "$(mktemp -d)"; HOME="$PWD/.home"; export HOME; mkdir "$HOME"',
+            "git init --quiet .; echo .home > .git/info/exclude",
             f'PATH={shlex.quote(str(bin_folder))}:"$PATH"; export PATH',
             "git config user.name agent; git config user.email agent@example.org",
             *(write_file(f'"$HOME/{path}"', text) for path, text in self.files.items()),

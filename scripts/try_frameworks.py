@@ -1,9 +1,9 @@
 """Run agents of other frameworks against a real server with a scripted policy, and print what was recorded.
 
     make frameworks                       all of them; make frameworks ONLY="agno haystack" some
-    tests/frameworks/NAME_agent.py        an agent in its framework's own style; its first lines pin what is installed for it
+    tests/frameworks/NAME_agent.py        an agent in its framework's own style; its first lines pin what it needs
     tests/frameworks/expected.toml        what the policy says to it, and what has to be recorded
-    tests/frameworks/examples.toml        the same for examples of the frameworks' authors, which pip brings with the framework's sdist
+    tests/frameworks/examples.toml        the same for examples of the frameworks' authors, out of the framework's sdist
 
 NAME_agent.py ─► .frameworks/NAME (environment) ─► lightningrl work ─► server here ─► ROLLOUTS trajectories ─► checks ─►
 a row of the table sdist's file ──► a copy of its folder ──► command_agent ──────┘
@@ -334,7 +334,8 @@ def told(trajectory: Trajectory, engine: ScriptedEngine) -> str:
         )
         lines.append(f"--- call {transition.index} role {transition.agent!r}\n{prompt}\n>>> {text}")
     lines += [
-        f"tool {call.name} {call.arguments} {call.status} {call.error_type} of {call.transition_id}: {call.result!r:.300}"
+        f"tool {call.name} {call.arguments} {call.status} {call.error_type} "
+        f"of {call.transition_id}: {call.result!r:.300}"
         for call in trajectory.tool_calls
     ]
     return "\n".join(lines)

@@ -4,9 +4,9 @@
 
 | game    | turns | what it has |
 |---------|-------|-------------|
-| `guess` | 3     | a number between two others, as in GEM's GuessTheNumber (arXiv 2510.01051): every guess tells something |
-| `sql`   | 3–5   | table, column, condition of a query that SQLite runs after each word; its errors are seen and may be repaired |
-| `door`  | 16    | fetch a key, open a door; nothing is paid before, and every other turn somebody asks what does not matter |
+| `guess` | 3     | a number between two others, as GEM's GuessTheNumber (arXiv 2510.01051): each guess tells something |
+| `sql`   | 3–5   | table, column, condition of a query that SQLite runs after each word; errors may be repaired |
+| `door`  | 16    | fetch a key, open a door; nothing is paid before; every other turn asks what does not matter |
 
 What the model sees depends on the state alone, the time left aside. A token that is none of the game's words is the
 word `None`: each game says what comes of it (the turn is lost). Nothing is random but the words, so a state's value is

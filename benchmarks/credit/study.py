@@ -1,10 +1,10 @@
 """Which credit is right, and does it matter? Methods of turn-level credit against the truth, and against each other as
 they learn.
 
-    python benchmarks/credit/study.py tau          agreement of each method's credit with the true advantage, for two policies
-    python benchmarks/credit/study.py learn        rollouts and tokens until the target: games × methods × seeds × learning rates
-    python benchmarks/credit/study.py picture      tables and picture of what is there, docs/credit/study.{json,png} and the page's tables
-    python benchmarks/credit/study.py              all three, one after the other (`make bench-credit`)
+    python benchmarks/credit/study.py tau       agreement of each method's credit with the true advantage, for two policies
+    python benchmarks/credit/study.py learn     rollouts and tokens until the target: games × methods × seeds × learning rates
+    python benchmarks/credit/study.py picture   tables and picture of what is there: docs/credit/study.{md,json,png}
+    python benchmarks/credit/study.py           all three, one after the other (`make bench-credit`)
 
     --quick                                        one game, four methods, two seeds, few rollouts: minutes, for a test
     --games, --methods, --seeds, --rates           some of them; --first-seed: others than the published ones
@@ -145,7 +145,8 @@ def measure_learning(plugins: PluginManager, plan: Plan) -> None:
                         budget=plan.budget,
                     )
                     _keep(file, run.as_dict())
-                    end = f"{'reached the target' if run.reached else 'did not reach it'}, {run.rollouts} rollouts, {run.cpu_s:.0f} s"
+                    end = "reached the target" if run.reached else "did not reach it"
+                    end += f", {run.rollouts} rollouts, {run.cpu_s:.0f} s"
                     print(f"{game}, {method.name}, rate {rate:g}, seed {seed}: {end}", flush=True)
     for game in plan.games:
         if (game, CONTROL, 0.0, plan.seeds[0]) not in done:

@@ -1,7 +1,9 @@
 """The games as tasks of an ordinary agent: it calls a model at an OpenAI-compatible endpoint, and knows nothing of
 training.
 
-    agent = "tasks.py:play"      tasks.train = "tasks.py:train_tasks", options.game = "guess"      rewards.won.use = "tasks.py:won"
+    agent = "tasks.py:play"
+    tasks.train = "tasks.py:train_tasks", options.game = "guess"
+    rewards.won.use = "tasks.py:won"
 
 `true_values(backend, task)` counts out what each state of a task is worth under the backend's present weights,
 `states(task, output)` says which states a rollout went through: the k-th is the one in which its k-th call was made.

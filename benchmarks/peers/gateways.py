@@ -1,7 +1,7 @@
 """Server CPU and waiting of a recorded call, ours against agent-lightning's: one fake engine, one lean client, in
 turns.
 
-    python benchmarks/peers/gateways.py                    three rounds; a quarter of an hour, most of it theirs with 2,000 calls in flight
+    python benchmarks/peers/gateways.py                    three rounds; a quarter of an hour
     python benchmarks/peers/gateways.py --rounds 1 --quick
 
     lean client ─ HTTP ─┬─► lightningrl server (SQLite, durable)          ── engine link ─┬─► fake engine

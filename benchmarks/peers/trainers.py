@@ -5,8 +5,8 @@ budget; run about run.
     python benchmarks/peers/trainers.py --quick                one seed, 12 steps
     python benchmarks/peers/trainers.py --jobs single_call
 
-    single_call   ours: an agent on the `openai` client, over HTTP, every call durable;  TRL: prompts and a reward function
-    two_tools     ours: an agent that calls its tools itself;                            TRL: `environment_factory`
+    single_call   ours: an agent on the `openai` client, over HTTP, calls durable;  TRL: prompts and a reward function
+    two_tools     ours: an agent that calls its tools itself;                      TRL: `environment_factory`
 
 Counted from the first step's end to the last's: seconds on the clock, and CPU seconds of all processes (trainer,
 server, workers), which other work on the machine changes less. Validations and checkpoints are outside. Accuracy is the
@@ -150,7 +150,8 @@ def show(found: dict[str, dict[str, list[Figures]]], steps: int) -> None:
             else:
                 cells += [f"{ours:.2f}", f"{theirs:.2f}", f"{ours / theirs:.2f} ({each})"]
         cells += [
-            f"{statistics.mean(one.before for one in by[side]):.3f} → {statistics.mean(one.after for one in by[side]):.3f} "
+            f"{statistics.mean(run.before for run in by[side]):.3f} → "
+            f"{statistics.mean(run.after for run in by[side]):.3f} "
             f"({', '.join(f'{one.after:.3f}' for one in by[side])})"
             for side in SIDES
         ]

@@ -53,7 +53,8 @@ def run(script: str, query: str) -> str:
 
 def answer(task: dict[str, str]) -> str:
     query = ask(
-        f"Write one SQLite query that answers the question.\n{task['schema']}\nQuestion: {task['question']}\nAnswer with SQL only."
+        f"Write one SQLite query that answers the question.\n{task['schema']}\n"
+        f"Question: {task['question']}\nAnswer with SQL only."
     )
     result = run(task["script"], query)
     if not result.startswith("error"):

@@ -64,7 +64,8 @@ def _files(path: Path, split: str) -> list[Path]:
         found = found or sorted(path.glob(pattern.format(split=split)))
     if not found:
         raise FileNotFoundError(
-            f"no file of the split {split!r} in {str(path)!r}; give a .jsonl or .parquet file, or a folder with {split}*"
+            f"no file of the split {split!r} in {str(path)!r}; "
+            f"give a .jsonl or .parquet file, or a folder with {split}*"
         )
     return found
 

@@ -82,7 +82,8 @@ def _read(file: Path) -> list[dict[str, Any]]:
             )
             if missing:
                 raise ValueError(
-                    f"{file.name}, line {number}: no {min(missing)!r}; the files with answers are musique_ans_v1.0_*.jsonl"
+                    f"{file.name}, line {number}: no {min(missing)!r}; "
+                    "the files with answers are musique_ans_v1.0_*.jsonl"
                 )
             records.append(record)
     return records

@@ -10,7 +10,8 @@ def write_prompt(schema: str, question: str) -> str:
 
 
 def check_prompt(question: str, query: str, result: str) -> str:
-    return f"Question: {question}\nQuery: {query}\nResult: {result}\nCheck the query. Does it answer the question? Say correct or incorrect."
+    record = f"Question: {question}\nQuery: {query}\nResult: {result}"
+    return f"{record}\nCheck the query. Does it answer the question? Say correct or incorrect."
 
 
 def rewrite_prompt(schema: str, question: str, query: str, result: str) -> str:

@@ -1,9 +1,10 @@
 """A server in a process of its own that tells how long each request held its event loop, and what memory it has.
 
-A tick every millisecond looks at the clock and at the CPU time of the process; the longest time between two ticks is what a request of
-somebody else would have waited. The smaller of both counts: a busy machine lengthens the one alone, threads beside the loop the other.
+A tick every millisecond looks at the clock and at the CPU time of the process; the longest time between two ticks is
+what a request of somebody else would have waited. The smaller of both counts: a busy machine lengthens the one alone,
+threads beside the loop the other.
 
-async with metered_server(folder) as server:          # the real server and store; the engine is scripted, behind the engine link
+async with metered_server(folder) as server:        # real server and store; a scripted engine behind the engine link
     attempt = await server.attempt()
     answer, pause_s = await server.timed(attempt, "chat/completions", body)
 """
