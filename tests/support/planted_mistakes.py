@@ -379,7 +379,7 @@ def trains(code: int, printed: str) -> bool:
 
 
 def typed_in(words: tuple[str, ...], sentence: re.Match[str]) -> tuple[str, ...]:
-    """The words with what the sentence says for `<1>`, `<2>`, …"""
+    """The words with what the sentence says for `<1>`, `<2>` and so on."""
     return tuple(re.sub(r"<(\d)>", lambda number: sentence[int(number[1])] or "", word) for word in words)
 
 

@@ -65,7 +65,7 @@ class StoreRoom:
 
         Args:
             thing: What is looked for.
-        """
+        """  # noqa: D212  as TRL reads it
         return str(self._room["shelf"].get(thing, "nowhere"))
 
     def count(self, shelf: str):  # type: ignore[no-untyped-def]
@@ -74,7 +74,7 @@ class StoreRoom:
 
         Args:
             shelf: Its colour.
-        """
+        """  # noqa: D212
         return str(self._room["things"].get(shelf, "no such shelf"))
 
 

@@ -165,7 +165,7 @@ def make_parts(
 
 
 async def make_store(folder: Path, count: int) -> SqlStore:
-    """Rollouts r0 … of two calls each that have ended; r0's reward is 0, r1's is 1 …"""
+    """Rollouts r0 … of two calls each that have ended; r0's reward is 0, r1's is 1 and so on."""
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
     await store.create_rollouts([make_spec(name) for name in names(count)])
     for number in range(count):

@@ -116,7 +116,7 @@ def make_evaluator(*arguments: Any, **options: Any) -> Evaluator:
 
 
 async def make_store(folder: Path, *rollouts: Sequence[str], group: bool = False) -> SqlStore:
-    """Rollouts r0 … that have ended; one call for each text that the policy said. r0's reward is 0, r1's is 1 …"""
+    """Rollouts r0 … that have ended; one call for each text that the policy said. r0's reward is 0, r1's is 1 and so on."""
     tokenizer = tiny_tokenizer()
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
     specs = [replace(make_spec(name), task=Task(id="t", input="6*7?")) for name in names(len(rollouts))]

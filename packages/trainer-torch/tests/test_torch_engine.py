@@ -169,7 +169,7 @@ async def test_a_call_of_a_rollout_has_one_completion_per_seed_of_the_run_whatev
     calls = [replace(make_request(number % 6, seed=None), session=f"g000000-{number % 3:03}/1") for number in range(24)]
 
     async def sample(seed: int, order: Sequence[int]) -> dict[tuple[str, tuple[int, ...]], list[list[int]]]:
-        """What each prompt of each session gave, the first time that it was sent, the second …"""
+        """What each prompt of each session gave, the first time that it was sent, the second and so on."""
         engine = make_engine(seed=seed, max_batch=5)
         results = await asyncio.gather(*(collect(engine, calls[place]) for place in order))
         engine.close()

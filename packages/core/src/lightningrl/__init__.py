@@ -27,7 +27,9 @@ def __getattr__(name: str) -> Any:
         extra = _EXTRAS.get(home.partition(".")[0].removeprefix("lightningrl_"))
         if extra is None or error.name != home.partition(".")[0]:
             raise
-        raise ModuleNotFoundError(f"lightningrl.{name} is not installed; pip install 'lightningrl[{extra}]'", name=error.name) from None
+        raise ModuleNotFoundError(
+            f"lightningrl.{name} is not installed; pip install 'lightningrl[{extra}]'", name=error.name
+        ) from None
     return getattr(module, name) if name in vars(module) else importlib.import_module(f"{home}.{name}")
 
 

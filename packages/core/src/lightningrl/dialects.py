@@ -67,7 +67,10 @@ DIALECTS: Final = (
         forwarded=("embeddings",),
         others=("completions", "models"),
         hosts=("api.openai.com",),
-        base_variables={"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1"},  # LangChain reads the latter before the former
+        base_variables={
+            "OPENAI_BASE_URL": "/v1",
+            "OPENAI_API_BASE": "/v1",
+        },  # LangChain reads the latter before the former
         key_variables=("OPENAI_API_KEY",),
         sent_headers=("openai-beta",),
         answer_prefix="chatcmpl-",
@@ -105,7 +108,9 @@ def build_dialects(plugins: PluginManager) -> tuple[Dialect, ...]:
         endpoints = (*dialect.endpoints, *dialect.counting, *dialect.forwarded)
         for path in (f"{base}/{endpoint}" for base in dialect.bases for endpoint in endpoints):
             if path in owners:
-                raise ConfigError(f"the dialects {owners[path]!r} and {dialect.name!r} both answer {path!r}; uninstall one")
+                raise ConfigError(
+                    f"the dialects {owners[path]!r} and {dialect.name!r} both answer {path!r}; uninstall one"
+                )
             owners[path] = dialect.name
     return dialects
 

@@ -97,7 +97,9 @@ def _unpacked(trajectory: Trajectory) -> Trajectory:
     calls = trajectory.transitions
     position = {call.id: index for index, call in enumerate(calls)}
     parents = (None if call.parent_id is None else position[call.parent_id] for call in calls)
-    tokens = assemble([(parent, call.prompt_ids, call.completion_ids) for parent, call in zip(parents, calls, strict=True)])
+    tokens = assemble(
+        [(parent, call.prompt_ids, call.completion_ids) for parent, call in zip(parents, calls, strict=True)]
+    )
     offered = ""
     for call, (prompt, completion) in zip(calls, tokens, strict=True):
         if call.offered == _AGAIN:

@@ -36,7 +36,8 @@ class Branches:
     def __init__(
         self, *, samples: int = 4, points: int = 0, rollouts: int = 0, equal: bool = False, train: bool = False
     ) -> None:
-        """
+        """Measure by branches.
+
         samples    branches from each state, K (VinePPO: 9)
         points     at most so many states of a rollout, where the call before was least likely (entropy-guided, AT²PO,
                    arXiv 2601.04767); 0 = all

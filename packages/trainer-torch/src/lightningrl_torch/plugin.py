@@ -25,7 +25,6 @@ def create_backend(**settings: Any) -> TorchBackend:
 def check_recipe(recipe: Recipe) -> None:
     """Raises ConfigError for a policy's settings that cannot be. Imports torch where a GPU or a loss of the user's own
     is asked for."""
-
     from lightningrl_torch.losses import LOSSES
     from lightningrl_torch.settings import Settings
 

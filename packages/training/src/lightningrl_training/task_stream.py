@@ -8,7 +8,7 @@ __all__ = ["TaskStream"]
 
 
 class TaskStream:
-    """Positions in the stream of tasks. Groups may be done with out of order:
+    """Positions in the stream of tasks, whose groups may be done with out of order.
 
         0  1  2  3  4  5  6          position = 2, done_beyond = (3, 5), the next to be ordered = 6
         ✓  ✓  ·  ✓  ·  ✓             2 and 4 are out

@@ -113,7 +113,7 @@ class WorkerPool:
         self._ended.set()
 
     def describe(self) -> str:
-        """`4 workers on this machine`"""
+        """`4 workers on this machine`, or wherever they run."""
         return f"{self._workers} worker{'s' if self._workers > 1 else ''} {self._launcher.describe()}"
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Candidates of an evaluation, found by what a user writes:
+"""Candidates of an evaluation, found by what a user writes.
 
 RUN  RUN@best  RUN@newest  RUN@40      a run's checkpoint
 FOLDER                                 an exported transformers folder, or any other
