@@ -22,6 +22,7 @@ PAGES = [
     *ROOT.glob("examples/*/README.md"),
     *TEMPLATES.rglob("README.md.template"),
 ]
+MOST_CORE_MODULES, MOST_CORE_LINES = 33, 5_900
 HEAVY = (
     "torch",
     "transformers",
@@ -122,25 +123,36 @@ def test_templates_and_pages_import_public_names_from_the_places_that_the_page_o
     assert elsewhere == [], "import it from `lightningrl`, or name its place in docs/plugins.md"
 
 
-def test_the_map_of_the_house_has_every_room_in_the_order_of_imports_and_leads_to_files() -> None:
-    core = ROOT / "packages" / "core" / "src" / "lightningrl"
+def first_party_sources() -> dict[str, Path]:
+    """Source folder of each package of ours, by its folder's name below `packages/`."""
+    return {path.parents[1].name: path for path in sorted(ROOT.glob("packages/*/src/lightningrl*"))}
+
+
+def test_the_map_of_the_house_has_every_package_in_the_order_of_imports_and_leads_to_files() -> None:
     house = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The house")[2]
-    rooms = re.findall(
-        r"`(\w+)`(?=[^|]*\|)", "\n".join(re.findall(r"^(\|[^|]*\|)", house.partition("**One call**")[0], re.MULTILINE))
-    )
-    assert sorted(rooms) == sorted(path.name for path in core.iterdir() if (path / "__init__.py").is_file())
+    packages = re.findall(r"^\| `(\w+)` \|", house.partition("**One call**")[0], re.MULTILINE)
+    sources = first_party_sources()
+    assert sorted(packages) == sorted(name for name in sources if "-" not in name)
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
-    (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
+    layers = next(contract["layers"] for contract in contracts if contract["name"].startswith("The packages"))
     floor = {
-        name: number
+        name or "core": number
         for number, layer in enumerate(reversed(layers))
-        for name in re.findall(r"lightningrl\.(\w+)", layer)
+        for name in re.findall(r"lightningrl(?:_(\w+))?", layer)
     }
-    assert [floor[room] for room in rooms] == sorted(floor[room] for room in rooms)
+    assert [floor[name] for name in packages] == sorted(floor[name] for name in packages)
     for path in re.findall(r"`([\w/-]+(?:\.py|/))`", house):
-        assert (core / path).exists() or (ROOT / path).exists(), path
+        assert any((source / path).exists() for source in [ROOT, *sources.values()]), path
+
+
+def test_the_core_is_small() -> None:
+    """Lines and modules of the distribution that every plugin depends on; each may only fall."""
+    modules = [file for file in first_party_sources()["core"].rglob("*.py") if TEMPLATES not in file.parents]
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in modules)
+    assert len(modules) <= MOST_CORE_MODULES
+    assert lines <= MOST_CORE_LINES
 
 
 # ------------------------------------------------------------------ how the code reads
