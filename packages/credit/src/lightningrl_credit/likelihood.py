@@ -350,8 +350,8 @@ async def _probability(tokens: IntArray, context: IntArray, policy: str, ask: Se
 def _following_calls(transitions: Sequence[Transition], follows: Follows = "history") -> list[list[int]]:
     """Numbers of the calls that go on from each call; none for the last of a history.
 
-    A call goes on from its parent, whose tokens its prompt begins with; after a break (its messages alone begin alike),
-    and with `role` always, from the last call of its role and policy.
+    A call goes on from its parent, whose tokens its prompt begins with. Without one it goes on from the last call of
+    its role and policy: after a break (only its messages begin alike), and with `role` in any case.
     """
     position = {call.id: t for t, call in enumerate(transitions)}
     latest: dict[tuple[str | None, str], int] = {}
@@ -388,7 +388,7 @@ def likelihood(
     if isinstance(answer, str) and answer.partition(":")[0].endswith(".py"):
         answer = load_callable(answer, folder)
     of_gain = {"answer": answer, "follows": follows, "turn_weight": turn_weight}
-    of_hindsight = {"hint": hint, "omega": omega, "temperature": temperature}
+    of_hindsight: dict[str, Any] = {"hint": hint, "omega": omega, "temperature": temperature}
     of_hindsight |= {"bounds": bounds, "smoothing": smoothing, "success": success}
     shared: dict[str, Any] = {"gamma": gamma, "compared": compared, "baseline": baseline, "epsilon": epsilon}
     options = options_of_kind("likelihood", "method", method, {"gain": of_gain, "hindsight": of_hindsight})
