@@ -2,9 +2,9 @@
 
     python benchmarks/doctor_bill.py                     each shipped recipe: the doctor, the whole run, and real / bill
     python benchmarks/doctor_bill.py --steps 6           the same of runs of so many steps
-    python benchmarks/doctor_bill.py --steps 4 --still   the same, learning nothing: rollouts stay as the doctor saw them
+    python benchmarks/doctor_bill.py --steps 4 --still   the same, learning nothing
     python benchmarks/doctor_bill.py --set loop.seed=7 --set learner.learning_rate=1e-4     … with settings of its own
-    python benchmarks/doctor_bill.py --alarms 3          each shipped recipe with 3 seeds: complaints, of which none is due
+    python benchmarks/doctor_bill.py --alarms 3          each shipped recipe with 3 seeds: complaints (none is due)
 
 A figure that is out of the range of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU
 minutes hardly do.

@@ -1,13 +1,13 @@
-"""What rollouts cost beyond their agents: one at a time, a step's in a real run, as the store grows, with very many workers.
+"""What rollouts cost beyond their agents: one by one, a step's, as the store grows, with very many workers.
 
-python benchmarks/rollouts.py overhead                  from order to trajectory, one at a time, less the agent's own time
-python benchmarks/rollouts.py life                      server CPU of a rollout in a real run, from its order to its step
-python benchmarks/rollouts.py life --agent text_to_sql  the same of examples/text_to_sql: LangGraph, 3.9 calls, its spans
+python benchmarks/rollouts.py overhead                  from order to trajectory, less the agent's own time
+python benchmarks/rollouts.py life                      server CPU of a rollout in a run, order to step
+python benchmarks/rollouts.py life --agent text_to_sql  the same of text-to-SQL: LangGraph, 3.9 calls, spans
 python benchmarks/rollouts.py growth --rollouts 200000  CPU of what is asked of a store all the time, as it grows
 python benchmarks/rollouts.py workers --workers 500     simulated workers, each as fast as it is answered
 
-this process ─ order, wait, trajectories, scores, step ─► server process ◄─ lease, calls, spans, result ─ worker processes
-    └─ scripted engine ◄──────── engine link ─────────────┘
+this process ─ order, wait, trajectories, scores, step ─► server ◄─ lease, calls, spans, result ─ workers
+    └─ scripted engine ◄─────── engine link ──────────────┘
 """
 
 from __future__ import annotations

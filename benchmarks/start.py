@@ -4,7 +4,7 @@ import`).
     python benchmarks/start.py train      from `lightningrl train RECIPE` to the agent's first answer from the model
     python benchmarks/start.py export     `lightningrl export` of a short run
     python benchmarks/start.py run        text-to-SQL in 10 steps, validated before and after; its median step
-    python benchmarks/start.py import     `import lightningrl`, listing plugins, a server until it answers, the check of an agent
+    python benchmarks/start.py import     `import lightningrl`, listing plugins, a server's start, the check of an agent
     python benchmarks/start.py step [RECIPE] --set runtime.concurrency=48
                                           CPU seconds of a training step by process: trainer (engine, learner, loop),
                                           server, workers

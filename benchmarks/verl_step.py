@@ -1,9 +1,9 @@
 """Training by verl's own trainer under Ray, vLLM serving the policy: the reward, its control, and what LightningRL adds
 to a step.
 
-    .venv-verl/bin/python benchmarks/verl_step.py sql          text-to-SQL: 20 steps, 3 seeds, a control (learning rate 0)
-    .venv-verl/bin/python benchmarks/verl_step.py sql --report     only read what an earlier call left in runs/verl
-    .venv-verl/bin/python benchmarks/verl_step.py overhead     28 million random weights, 3 steps: ten minutes
+    .venv-verl/bin/python benchmarks/verl_step.py sql        text-to-SQL: 20 steps, 3 seeds, a control (learning rate 0)
+    .venv-verl/bin/python benchmarks/verl_step.py sql --report   only read what an earlier call left in runs/verl
+    .venv-verl/bin/python benchmarks/verl_step.py overhead   28 million random weights, 3 steps: ten minutes
     .venv-verl/bin/python benchmarks/verl_step.py overhead --width 768 --layers 12 --steps 2
 
 Every run is a plain `lightningrl train … --backend verl` of 64 rollouts a step, about four calls each. What LightningRL

@@ -1,11 +1,11 @@
-"""What looking at a run costs, of a store with 10,000 rollouts of 10 calls (made once, in the temporary folder: minutes).
+"""What looking at a run costs, of 10,000 rollouts of 10 calls (made once, in the temporary folder: minutes).
 
 python benchmarks/viewer.py pages [PAGE …]  CPU and bytes of each page (at most 50 ms, 200 kB)
-python benchmarks/viewer.py person          the viewer's share of a live server's CPU while one person opens a page every 2 s
+python benchmarks/viewer.py person          the viewer's share of a server's CPU while one person opens a page every 2 s
                                             and hears the news, beside rollouts of 4 calls (at most 5 % of the rest)
 python benchmarks/viewer.py nobody          its indices while nobody looks, of the whole server's CPU (at most 1 %)
-python benchmarks/viewer.py xray            credit of 960 rollouts by every method that the record allows (seconds); its pages
-python benchmarks/viewer.py scrape          `/metrics`: counting a call, answering a scrape (at most 1 % of the server's CPU)
+python benchmarks/viewer.py xray            credit of 960 rollouts by all methods (seconds), and its pages
+python benchmarks/viewer.py scrape          `/metrics`: counting a call, answering a scrape (at most 1 % of the CPU)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How far a method's credit of turns agrees with their true advantage, over many rollouts of a policy that stays as it
 is.
 
-    τ = Σ sign(c_i - c_j) · sign(A_i - A_j) / √(pairs with c_i ≠ c_j · pairs with A_i ≠ A_j)      Kendall's τ-b, all pairs
+    τ = Σ sign(c_i - c_j) · sign(A_i - A_j) / √(pairs with c_i ≠ c_j · pairs with A_i ≠ A_j)   (Kendall's τ-b)
     sign agreement = right / (right + wrong), of the turns with A ≠ 0 to which the method says anything at all
 
 Turns of one group are no independent witnesses: intervals come from drawing whole groups again.

@@ -4,7 +4,7 @@
 
 | game    | turns | what it has |
 |---------|-------|-------------|
-| `guess` | 3     | a number between two others, as GEM's GuessTheNumber (arXiv 2510.01051): each guess tells something |
+| `guess` | 3     | a number, as GEM's GuessTheNumber (arXiv 2510.01051): each guess tells something |
 | `sql`   | 3–5   | table, column, condition of a query that SQLite runs after each word; errors may be repaired |
 | `door`  | 16    | fetch a key, open a door; nothing is paid before; every other turn asks what does not matter |
 

@@ -1,8 +1,8 @@
 """Which credit is right, and does it matter? Methods of turn-level credit against the truth, and against each other as
 they learn.
 
-    python benchmarks/credit/study.py tau       agreement of each method's credit with the true advantage, for two policies
-    python benchmarks/credit/study.py learn     rollouts and tokens until the target: games × methods × seeds × learning rates
+    python benchmarks/credit/study.py tau       agreement of each method's credit with the true advantage
+    python benchmarks/credit/study.py learn     rollouts and tokens until the target: games × methods × seeds × rates
     python benchmarks/credit/study.py picture   tables and picture of what is there: docs/credit/study.{md,json,png}
     python benchmarks/credit/study.py           all three, one after the other (`make bench-credit`)
 
