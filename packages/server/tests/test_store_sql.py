@@ -27,13 +27,12 @@ from lightningrl.errors import StoreError
 from lightningrl.types import Outcome, RolloutState, ToolCall
 from lightningrl_server.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.databases import _PATIENCE_S
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
 from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.protocol import Store
 from lightningrl_server.store.tables import SCHEMA_VERSION
 from lightningrl_server.store.transaction import Transaction
-from lightningrl_server.store.writer import Writer
+from lightningrl_server.store.writer import _PATIENCE_S, Writer
 from lightningrl_testing.store_conformance import StoreConformance, leased, make_call, make_spec
 
 
@@ -352,7 +351,7 @@ async def test_a_database_that_goes_away_in_mid_transaction_is_waited_for_once_f
     waits: list[float] = []
     database = open_database(f"sqlite:///{tmp_path / 'store.sqlite'}")
     monkeypatch.setattr(
-        "lightningrl_server.store.databases.time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+        "lightningrl_server.store.writer.time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
     )
     peers: Any = SimpleNamespace(is_lost=lambda error: True, regain=lambda: None, tell=lambda db, events: None)
     is_away, is_busy, is_grouped = (threading.Event() for _ in range(3))

@@ -79,17 +79,18 @@ def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) 
                 "of its parent"
             )
     index = len(live.ids)
+    settings = encode_json(replace(call.sampling, seed=None), f"sampling of call {call.id!r}")
     row = {name: getattr(call, name) for name in CALL_COLUMNS} | {
         "attempt_pk": live.pk,
         "idx": index,
         "call_key": key,
         "history_key": record.history_key,
         "parent": parent,
-        "policy": tx.word(call.policy),
-        "agent": tx.word_or_none(call.agent),
         "suffix": encode_tokens(call.prompt_ids[shared:]),
         "completion": encode_tokens(call.completion_ids),
-        "sampling": tx.word(encode_json(replace(call.sampling, seed=None), f"sampling of call {call.id!r}")),
+        "policy": tx.word(call.policy),
+        "agent": tx.word_or_none(call.agent),
+        "sampling": tx.word(settings),
         "toolset": tx.toolset_or_none(call.offered),
         "seed": None if call.sampling.seed is None else str(call.sampling.seed),
     }
@@ -257,7 +258,7 @@ class SqlCallLog(StorePart):
     other_calls = reading(_read_other_calls)
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
-        entry = None if self._database.is_shared else self._keys.get((rollout_id, attempt))
+        entry = self._keys.get((rollout_id, attempt))
         if entry is None:
             ended = self._ended
             stored = await self.read(lambda db: _read_key(db, rollout_id, attempt))

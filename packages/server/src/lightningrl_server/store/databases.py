@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from sqlalchemy import Column, Connection, Engine, Index, Table, text
 from sqlalchemy.exc import StatementError
@@ -36,7 +35,6 @@ __all__ = [
     "StartEvent",
     "explain",
     "partial_index",
-    "patiently",
     "take_lock",
 ]
 
@@ -46,10 +44,6 @@ READERS: Final = 2
 """Connections that read at the same time."""
 _LOCK_S = 2.0
 """Seconds for which a process that is just ending may still hold the lock."""
-_PATIENCE_S = 30.0
-"""Seconds that a database that went away is waited for: as long as a restart of its server takes."""
-_PAUSE_S = 0.2
-T = TypeVar("T")
 
 
 # ------------------------------------------------------------------ events of a commit, for whoever waits for it
@@ -161,20 +155,6 @@ def explain(error: Exception, database: Database) -> Exception:
     if isinstance(original, StoreError):  # a column's type said no
         return original
     return (database.means(original) if original is not None else None) or error
-
-
-def patiently(database: Database, work: Callable[[], T]) -> T:
-    """Return `work()`; where the database went away, do it again once that is back."""
-    give_up = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return work()
-        except database.errors as error:
-            if database.peers is None or not database.peers.is_lost(error) or time.monotonic() > give_up:
-                raise
-        time.sleep(_PAUSE_S)
-        with suppress(*database.errors):
-            database.peers.regain()
 
 
 def take_lock(try_once: Callable[[], bool], name: str) -> None:

@@ -11,8 +11,10 @@ FOUND.read(connection, pks=[3, 17])
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Insert, Table, bindparam, insert, select
@@ -21,7 +23,7 @@ from sqlalchemy.sql import visitors
 from lightningrl.sanitize import clean_text
 from lightningrl_server.lru import LruCache
 from lightningrl_server.store.columns import column_text
-from lightningrl_server.store.databases import Database
+from lightningrl_server.store.databases import Database, Event
 from lightningrl_server.store.tables import calls, toolsets, words
 
 __all__ = ["CompiledStatement", "PreparedStatement", "WriteConnection"]
@@ -133,11 +135,17 @@ def _process(kind: Any, dialect: Dialect, which: str, *more: Any) -> Any:
 class WriteConnection:
     """The writer's connection: runs statements, collects calls for one insert, interns words.
 
-    What it remembers is a copy of what is committed or about to be: `reset` empties it after a rollback.
+    What it remembers is a copy of what is committed or about to be: a rollback empties it.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.is_shared = database.is_shared
+        self.now = 0.0
+        """Unix seconds at the beginning of the transaction."""
+        self.number = 0
+        """Number of the transaction, from 1."""
+        self._events: list[Event] = []
         self._connection: Connection | None = None
         self._dialect = database.writing.dialect
         self._cursor: Any = None
@@ -147,27 +155,44 @@ class WriteConnection:
         self._toolsets = LruCache[bytes, int]()
         self._upserts: dict[tuple[str, ...], PreparedStatement] = {}
 
-    def open(self) -> Connection:
-        if self._connection is None:
-            self._connection = self.database.writing.connect()
-        return self._connection
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Commit what is done inside, or undo all of it."""
+        self.now = time.time()
+        self.number += 1
+        try:
+            if self._connection is None:
+                self._connection = self.database.writing.connect()
+            with self._connection.begin():
+                self._cursor = self._connection.connection.cursor()
+                yield
+                self.flush()
+                if self.database.peers is not None:
+                    self.database.peers.tell(self._connection, self._events)
+        except BaseException:
+            self.forget_all()
+            self.close()
+            raise
 
-    def take_cursor(self) -> None:
-        """Take the driver's cursor for the transaction that has begun."""
-        self._cursor = self.open().connection.cursor()
-
-    def reset(self) -> None:
-        """Forget what was not committed, and give the connection up."""
+    def forget_all(self) -> None:
+        """Forget what was not committed."""
         self._calls.clear()
+        self._events.clear()
         self._words.clear()
         self._toolsets.clear()
-        self.close()
 
     def close(self) -> None:
-        """Give the connection up; the next `open` makes a new one."""
+        """Give the connection up; the next `begin` makes a new one."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             connection.close()
+
+    def add_event(self, event: Event) -> None:
+        self._events.append(event)
+
+    def take_events(self) -> list[Event]:
+        taken, self._events = self._events, []
+        return taken
 
     @property
     def db(self) -> Connection:
@@ -217,12 +242,12 @@ class WriteConnection:
 
     def word(self, text: str) -> int:
         """Intern a text; returns its number."""
-        text = column_text(text)
         number = self._words.get(text)
         if number is None:
-            number = self.db.execute(_WORD, {"text": text}).scalar()
+            clean = column_text(text)
+            number = self.db.execute(_WORD, {"text": clean}).scalar()
             if number is None:
-                number = self.db.execute(insert(words).values(text=text).returning(words.c.pk)).scalar_one()
+                number = self.db.execute(insert(words).values(text=clean).returning(words.c.pk)).scalar_one()
             self._words.put(text, number, len(text))
         return number
 

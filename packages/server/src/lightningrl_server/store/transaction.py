@@ -6,9 +6,7 @@ database.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +15,7 @@ from sqlalchemy import bindparam, func, or_, select, update
 from lightningrl.types import Outcome, RolloutState, ToolStatus
 from lightningrl_server.records import AttemptInfo
 from lightningrl_server.store.columns import as_number, count_tokens
-from lightningrl_server.store.databases import Database, EndEvent, Event, QueueEvent, StartEvent
+from lightningrl_server.store.databases import Database, EndEvent, QueueEvent, StartEvent
 from lightningrl_server.store.errors import AttemptOver, UnknownRecord
 from lightningrl_server.store.participants import Participants
 from lightningrl_server.store.reader import Reader, chunks
@@ -72,43 +70,20 @@ class Transaction(WriteConnection):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._events: list[Event] = []
         self._live: dict[tuple[str, int], LiveAttempt] = {}
-        self._current: set[int] = set()
-        """Attempts that are in the database as they are in memory, for as long as nobody else can write."""
+        self._current: dict[int, int] = {}
+        """Number of the transaction in which an attempt was seen to be in the database as it is in memory."""
         self._fresh: set[tuple[str, int]] = set()
         """Attempts leased here that have no records yet; empty where other servers may write."""
-        self.now = 0.0
-        """Unix seconds at the beginning of the transaction."""
         self.reader = Reader()
         """Its cache may hold what is not committed yet: it goes with a rollback, like the rest."""
 
-    @contextmanager
-    def begin(self) -> Iterator[None]:
-        """Commit what is done inside, or undo all of it."""
-        self.now = time.time()
+    def forget_all(self) -> None:
+        super().forget_all()
+        self._live.clear()
         self._current.clear()
-        try:
-            with self.open().begin():
-                self.take_cursor()
-                yield
-                self.flush()
-                if self.database.peers is not None:
-                    self.database.peers.tell(self.db, self._events)
-        except BaseException:
-            self._events.clear()
-            self._live.clear()
-            self._fresh.clear()
-            self.reader = Reader()
-            self.reset()
-            raise
-
-    def take_events(self) -> list[Event]:
-        taken, self._events = self._events, []
-        return taken
-
-    def add_event(self, event: Event) -> None:
-        self._events.append(event)
+        self._fresh.clear()
+        self.reader = Reader()
 
     def attempt(self, rollout_id: str, attempt: int) -> Any:
         """Read the attempt's row and its rollout's. Raises UnknownRecord."""
@@ -126,7 +101,7 @@ class Transaction(WriteConnection):
     def live(self, rollout_id: str, attempt: int, what: str) -> LiveAttempt:
         """Return the running attempt. Raises UnknownRecord, or AttemptOver naming `what` comes too late."""
         live = self._live.get((rollout_id, attempt))
-        if live is not None and (not self.database.is_shared or self._is_current(live)):
+        if live is not None and (not self.is_shared or self._is_current(live)):
             return live
         row = self.attempt(rollout_id, attempt)
         if row.outcome is not None:
@@ -135,7 +110,7 @@ class Transaction(WriteConnection):
         self._fresh.discard((rollout_id, attempt))
         live = LiveAttempt(row.pk, row.rollout_pk) if is_fresh else self._read_live(row)
         self._live[rollout_id, attempt] = live
-        self._current.add(live.pk)
+        self._current[live.pk] = self.number
         return live
 
     def _read_live(self, row: Any) -> LiveAttempt:
@@ -154,11 +129,12 @@ class Transaction(WriteConnection):
 
     def _is_current(self, live: LiveAttempt) -> bool:
         """True if no other server has ended the attempt, or recorded calls or tool calls of it."""
-        if live.pk not in self._current:
+        if self._current.get(live.pk) != self.number:
             standing = [(row.calls, row.tool_calls, row.shown) for row in self.rows(_STANDING, of_pk=live.pk)]
-            if standing == [live.standing]:
-                self._current.add(live.pk)
-        return live.pk in self._current
+            if standing != [live.standing]:
+                return False
+            self._current[live.pk] = self.number
+        return True
 
     def end(self, row: Any, outcome: Outcome, *, again: bool, forgive: bool = False, **values: Any) -> RolloutState:
         """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is
@@ -167,9 +143,11 @@ class Transaction(WriteConnection):
         end = {"outcome": outcome, "ended_at": self.now, **no_result, **values}
         self.run(_END_ATTEMPT, of_pk=row.pk, **end)
         live = self._live.pop((row.rollout_id, row.number), None)
+        self._current.pop(row.pk, None)
         self._fresh.discard((row.rollout_id, row.number))
-        is_known = live is not None and not self.database.is_shared  # else other servers record parts of it, too
-        participants = live.participants if live and is_known else Participants.read(self.db, row.pk)
+        # Other servers of a shared store record parts of it, too.
+        is_whole = live is not None and not self.is_shared
+        participants = live.participants if live is not None and is_whole else Participants.read(self.db, row.pk)
         is_done = outcome is Outcome.SUCCEEDED
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if is_done else RolloutState.FAILED
         after = {
@@ -186,7 +164,7 @@ class Transaction(WriteConnection):
 
     def begun(self, key_digest: bytes, info: AttemptInfo) -> None:
         """Note that an attempt was leased."""
-        if not self.database.is_shared:
+        if not self.is_shared:
             self._fresh.add((info.rollout_id, info.attempt))
         self.add_event(StartEvent(key_digest, info))
 

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from lightningrl.errors import StoreError
-from lightningrl_server.store.databases import READERS, Database, Event, explain, patiently
+from lightningrl_server.store.databases import READERS, Database, Event, explain
 from lightningrl_server.store.errors import AttemptOver, StoreTrouble
 from lightningrl_server.store.reader import Reader
 from lightningrl_server.store.transaction import Transaction
@@ -38,8 +38,25 @@ P = ParamSpec("P")
 
 _MOST_PER_GROUP = 512
 _LINGER_S = 0.004
+_PATIENCE_S = 30.0
+"""Seconds that a database that went away is waited for: as long as a restart of its server takes."""
+_PAUSE_S = 0.2
 _LONG_S = 60.0
 """Seconds without a single commit after which trouble is not passing."""
+
+
+def patiently(database: Database, work: Callable[[], T]) -> T:
+    """Return `work()`; where the database went away, do it again once that is back."""
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return work()
+        except database.errors as error:
+            if database.peers is None or not database.peers.is_lost(error) or time.monotonic() > give_up:
+                raise
+        time.sleep(_PAUSE_S)
+        with contextlib.suppress(*database.errors):
+            database.peers.regain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +207,8 @@ class Writer:
 
     def _resolve(self, done: list[_JobResult], events: list[Event]) -> None:
         self._note_trouble(done)
-        self._on_events(events)
+        if events:
+            self._on_events(events)
         for done_job in done:
             job, error, result = done_job.job, done_job.error, done_job.result
             if job.future.cancelled():
