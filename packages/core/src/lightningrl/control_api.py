@@ -22,7 +22,7 @@ from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, 
 
 PREFIX: Final = "/api/v1"
 LARGEST: Final = 2**31 - 1
-"""Of step and attempt numbers, offsets and counts."""
+"""Upper bound of step and attempt numbers, offsets and counts."""
 MOST_NAMES: Final = 1000
 """Rewards in one report."""
 
@@ -33,7 +33,7 @@ Number = Annotated[Any, Meta(extra_json_schema={"type": ["number", "null"], "min
 """A reward, null = nobody scored it; checked by `_check_rewards`, which can say which."""
 NamedRewards = Annotated[dict[Name, Number], Meta(max_length=MOST_NAMES)]
 AnswerId = Annotated[str, Meta(max_length=300)]
-"""Of an answer that the attempt was given (`chatcmpl-…`, `resp_…`, `msg_…`)."""
+"""Id of an answer that the attempt was given (`chatcmpl-…`, `resp_…`, `msg_…`)."""
 
 
 class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -41,15 +41,15 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
 
 class Create(_Body):
-    """Order rollouts. They are queued in this order. Ids are the caller's: an id known with the same task is skipped, with another refused
-    (409)."""
+    """Order rollouts. They are queued in this order. Ids are the caller's: an id known with the same task is
+    skipped, with another refused (409)."""
 
     rollouts: Annotated[Sequence[RolloutSpec], Meta(max_length=100_000)]
 
 
 class Created(_Body):
     created: int
-    """How many are new."""
+    """Number of new ones."""
 
 
 class Count(_Body):
@@ -67,12 +67,12 @@ class ThenLease(_ForWorker):
     """The next attempt, asked for with the result of the one before."""
 
     key: Annotated[str, Meta(max_length=1000)] = ""
-    """That may lease for this worker, as the request shows the attempt's; empty = the request's may."""
+    """Key that may lease for this worker, as the request shows the attempt's; empty = the request's may."""
 
 
 class LeaseRequest(_ForWorker):
-    """Lease the next attempt (the worker's own key, worker key or run key; long poll). The oldest queued rollout's, with its scoped key;
-    204 where none comes within `wait_s`."""
+    """Lease the next attempt (the worker's own key, worker key or run key; long poll). The oldest queued rollout's,
+    with its scoped key; 204 where none comes within `wait_s`."""
 
     wait_s: Seconds = 0.0
     exclusive: bool = False
@@ -80,10 +80,10 @@ class LeaseRequest(_ForWorker):
 
 
 class WorkerState(StrEnum):
-    """What a worker says of itself."""
+    """State of a worker, in its own words."""
 
     STARTING = "starting"
-    """It imports the agent."""
+    """The worker imports the agent."""
     READY = "ready"
     FAILED = "failed"
     """Said by the supervisor of a machine: the agent cannot be run there."""
@@ -94,8 +94,8 @@ class WorkerState(StrEnum):
 
 
 class WorkerBeat(_Body):
-    """Say how a worker is and keep its leases (its own key, worker key or run key; `failed` and `lost` take one of the last two; long
-    poll). Answered at once where it is to stop or an attempt is over, else after `wait_s`."""
+    """Say how a worker is and keep its leases (its own key, worker key or run key; `failed` and `lost` take one of
+    the last two; long poll). Answered at once where it is to stop or an attempt is over, else after `wait_s`."""
 
     pid: Annotated[int, Meta(ge=0, le=LARGEST)]
     host: Annotated[str, Meta(max_length=300)]
@@ -103,7 +103,7 @@ class WorkerBeat(_Body):
     error: Annotated[str, Meta(max_length=4_000)] = ""
     """With `failed` and `lost`: a sentence."""
     grace_s: Seconds = 0.0
-    """How long an attempt may go on beyond its limit before the worker is to be killed."""
+    """Time that an attempt may go on beyond its limit before the worker is to be killed."""
     running: Annotated[Sequence[tuple[str, int]], Meta(max_length=10_000)] = ()
     """Rollout and number of the attempts that it runs."""
     lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
@@ -111,7 +111,7 @@ class WorkerBeat(_Body):
 
 
 class Orders(_Body, omit_defaults=False):
-    """What a worker is to do."""
+    """Orders to a worker."""
 
     stop: bool = False
     """Finish what runs, take no more."""
@@ -121,14 +121,15 @@ class Orders(_Body, omit_defaults=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerRecord:
-    """A worker as it stands: until its leases would be over without another beat, and after a restart of the server from its next on."""
+    """A worker as it stands: until its leases would be over without another beat, and after a restart of the server
+    from its next on."""
 
     id: str
     host: str
     pid: int
     state: WorkerState
     since: float
-    """Of the state, Unix seconds."""
+    """Time of the state, Unix seconds."""
     last_beat: float
     """Unix seconds."""
     error: str = ""
@@ -146,8 +147,8 @@ class WorkerPrefix(_Body):
 
 
 class WorkerFilter(WorkerPrefix):
-    """List workers and what they run (worker key or run key; long poll). Those whose id begins with `prefix`, as soon as the list has
-    another version than `seen`, or `wait_s` is over."""
+    """List workers and what they run (worker key or run key; long poll). Those whose id begins with `prefix`, as
+    soon as the list has another version than `seen`, or `wait_s` is over."""
 
     seen: int = 0
     wait_s: Seconds = 0.0
@@ -161,8 +162,8 @@ class Workers(_Body, omit_defaults=False):
 
 
 class Result(_Body):
-    """End the attempt (attempt, worker or run key). The first result counts; the same outcome and output again are acknowledged, another
-    result is refused (409) and counted. What comes with it is kept with it or not at all."""
+    """End the attempt (attempt, worker or run key). The first result counts; the same outcome and output again are
+    acknowledged, another result is refused (409) and counted. What comes with it is kept with it or not at all."""
 
     outcome: Outcome
     output: Any = None
@@ -175,20 +176,20 @@ class Result(_Body):
     spans: bytes | None = None
     """OTLP in protobuf, as it could be exported before. Where it cannot be read, the result is not taken either."""
     then: ThenLease | None = None
-    """Also lease the next attempt, with a `key` that may. With the first result only: who repeats one asks for a lease."""
+    """Also lease the next attempt, with a `key` that may; with the first result only."""
     worker_key: str = ""
-    """Key of the worker that ran the attempt. An `infrastructure_error` that is told with the attempt's key alone, which the agent has, is
-    not tried again."""
+    """Key of the worker that ran the attempt. An `infrastructure_error` that is told with the attempt's key alone,
+    which the agent has, is not tried again."""
 
 
 class ResultKept(_Body):
     state: RolloutState
     lease: Lease | None = None
-    """What `then` asked for; null = nothing is queued, or the result is repeated."""
+    """The lease that `then` asked for; null = nothing is queued, or the result is repeated."""
 
 
 class Rewards(_Body):
-    """Add rewards by name (attempt, worker or run key). Of the attempt, or of one transition; null = nobody scored it."""
+    """Add rewards by name, of the attempt or of one transition (attempt, worker or run key); null = unscored."""
 
     rewards: NamedRewards
     transition_id: str | None = None
@@ -198,12 +199,12 @@ class Rewards(_Body):
 
 
 class ReportedRewards(_Body):
-    """Report rewards by name (the attempt's key). Of the rollout, or of the model call whose answer has the id `call`. The last value of a
-    name stands."""
+    """Report rewards by name (the attempt's key). Of the rollout, or of the model call whose answer has the id
+    `call`. The last value of a name stands."""
 
     rewards: NamedRewards
     call: AnswerId | None = None
-    """Of the answer that they are of; null = of the rollout."""
+    """Id of the answer that they judge; null = they judge the rollout."""
 
     def __post_init__(self) -> None:
         _check_rewards(self.rewards)
@@ -222,7 +223,7 @@ class ReportedToolCall(_Body):
     tool_call_id: Name | None = None
     """The model's, which says what call asked; or one of the agent's own. A repeat is kept once."""
     call: AnswerId | None = None
-    """Of the answer that asked, where that was no tool call of the model's."""
+    """Id of the answer that asked, where that was no tool call of the model's."""
     agent: Annotated[str, Meta(max_length=LONGEST_ROLE)] | None = None
     error_type: Annotated[str, Meta(max_length=200)] | None = None
 
@@ -231,15 +232,15 @@ class ReportedToolCall(_Body):
 
 
 class ReportedToolCalls(_Body):
-    """Report tool calls and their outcomes (the attempt's key). A repeated `tool_call_id` is kept once, and where its status is another
-    the worst stands and the contradiction is counted."""
+    """Report tool calls and their outcomes (the attempt's key). A repeated `tool_call_id` is kept once, and where
+    its status is another the worst stands and the contradiction is counted."""
 
     tool_calls: Annotated[Sequence[ReportedToolCall], Meta(max_length=10_000)]
 
 
 class Wait(_Body):
-    """Wait until rollouts have finished (long poll). All finished ones of `rollout_ids`, as soon as there are `min_finished` (null = all)
-    or `wait_s` is over."""
+    """Wait until rollouts have finished (long poll). All finished ones of `rollout_ids`, as soon as there are
+    `min_finished` (null = all) or `wait_s` is over."""
 
     rollout_ids: Sequence[str]
     wait_s: Seconds = 0.0
@@ -251,9 +252,9 @@ class Finished(_Body):
 
 
 class RolloutIds(_Body):
-    """Fetch trajectories of finished rollouts, in the order asked. Token arrays are base64 of little-endian int32, logprobs float32; where
-    a transition has a `parent_id`, its `prompt_ids` are what it adds to the prompt and completion of that one;
-    where `offered` is `=`, it is that of the transition before."""
+    """Fetch trajectories of finished rollouts, in the order asked. Token arrays are base64 of little-endian int32,
+    logprobs float32; where a transition has a `parent_id`, its `prompt_ids` are what it adds to the prompt and
+    completion of that one; where `offered` is `=`, it is that of the transition before."""
 
     rollout_ids: Sequence[str]
 
@@ -263,7 +264,8 @@ class Cancel(RolloutIds):
 
 
 class Retry(RolloutIds):
-    """Run failed rollouts again. Those that failed are queued again, with as many attempts as at first: their agent was mended."""
+    """Run failed rollouts again. Those that failed are queued again, with as many attempts as at first: their agent
+    was mended."""
 
     timeout_s: Positive
 
@@ -275,8 +277,8 @@ class Interrupt(_Body):
 
 
 class InterruptWorkers(Interrupt):
-    """Queue again what workers run (worker key or run key): those whose id begins with `prefix`, which are gone. Their attempts end
-    uncharged."""
+    """Queue again what workers run (worker key or run key): those whose id begins with `prefix`, which are gone.
+    Their attempts end uncharged."""
 
     prefix: Annotated[str, Meta(max_length=200)] = ""
 
@@ -288,8 +290,8 @@ class Scores(_Body):
 
 
 class Step(_Body):
-    """Record a training step; its rollouts count as trained. A rollout is trained once: 409 otherwise. Repeating the same step is
-    acknowledged."""
+    """Record a training step; its rollouts count as trained. A rollout is trained once: 409 otherwise. Repeating the
+    same step is acknowledged."""
 
     step: Annotated[int, Meta(ge=0, le=LARGEST)]
     rollout_ids: Sequence[str]
@@ -303,8 +305,9 @@ class Rollback(_Body):
 
 
 class Forget(_Body):
-    """Forget rollouts that have ended: those that steps up to `through` trained, and those planned for such steps that none did, the latter
-    but for the last `slack` steps, which may still train them. Their steps and metrics stay."""
+    """Forget rollouts that have ended: those that steps up to `through` trained, and those planned for such steps
+    that none did, the latter but for the last `slack` steps, which may still train them. Their steps and metrics
+    stay."""
 
     through: Annotated[int, Meta(ge=-1, le=LARGEST)]
     slack: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
@@ -314,7 +317,7 @@ class Status(_Body, omit_defaults=False):
     counts: StoreCounts
     policies: Sequence[PolicyStatus]
     spans_forwarded: int | None = None
-    """That the user's collector took; null = none is configured."""
+    """Spans that the user's collector took; null = none is configured."""
     spans_not_forwarded: int | None = None
     longest_pause_s: float | None = None
     """For which the server's event loop stood still, since its start."""
@@ -333,8 +336,8 @@ def _check_rewards(rewards: Mapping[str, Any]) -> None:
 B = TypeVar("B")
 A = TypeVar("A")
 Who = Literal["run", "supervisor", "worker", "attempt", "ended_attempt"]
-"""Whose key opens it: the run's; the worker key too; also that of one worker process, for itself; the run's, the worker key and that of
-the running attempt in the path; also that of one that has ended."""
+"""Whose key opens it: the run's; the worker key too; also that of one worker process, for itself; the run's, the
+worker key and that of the running attempt in the path; also that of one that has ended."""
 
 
 @dataclass(frozen=True)
@@ -355,12 +358,14 @@ class Endpoint(Generic[B, A]):
 _ATTEMPT: Final = f"{PREFIX}/rollouts/{{rid}}/attempts/{{n}}"
 _AGENT: Final = "/rollouts/{rid}/attempts/{n}/v1"
 _SPANS: Final = (
-    "Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key). Spans of tools become tool calls. "
-    "Repeating an export adds nothing; spans without an id are told of as a partial success."
+    "Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key). "
+    "Spans of tools become tool calls. Repeating an export adds nothing; "
+    "spans without an id are told of as a partial success."
 )
 _LOGS: Final = (
-    "Export log records: as spans are (attempt, worker or run key). Evaluations (`gen_ai.evaluation.result`) become reported rewards, the "
-    "last of a name stands; other records are not kept."
+    "Export log records: as spans are (attempt, worker or run key). "
+    "Evaluations (`gen_ai.evaluation.result`) become reported rewards, the last of a name stands; "
+    "other records are not kept."
 )
 
 CREATE = Endpoint[Create, Created]("POST", f"{PREFIX}/rollouts", Create, Created)

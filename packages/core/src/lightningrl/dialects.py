@@ -35,7 +35,7 @@ class Dialect:
     others: tuple[str, ...] = ()
     """They are kept from the provider during a rollout, too."""
     bases: tuple[str, ...] = ("/v1",)
-    """What clients put between an attempt's address and an endpoint; redirected calls get the first."""
+    """Paths that clients put between an attempt's address and an endpoint; redirected calls get the first."""
     hosts: tuple[str, ...] = ()
     """Where the API's own clients call, redirected during a rollout; with a port if it is not the scheme's."""
     base_variables: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
@@ -46,7 +46,7 @@ class Dialect:
     sent_headers: tuple[str, ...] = ()
     """Headers of its own that the upstream is sent."""
     answer_prefix: str = ""
-    """Of an answer's id, before the transition's."""
+    """Prefix of an answer's id, before the transition's."""
     stream_type: str = "text/event-stream; charset=utf-8"
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ DIALECTS: Final = (
         answer_prefix="msg_",
     ),
 )
-"""What core speaks. A refusal at a path that tells of no dialect is written in the first one's format."""
+"""Dialects of our own. A refusal at a path that tells of no dialect is written in the first one's format."""
 
 
 def build_dialects(plugins: PluginManager) -> tuple[Dialect, ...]:
@@ -130,24 +130,26 @@ def call_of(answer_id: str, dialects: Sequence[Dialect]) -> str:
 def find_endpoint(dialects: tuple[Dialect, ...], path: str) -> tuple[Dialect, str] | None:
     """Whose endpoint a URL's path ends in, and the path of that endpoint below an attempt.
 
-    `/proxy/openai/chat/completions` is chat's `/v1/chat/completions`, `/v1/messages/batches` something of messages; None = nobody's.
+    `/proxy/openai/chat/completions` is chat's `/v1/chat/completions`, `/v1/messages/batches` something of messages;
+    None = nobody's.
     """
     for pattern, dialect in _patterns(dialects):
-        found = pattern.search(path)
-        if found is not None:
-            return dialect, dialect.bases[0] + found.group()
+        match = pattern.search(path)
+        if match is not None:
+            return dialect, dialect.bases[0] + match.group()
     return None
 
 
 @cache
 def _patterns(dialects: tuple[Dialect, ...]) -> tuple[tuple[re.Pattern[str], Dialect], ...]:
-    """Whole endpoints of all dialects, then what may lie below one: `models/gemini-pro:generateContent` is no `models/…` of chat's."""
-    found = []
+    """Whole endpoints of all dialects, then what may lie below one: `models/gemini-pro:generateContent` is no
+    `models/…` of chat's."""
+    patterns = []
     for below in ("", "/[^?]*"):
         for dialect in dialects:
             endpoints = (*dialect.endpoints, *dialect.counting, *dialect.forwarded, *dialect.others)
-            found.append((re.compile(f"/(?:{'|'.join(map(_regex, endpoints))}){below}$"), dialect))
-    return tuple(found)
+            patterns.append((re.compile(f"/(?:{'|'.join(map(_regex, endpoints))}){below}$"), dialect))
+    return tuple(patterns)
 
 
 def _regex(endpoint: str) -> str:

@@ -92,18 +92,19 @@ class BackendError(LightningError):
 
 
 def describe_raised(error: BaseException) -> str:
-    """An error of a user's own code, `KeyError: 'gold' (reward.py, line 12)`: the innermost line that is neither ours nor a library's. The
-    place is left out where there is none, and of errors that we raise on purpose. Keys in it are masked."""
+    """An error of a user's own code, `KeyError: 'gold' (reward.py, line 12)`: the innermost line that is neither
+    ours nor a library's. The place is left out where there is none, and of errors that we raise on purpose. Keys in
+    it are masked."""
     place = ""
     for frame, line in () if isinstance(error, LightningError) else traceback.walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if not file.startswith((*_LIBRARIES, "<")) and not module.startswith("lightningrl"):
             place = f" ({Path(file).name}, line {line})"
     try:
-        said = str(error)
+        message = str(error)
     except Exception as problem:  # noqa: BLE001  the user's own code, too
-        said = f"which cannot be shown: {type(problem).__name__}"
-    return Mask.of_variables(os.environ).text(f"{type(error).__name__}: {said}{place}")
+        message = f"which cannot be shown: {type(problem).__name__}"
+    return Mask.of_variables(os.environ).text(f"{type(error).__name__}: {message}{place}")
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -121,15 +122,16 @@ def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
             waiting += current.exceptions
 
 
-def gather(*calls: Callable[[], Any], known: Sequence[str] = ()) -> list[Any]:
-    """What each call returns. Where some of them are refused, or something is `known` to be, ConfigError with all the sentences."""
-    found: list[Any] = []
-    sentences: list[Any] = [*known]
+def gather(*calls: Callable[[], Any], problems: Sequence[str] = ()) -> list[Any]:
+    """Call each and return their results. Where some of them are refused, or there are `problems` already, ConfigError
+    with all the sentences."""
+    results: list[Any] = []
+    sentences: list[Any] = [*problems]
     for call in calls:
         try:
-            found.append(call())
+            results.append(call())
         except (ConfigError, PluginError) as error:
             sentences += error.args
     if sentences:
         raise ConfigError(*dict.fromkeys(sentences))
-    return found
+    return results

@@ -77,7 +77,8 @@ class Reward(Protocol):
 
 
 class IntermediateReward(Protocol):
-    """Automatic intermediate reward (AIR): per-call rewards from what monitoring saw; one entry per transition, None = no opinion."""
+    """Automatic intermediate reward (AIR): per-call rewards from what monitoring saw; one entry per transition, None
+    = no opinion."""
 
     def __call__(self, trajectory: Trajectory, /) -> Sequence[float | None]: ...
 
@@ -86,12 +87,13 @@ class Ask(Protocol):
     """The judge of the recipe, for one rollout."""
 
     async def __call__(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
-        """What it says to a question, or to messages. Raises JudgeError where there is no answer, or the budget is used up."""
+        """Answer a question, or messages. Raises JudgeError where there is no answer, or the budget is used up."""
         ...
 
 
 class Services(Ask, Protocol):
-    """All that may be asked about one rollout: called, it is the judge. `policy` is a name of the run; None = the rollout's own.
+    """All that may be asked about one rollout: called, it is the judge. `policy` is a name of the run; None = the
+    rollout's own.
 
     Raises BackendError where there is no answer, or the budget (`credit.max_tokens`) is used up."""
 
@@ -103,8 +105,8 @@ class Services(Ask, Protocol):
         policy: str | None = None,
         reference: bool = False,
     ) -> Array:
-        """log π(token | context, the tokens before it), one per token, at temperature 1: of the policy's weights of now, or of those that
-        it started from (`reference`)."""
+        """log π(token | context, the tokens before it), one per token, at temperature 1: of the policy's weights of
+        now, or of those that it started from (`reference`)."""
         ...
 
     async def values(self, contexts: Sequence[Sequence[int] | IntArray], *, policy: str | None = None) -> Array:
@@ -122,17 +124,19 @@ class Services(Ask, Protocol):
         ...
 
     async def read(self, trajectory: Trajectory, /) -> Sequence[Sequence[tuple[str, str]]]:
-        """For each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the policy's own words:
-        `policy`, `policy reasoning`, `policy tool_call`."""
+        """For each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the
+        policy's own words: `policy`, `policy reasoning`, `policy tool_call`."""
         ...
 
 
 @runtime_checkable
 class Witness(Protocol):
-    """The part of a credit assigner that may wait and cost. What it finds is kept with the attempt: a resumed run asks nobody twice."""
+    """The part of a credit assigner that may wait and cost. What it finds is kept with the attempt: a resumed run
+    asks nobody twice."""
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        """Evidence of a rewarded trajectory; `assign` finds it in `trajectory.evidence`. Raising = the rollout is left out and counted."""
+        """Evidence of a rewarded trajectory; `assign` finds it in `trajectory.evidence`. Raising = the rollout is
+        left out and counted."""
         ...
 
 
@@ -141,8 +145,8 @@ class Brancher(Protocol):
     """The part of a credit assigner that wants to know what else could have come of a rollout."""
 
     def branch_points(self, trajectories: Sequence[Trajectory], /) -> Mapping[BranchPoint, int]:
-        """Where the rewarded rollouts of a group are to branch, and how often; `assign` finds them in `group.branches`, rewarded. The same
-        for the same rollouts: a resumed run finds those that it has."""
+        """Where the rewarded rollouts of a group are to branch, and how often; `assign` finds them in
+        `group.branches`, rewarded. The same for the same rollouts: a resumed run finds those that it has."""
         ...
 
 
@@ -151,8 +155,8 @@ class GroupWitness(Protocol):
     """A `Witness` that looks at the rollouts of a group together, once all of them have ended."""
 
     async def score_group(self, group: TrajectoryGroup, ask: Services) -> Sequence[Evidence]:
-        """Evidence of each of its trajectories, in their order. Those without a reward are not among them. Raising = all of them are left
-        out and counted. Asked again for all of them where that of one is missing."""
+        """Evidence of each of its trajectories, in their order. Those without a reward are not among them. Raising =
+        all of them are left out and counted. Asked again for all of them where that of one is missing."""
         ...
 
 
@@ -163,8 +167,8 @@ class CreditMonitor(Protocol):
     def finish_step(
         self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /
     ) -> Mapping[str, float]:
-        """Metrics of a step, from all its groups and what `assign` made of them; they are reported as `credit/NAME`. Called once for each
-        step: here a `CreditMemory` takes in what the next step is compared with."""
+        """Metrics of a step, from all its groups and what `assign` made of them; they are reported as `credit/NAME`.
+        Called once for each step: here a `CreditMemory` takes in what the next step is compared with."""
         ...
 
 
@@ -200,19 +204,19 @@ class CriticTeacher(Protocol):
     """The part of a credit assigner that a critic learns from."""
 
     def value_targets(self, group: TrajectoryGroup, /) -> Advantages:
-        """`[trajectory][transition][token]`: the return to be expected before the token; NaN, or None for a whole call, where none is.
-        Pure numpy, and never whitened."""
+        """`[trajectory][transition][token]`: the return to be expected before the token; NaN, or None for a whole
+        call, where none is. Pure numpy, and never whitened."""
         ...
 
 
 class CreditAssigner(Protocol):
-    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a `Witness`, too, one that
-    branches a `Brancher`, one that reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`, one that trains a critic a
-    `CriticTeacher`."""
+    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a
+    `Witness`, too, one that branches a `Brancher`, one that reports metrics a `CreditMonitor`, one that remembers a
+    `CreditMemory`, one that trains a critic a `CriticTeacher`."""
 
     @property
     def requires(self) -> frozenset[str]:
-        """What the run must provide, by the names of `lightningrl_credit.needs`. Checked when the run starts."""
+        """Needs that the run must meet, by the names of `lightningrl_credit.needs`. Checked when the run starts."""
         ...
 
     def assign(self, group: TrajectoryGroup) -> Advantages: ...
@@ -220,12 +224,12 @@ class CreditAssigner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What a trainer backend declares that it can do."""
+    """Abilities that a trainer backend declares."""
 
     losses: frozenset[str]
-    """What `learner.loss` may say."""
+    """Values that `learner.loss` may have."""
     devices: frozenset[str]
-    """What `learner.device` may say, beside `auto`."""
+    """Values that `learner.device` may have, beside `auto`."""
     lora: bool
     """Takes a table `learner.lora`."""
     reference_kl: bool
@@ -237,7 +241,8 @@ class Capabilities:
     several_policies: bool = False
     """A run may have several of it, one for each policy."""
     services: frozenset[str] = frozenset()
-    """What evidence may ask of it: `logprobs` (it is a `TokenScorer`), `values` (with a critic it is a `Valuer`)."""
+    """Services that evidence may ask for: `logprobs` (it is a `TokenScorer`), `values` (with a critic it is a
+    `Valuer`)."""
 
     def __str__(self) -> str:
         can = {
@@ -259,7 +264,7 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnReport:
-    """What one optimisation step did."""
+    """Report of one optimisation step."""
 
     policy_version: int
     """Version of the weights after the step."""
@@ -272,7 +277,7 @@ class LearnReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What one training step did; what `lightningrl_step_finished` sees and `metrics.jsonl` keeps."""
+    """Report of one training step, as `lightningrl_step_finished` sees and `metrics.jsonl` keeps it."""
 
     step: int
     metrics: Mapping[str, float]
@@ -284,7 +289,8 @@ class Backend(Protocol):
 
     @property
     def serves_while_learning(self) -> bool:
-        """Whether the engine answers calls while `learn` runs, each by one version. False: the caller holds them until it is over."""
+        """True where the engine answers calls while `learn` runs, each by one version; else the caller holds them
+        until it is over."""
         ...
 
     @property
@@ -293,15 +299,16 @@ class Backend(Protocol):
         ...
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
-        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. The engine serves the new
-        version afterwards.
+        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. The engine
+        serves the new version afterwards.
 
-        Rows without any advantage are among `samples`: leave them out (`lightningrl.advantages.samples.teaching_rows`) where the loss has
-        no other term, and where none is left make no step: the version stays."""
+        Rows without any advantage are among `samples`: leave them out
+        (`lightningrl.advantages.samples.teaching_rows`) where the loss has no other term, and where none is left
+        make no step: the version stays."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimiser, schedule and RNG; complete when it returns (atomic: written beside, then renamed)."""
+        """Write weights, optimiser, schedule and RNG; complete when it returns (written beside, then renamed)."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -309,8 +316,9 @@ class Backend(Protocol):
         ...
 
     def export(self, folder: Path, *, dtype: str | None = None) -> None:
-        """Write an ordinary transformers folder that `AutoModelForCausalLM` loads (LoRA merged): the policy that `engine` serves. `dtype`:
-        `float32`, `bfloat16` or `float16`; None = the policy's own. Raises BackendError for one that it cannot write."""
+        """Write an ordinary transformers folder that `AutoModelForCausalLM` loads (LoRA merged): the policy that
+        `engine` serves. `dtype`: `float32`, `bfloat16` or `float16`; None = the policy's own. Raises BackendError
+        for one that it cannot write."""
         ...
 
     def close(self) -> None: ...
@@ -327,31 +335,33 @@ class Describer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """What a backend measured of itself before the first call, in tokens a second."""
+    """Speed that a backend measured before the first call, in tokens a second."""
 
     parameters: int
     trained: int
-    """Of them; adapters alone where a policy learns by adapters."""
+    """Number of those that learn; adapters alone where a policy learns by adapters."""
     read: float
-    """Of prompts."""
+    """Tokens of prompts."""
     sampled: float
-    """Of all calls together, `calls` at once."""
+    """Tokens of all calls together, `calls` at once."""
     calls: int
     learned: float
     """In rows of a step, prompts included."""
     read_cpu: float | None = None
-    """Of prompts, in a second of CPU time of all cores together, which a busy machine gives as an idle one does; so the next two. None =
-    the backend does not say."""
+    """Tokens of prompts in a second of CPU time of all cores together, which a busy machine gives as an idle one
+    does; so the next two. None = the backend does not say."""
     sampled_cpu: float | None = None
     learned_cpu: float | None = None
 
 
 @runtime_checkable
 class Measured(Protocol):
-    """A backend that knows how fast it is: the run says what a step will take, and gives rollouts the time that they need."""
+    """A backend that knows how fast it is: the run says what a step will take, and gives rollouts the time that they
+    need."""
 
     def measure(self) -> Speed | None:
-        """Blocking, once, before anything is asked of it; nothing is learned. None = fast enough that nobody waits for it."""
+        """Blocking, once, before anything is asked of it; nothing is learned. None = fast enough that nobody waits
+        for it."""
         ...
 
 
@@ -373,7 +383,7 @@ class Continuation:
     context: IntArray
     tokens: IntArray
     temperature: float = 1.0
-    """Of the softmax that logprobs are taken from."""
+    """Temperature of the softmax that logprobs are taken from."""
 
 
 @runtime_checkable
@@ -381,8 +391,9 @@ class TokenScorer(Protocol):
     """A backend that tells how likely tokens are, beside serving and learning. Blocking; call it in a thread."""
 
     def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> Sequence[Array]:
-        """For each its tokens' logprobs, of the weights of now; `reference`: of those that it started from. Computed in
-        forward passes of bounded tokens. Raises BackendError where it keeps no reference, or tokens are not the policy's."""
+        """For each its tokens' logprobs, of the weights of now; `reference`: of those that it started from. Computed
+        in forward passes of bounded tokens. Raises BackendError where it keeps no reference, or tokens are not the
+        policy's."""
         ...
 
 
@@ -391,6 +402,7 @@ class Valuer(Protocol):
     """A backend with a critic. Blocking; call it in a thread."""
 
     def values(self, continuations: Sequence[Continuation]) -> Sequence[Array]:
-        """For each the value after its context and after each of its tokens, one more than tokens. Computed in forward passes of bounded
-        tokens. Raises BackendError where there is no critic, or tokens are not the policy's."""
+        """For each the value after its context and after each of its tokens, one more than tokens. Computed in
+        forward passes of bounded tokens. Raises BackendError where there is no critic, or tokens are not the
+        policy's."""
         ...

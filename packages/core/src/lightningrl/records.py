@@ -86,16 +86,16 @@ class Score:
     reward: float | None = None
     unrewarded: str | None = None
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By the recipe's key, as in `Trajectory`."""
+    """Values by the recipe's key, as in `Trajectory`."""
     evidence: Evidence | None = None
     asked: Sequence[OtherCall] = ()
     """Calls of judges, kept with the attempt's other calls; one that began when a stored one did is kept once."""
     transition_rewards: Mapping[str, Mapping[str, float | None]] = field(
         default_factory=dict[str, Mapping[str, float | None]]
     )
-    """By transition id."""
+    """Values by transition id."""
     advantages: Mapping[str, Array | None] = field(default_factory=dict[str, "Array | None"])
-    """By transition id, one per completion token; None = nobody scored it."""
+    """Advantages by transition id, one per completion token; None = nobody scored it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +112,9 @@ class AttemptRecord:
     output: Any = None
     error: str | None = None
     left_threads: tuple[str, ...] = ()
-    """As in `Trajectory`."""
+    """Same as in `Trajectory`."""
     results_refused: int = 0
-    """As in `Trajectory`."""
+    """Same as in `Trajectory`."""
     calls: int = 0
 
 

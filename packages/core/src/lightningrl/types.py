@@ -66,7 +66,7 @@ class RolloutState(_Choice):
 
 
 class Outcome(_Choice):
-    """How an attempt ended. Only `SUCCEEDED` carries a training signal unless the recipe says otherwise."""
+    """End of an attempt. Only `SUCCEEDED` carries a training signal unless the recipe says otherwise."""
 
     SUCCEEDED = "succeeded"
     AGENT_ERROR = "agent_error"
@@ -79,12 +79,13 @@ class Outcome(_Choice):
 
     @property
     def is_agents_own(self) -> bool:
-        """A failure that a policy is judged by: it counts as the lowest reward, or one that breaks on hard tasks would be better for it."""
+        """A failure that a policy is judged by: it counts as the lowest reward, or one that breaks on hard tasks
+        would be better for it."""
         return self in {Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW}
 
 
 class RolloutMode(_Choice):
-    """What a rollout is for: `TRAIN` rollouts reach the learner, and branches where the credit assigner trains them."""
+    """Purpose of a rollout: `TRAIN` rollouts reach the learner, and branches where the credit assigner trains them."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -93,7 +94,7 @@ class RolloutMode(_Choice):
 
 
 class ToolStatus(_Choice):
-    """What became of a tool invocation."""
+    """Outcome of a tool invocation."""
 
     OK = "ok"
     ERROR = "error"
@@ -116,7 +117,7 @@ class OtherCallKind(_Choice):
     FORWARDED = "forwarded"
     """The user's own provider answered it."""
     ELSEWHERE = "elsewhere"
-    """It went past the gateway, to a host that the worker saw."""
+    """A call that went past the gateway, to a host that the worker saw."""
     JUDGE = "judge"
     """The run asked it about the finished rollout."""
 
@@ -136,7 +137,7 @@ class Task:
 
     id: str
     input: Any
-    """What the agent is called with (JSON)."""
+    """Input that the agent is called with (JSON)."""
     answer: Any = None
     """The reference answer for the reward; never shown to the agent."""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -144,7 +145,8 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
-    """How a completion is sampled. All of it is applied by the engine and recorded with the transition."""
+    """Settings by which a completion is sampled. All of them are applied by the engine and recorded with the
+    transition."""
 
     temperature: float = 1.0
     """0.0 means greedy."""
@@ -162,13 +164,14 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
-    """What an engine is asked: prompt ids in."""
+    """Question to an engine: prompt ids in."""
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingSettings
     session: str = ""
-    """Calls of one session (an attempt) grow from each other; an engine of several replicas may send them to one, for its prefix cache."""
+    """Calls of one session (an attempt) grow from each other; an engine of several replicas may send them to one,
+    for its prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,13 +188,14 @@ class TokenChunk:
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(
-                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; an engine must return one each"
+                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; "
+                "an engine must return one each"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """What an engine serves."""
+    """Model that an engine serves."""
 
     policy: str
     version: int
@@ -201,17 +205,18 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyStatus:
-    """How a policy is served now."""
+    """State in which a policy is served now."""
 
     policy: str
     version: int | None
-    """Of the latest engine; None = none was ever connected."""
+    """Model of the latest engine; None = none was ever connected."""
     connected: int
     held: bool
     in_flight: int
     """Calls being generated or waiting."""
     overridden: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Sampling settings that agents asked for and the recipe's replaced (`temperature=0`), with how many calls did, since its start."""
+    """Sampling settings that agents asked for and the recipe's replaced (`temperature=0`), with how many calls did,
+    since its start."""
     ignored: Mapping[str, int] = field(default_factory=dict[str, int])
     """Fields of calls that nobody reads, with how many calls had them, since its start."""
 
@@ -224,7 +229,7 @@ class ToolCall:
     """The model's tool-call id where there is one, else the span id."""
     name: str
     arguments: str = ""
-    """As sent, usually JSON."""
+    """Text as sent, usually JSON."""
     result: str = ""
     status: ToolStatus = ToolStatus.UNKNOWN
     duration_s: float = 0.0
@@ -245,14 +250,14 @@ class OtherCall:
     path: str
     """Below the base URL (`chat/completions`); of one elsewhere, the host."""
     model: str = ""
-    """As asked for; empty = not known."""
+    """Name as asked for; empty = unknown."""
     agent: str | None = None
     status: int | None = None
     """HTTP status of the answer; None = none was seen."""
     code: str | None = None
-    """What kind of failure, where it is one: `context_length_exceeded`, `http_429`, `ReadTimeout`."""
+    """Kind of failure, where it is one: `context_length_exceeded`, `http_429`, `ReadTimeout`."""
     message: str = ""
-    """What a refused call was told."""
+    """Sentence that a refused call was told."""
     request: Any = None
     """JSON; of a forwarded call, its size alone where it is long."""
     answer: Any = None
@@ -285,16 +290,17 @@ class Transition:
     """The messages extend an earlier call's, but its tokens are not a prefix of this prompt."""
     tool_call_ids: tuple[str, ...] = ()
     offered: str = ""
-    """The tools that its request offered, as JSON: by name the JSON schema of the arguments, null where it gave none. Empty = none, or
-    more than is kept."""
+    """The tools that its request offered, as JSON: by name the JSON schema of the arguments, null where it gave
+    none. Empty = none, or more than is kept."""
     fits: tuple[str, ...] = ()
     """Patterns of the recipe's rules of calls (`policy.calls`) that the first system message of its request fits."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """The run's intermediate rewards by name, which credit per turn reads; None = no opinion."""
     reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """What the agent reported of this call, by its own names; None = nobody scored it."""
+    """Values that the agent reported of this call, by its own names; None = nobody scored it."""
     trainable: bool = True
-    """As recorded: its policy is. Read for credit, also that it is training data by the recipe (`lightningrl_credit.trained_calls`)."""
+    """True where its policy is trained, as recorded; as read for credit, where it is also training data by the
+    recipe (`lightningrl_credit.trained_calls`)."""
     replayed_from: str | None = None
     """The call of another rollout whose answer it repeats (`BranchPoint`): never trained; None = it was sampled."""
     started_at: float = 0.0
@@ -304,8 +310,8 @@ class Transition:
     def __post_init__(self) -> None:
         if len(self.completion_ids) != len(self.logprobs):
             raise ValueError(
-                f"transition {self.id}: {len(self.completion_ids)} completion tokens but {len(self.logprobs)} logprobs; "
-                "ask the engine for logprobs"
+                f"transition {self.id}: {len(self.completion_ids)} completion tokens but "
+                f"{len(self.logprobs)} logprobs; ask the engine for logprobs"
             )
         if len(self.completion_ids) == 0:
             raise ValueError(
@@ -315,13 +321,14 @@ class Transition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BranchPoint:
-    """Where a rollout leaves another: the agent runs anew, that one's first calls are answered as they were, and from there the policy
-    is sampled."""
+    """Where a rollout leaves another: the agent runs anew, that one's first calls are answered as they were, and
+    from there the policy is sampled."""
 
     rollout_id: str
     attempt: int
     calls: int
-    """How many of its transitions are repeated, from the first on. A stream that the agent left is none of them: it asked again."""
+    """Number of its transitions that are repeated, from the first on. A stream that the agent left is none of them:
+    it asked again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,7 +350,7 @@ class RolloutSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evidence:
-    """What a credit assigner's `score` found of a trajectory: numbers, by the assigner's own names."""
+    """Findings of a credit assigner's `score` on a trajectory: numbers, by the assigner's own names."""
 
     calls: Mapping[str, Array] = field(default_factory=dict[str, Array])
     """One number per transition."""
@@ -366,22 +373,25 @@ class Trajectory:
     results_refused: int = 0
     """Further results of the attempt that said something else than the first."""
     left_threads: tuple[str, ...] = ()
-    """Names of bare threads that still ran when it was over: what they ask is taken for calls of the rollouts that follow."""
+    """Names of bare threads that still ran when it was over: what they ask is taken for calls of the rollouts that
+    follow."""
     output: Any = None
-    """What the agent returned (JSON)."""
+    """Output that the agent returned (JSON)."""
     error: str | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """The run's terminal rewards by name; None = nothing to say."""
     reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """What the agent reported of the rollout, by its own names; None = nobody scored it."""
+    """Values that the agent reported of the rollout, by its own names; None = nobody scored it."""
     reward: float | None = None
     """The weighted sum of `rewards`; None = missing, so the trajectory is not trained on."""
     unrewarded: str | None = None
-    """Which reward failed, or `credit` where its evidence did, and how: `judge: ConnectionError: no route`. None = none did."""
+    """Which reward failed, or `credit` where its evidence did, and how: `judge: ConnectionError: no route`. None =
+    none did."""
     evidence: Evidence | None = None
     """For the credit assigner that asked for it; None = none was asked for, or it failed."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of what computed its values, by the recipe's key (`rewards.judge`): a value whose digest is no longer this one is stale."""
+    """Digests of what computed its values, by the recipe's key (`rewards.judge`): a value whose digest is no longer
+    this one is stale."""
     mode: RolloutMode = RolloutMode.TRAIN
     step: int = 0
     branch: BranchPoint | None = None
@@ -404,8 +414,8 @@ class TrajectoryGroup:
 
 
 Advantages = tuple[tuple["Array | None", ...], ...]
-"""`advantages[trajectory][transition][token]`; None = nobody scored the transition, 0.0 = scored, no gradient. Of a group with branches
-those of the branches may follow, where they are trained as well."""
+"""`advantages[trajectory][transition][token]`; None = nobody scored the transition, 0.0 = scored, no gradient. Of a
+group with branches those of the branches may follow, where they are trained as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -422,8 +432,8 @@ class Sample:
     advantages: Array
     """0.0 where mask is False."""
     weights: Array
-    """What token t's loss counts: the step's loss is the plain sum of `weights * token_loss` over all rows, so a rollout weighs the
-    same however many rows it becomes. 0.0 where mask is False."""
+    """Weight of token t's loss: the step's loss is the plain sum of `weights * token_loss` over all rows, so a
+    rollout weighs the same however many rows it becomes. 0.0 where mask is False."""
     versions: IntArray
     """Policy version that sampled token t; -1 where mask is False."""
     calls: IntArray

@@ -1,14 +1,14 @@
-"""The frozen types are their own wire format: JSON, their token arrays as base64 of little-endian int32 or float32. Values of tasks and
-agents are JSON: an array among them is a list.
+"""The frozen types are their own wire format: JSON, their token arrays as base64 of little-endian int32 or float32.
+Values of tasks and agents are JSON: an array among them is a list.
 
-A transition travels as the store keeps it: its prompt is what it adds to its parent's tokens, so a long history travels once, and
-tools that are offered again are "=".
+A transition travels as the store keeps it: its prompt is what it adds to its parent's tokens, so a long history
+travels once, and tools that are offered again are "=".
 
     chain   │ suffix₀ completion₀ suffix₁ completion₁ suffix₂ completion₂ │
     call 1  └──────── prompt ────────────┘└ completion ┘
 
-Read back, a call whose parent is the end of a chain goes on with it, and every prompt is a view into its chain; a second child starts a
-chain with a copy of what they share.
+Read back, a call whose parent is the end of a chain goes on with it, and every prompt is a view into its chain; a
+second child starts a chain with a copy of what they share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _AGAIN: Final = "="
 
 
 def encode(value: object) -> bytes:
-    """A frozen type, or any JSON. Lone surrogates of a data set's are replaced. Raises NotPlain, a ValueError, for what JSON lacks."""
+    """A frozen type, or any JSON. Lone surrogates of a data set's are replaced. Raises NotPlain, a ValueError, for
+    what JSON lacks."""
     first = value[0] if isinstance(value, list | tuple) and value else value
     hook = _array_to_bytes if _has_arrays(cast("Hashable", type(first))) else _to_plain
     try:
@@ -62,7 +63,7 @@ def encode_trajectories(trajectories: Sequence[Trajectory]) -> bytes:
 
 
 def decode_trajectories(data: bytes) -> tuple[Trajectory, ...]:
-    """What `encode_trajectories` wrote. Raises msgspec.MsgspecError."""
+    """Decode the bytes of `encode_trajectories`. Raises msgspec.MsgspecError."""
     return tuple(_unpacked(trajectory) for trajectory in decode(data, tuple[Trajectory, ...]))
 
 
@@ -111,7 +112,8 @@ def _unpacked(trajectory: Trajectory) -> Trajectory:
 
 
 def assemble(calls: Sequence[tuple[int | None, NDArray[Any], NDArray[Any]]]) -> list[tuple[IntArray, IntArray]]:
-    """From (position of the parent, suffix, completion) to (prompt, completion), as read-only int32 arrays that share memory."""
+    """From (position of the parent, suffix, completion) to (prompt, completion), as read-only int32 arrays that
+    share memory."""
     chains: list[list[NDArray[Any]]] = []
     lengths: list[int] = []
     tails: list[int] = []  # of each chain, the call it ends with
@@ -142,7 +144,7 @@ def assemble(calls: Sequence[tuple[int | None, NDArray[Any], NDArray[Any]]]) -> 
 
 @lru_cache
 def _has_arrays(kind: Any) -> bool:
-    """Whether a type has fields for tokens, its own or those of what it holds."""
+    """True where a type has fields for tokens, its own or those of what it holds."""
     if get_origin(kind) is np.ndarray:
         return True
     is_record = is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))

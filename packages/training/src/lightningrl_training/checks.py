@@ -43,7 +43,7 @@ def _build_checked(recipe: Recipe, plugins: PluginManager, wrong: Sequence[str],
             lambda: check_launcher(recipe.runtime, plugins),
             lambda: _check_store(recipe.store_url),
             checked.wait,
-            known=wrong,
+            problems=wrong,
         )
     return parts  # type: ignore[no-any-return]
 
