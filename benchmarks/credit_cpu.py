@@ -109,9 +109,9 @@ def main() -> None:
     ]
 
     def step(assigner: CreditAssigner, compare: Compare) -> None:
-        found = [assign_credit(assigner, group, compare=compare) for group in groups]
+        credit = [assign_credit(assigner, group, compare=compare) for group in groups]
         if isinstance(assigner, CreditMonitor):
-            assigner.finish_step(groups, found)
+            assigner.finish_step(groups, credit)
 
     costs: dict[str, float] = {}
     for name, plugin in INSTALLED.items():

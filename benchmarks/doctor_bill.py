@@ -79,7 +79,7 @@ def compare(recipe: str, steps: int | None, given: Sequence[str]) -> bool:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     lines = {line["what"].lower().replace(" ", "_"): line for line in bill["lines"]}
-    said, is_covered = [], True
+    parts, is_covered = [], True
     for name, value in real.items():
         line = lines.get(name) or {"low": None}
         ranged = line["low"] is not None
@@ -90,9 +90,9 @@ def compare(recipe: str, steps: int | None, given: Sequence[str]) -> bool:
             if ranged and line["amount"]
             else ""
         )
-        said.append(f"{name} {value / bill[name]:.2f}{between}{'' if within else '!'}")
+        parts.append(f"{name} {value / bill[name]:.2f}{between}{'' if within else '!'}")
     print(
-        f"{recipe:13} {'  '.join(said)}  (doctor {60 * looked.minutes:.0f} s, {60 * looked.cpu_minutes:.0f} CPU s)",
+        f"{recipe:13} {'  '.join(parts)}  (doctor {60 * looked.minutes:.0f} s, {60 * looked.cpu_minutes:.0f} CPU s)",
         flush=True,
     )
     return is_covered
@@ -100,7 +100,7 @@ def compare(recipe: str, steps: int | None, given: Sequence[str]) -> bool:
 
 def totals(run: Path, ran: Taken) -> dict[str, float]:
     rows: list[dict[str, Any]] = list(read_metrics(run / "metrics.jsonl"))
-    found = {
+    tokens = {
         name: sum(row.get(name, 0.0) + row.get(f"validation/{name}", 0.0) for row in rows)
         for name in ("prompt_tokens", "completion_tokens")
     }
@@ -109,7 +109,7 @@ def totals(run: Path, ran: Taken) -> dict[str, float]:
     steps = max(row["step"] for row in rows)
     return {
         "steps": steps,
-        **found,
+        **tokens,
         "trained_tokens": trained,
         "minutes": ran.minutes,
         "cpu_minutes": ran.cpu_minutes,

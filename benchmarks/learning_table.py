@@ -76,10 +76,9 @@ class Table:
 
     def measure(self) -> Callable[[Sequence[Trajectory]], dict[str, float]]:
         """The example's own `measure(trajectories)`: what it counts beside its reward."""
-        found: Callable[[Sequence[Trajectory]], dict[str, float]] = runpy.run_path(str(self.folder / "measures.py"))[
-            "measure"
-        ]
-        return found
+        module = runpy.run_path(str(self.folder / "measures.py"))
+        function: Callable[[Sequence[Trajectory]], dict[str, float]] = module["measure"]
+        return function
 
 
 def seeds_and_control(label: str) -> tuple[Row, ...]:
@@ -171,9 +170,9 @@ def main() -> None:
         for table in TABLES
         if not arguments.examples or (table.name or table.example) in arguments.examples
     ]
-    known = {row.name for table in tables for row in table.rows}
-    if unknown := set(arguments.rows) - known:
-        parser.error(f"no row {min(unknown)!r}; rows are: {', '.join(sorted(known))}")
+    names_of_rows = {row.name for table in tables for row in table.rows}
+    if unknown := set(arguments.rows) - names_of_rows:
+        parser.error(f"no row {min(unknown)!r}; rows are: {', '.join(sorted(names_of_rows))}")
     if len(tables) == 1:
         make(tables[0], rows=arguments.rows, is_report=arguments.report)
         return
@@ -261,13 +260,13 @@ async def measure(table: Table, row: Row) -> tuple[dict[str, float], dict[str, f
     store = await SqlStore.open(f"sqlite:///{(folder / 'store.sqlite').resolve()}", read_only=True)
     try:
         steps = sorted({int(line["step"]) for line in read_metrics(folder) if "validation/reward" in line})
-        found = []
+        measured = []
         for step in (steps[0], steps[-1]):
             records = await store.list_rollouts(RolloutFilter(mode=RolloutMode.VALIDATION, step=step, limit=100_000))
             reward = [record.reward for record in records if record.reward is not None]
             trajectories = await store.trajectories([record.spec.id for record in records])
-            found.append({"reward": sum(reward) / max(1, len(reward)), **of(trajectories)})
-        return found[0], found[1]
+            measured.append({"reward": sum(reward) / max(1, len(reward)), **of(trajectories)})
+        return measured[0], measured[1]
     finally:
         await store.close()
 

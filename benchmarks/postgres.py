@@ -57,8 +57,8 @@ def main() -> None:
             for name, servers in (("SQLite", 1), ("PostgreSQL", 1), ("PostgreSQL, 2 servers", 2)):
                 with tempfile.TemporaryDirectory() as folder:
                     url = f"sqlite:///{folder}/store.sqlite" if name == "SQLite" else database.new_url()
-                    found = asyncio.run(measure(Path(folder), url, servers, database, pool, options))
-                rows.setdefault(name, []).append(found)
+                    figures = asyncio.run(measure(Path(folder), url, servers, database, pool, options))
+                rows.setdefault(name, []).append(figures)
     print(
         f"{'store':24}{'calls/s':>10}{'against SQLite':>16}{'server ms/call':>16}"
         f"{'against SQLite':>16}{'database ms/call':>18}"
@@ -76,7 +76,8 @@ def main() -> None:
         )
         now = middle[name]
         print(
-            f"{name:24}{now['calls_per_s']:10.0f}{speed:16.2f}{now['server_ms']:16.2f}{cost:16.2f}{now['database_ms']:18.2f}"
+            f"{name:24}{now['calls_per_s']:10.0f}{speed:16.2f}{now['server_ms']:16.2f}{cost:16.2f}"
+            f"{now['database_ms']:18.2f}"
         )
     print(f"{int(sum(row['calls'] for of_name in rows.values() for row in of_name))} calls, each recorded once")
 
@@ -107,10 +108,10 @@ async def measure(
         answered: list[str] = await asyncio.to_thread(work)
         wall = time.perf_counter() - began
         used, database_used = server_cpu(servers) - used, database.cpu_s() - database_used
-        kept = [
+        rollouts = [
             one for start in range(0, len(names), 50) for one in await client.trajectories(names[start : start + 50])
         ]
-    recorded = [call.id for one in kept for call in one.transitions]
+    recorded = [call.id for rollout in rollouts for call in rollout.transitions]
     assert sorted(answered) == sorted(recorded), "every answer is recorded once, and nothing else is"
     calls = len(recorded)
     assert calls == options.rollouts * options.turns
@@ -159,9 +160,9 @@ async def run_worker(url: str, name: str, turns: int, answers: list[str]) -> Non
                     headers=headers,
                 )
                 answer.raise_for_status()
-                said = answer.json()
-                answers.append(said["id"].removeprefix("chatcmpl-"))
-                messages += [said["choices"][0]["message"], {"role": "user", "content": "An error; write it again."}]
+                reply = answer.json()
+                answers.append(reply["id"].removeprefix("chatcmpl-"))
+                messages += [reply["choices"][0]["message"], {"role": "user", "content": "An error; write it again."}]
             await client.finish_attempt(lease.rollout_id, lease.attempt, Outcome.SUCCEEDED, output="done")
 
 

@@ -62,8 +62,8 @@ def agree(credit: Sequence[float], true: Sequence[float], groups: Sequence[int],
     shares = np.divide(right, right + wrong, out=np.full_like(right, np.nan), where=right + wrong > 0)
     quiet = silent[0] / max(1.0, silent[0] + right[0] + wrong[0])
     tau_low, tau_high = np.percentile(taus[1:], [2.5, 97.5])
-    known = shares[1:][~np.isnan(shares[1:])]
-    low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (math.nan, math.nan)
+    defined = shares[1:][~np.isnan(shares[1:])]
+    low, high = np.percentile(defined, [2.5, 97.5]) if len(defined) else (math.nan, math.nan)
     return Agreement(
         tau=float(taus[0]),
         tau_low=float(tau_low),
@@ -77,9 +77,9 @@ def agree(credit: Sequence[float], true: Sequence[float], groups: Sequence[int],
     )
 
 
-def kendall(one: Sequence[float], other: Sequence[float]) -> float:
+def kendall(first: Sequence[float], other: Sequence[float]) -> float:
     """τ-b of two short lists."""
-    x, y = (np.asarray(values, np.float64) for values in (one, other))
+    x, y = (np.asarray(values, np.float64) for values in (first, other))
     by_x, by_y = (np.sign(values[:, None] - values[None, :]) for values in (x, y))
     scale = float(np.sqrt((by_x**2).sum() * (by_y**2).sum()))
     return float((by_x * by_y).sum()) / scale if scale else 0.0

@@ -104,13 +104,13 @@ def compare(trajectories: list[Trajectory], values_of: Any) -> Measured:
         truth.setdefault(source.task.id, values_of(source.task))
         returns.setdefault((source.task.id, state), []).append(float(branch.output["outcome"]))
     deviations, rare, within = [], 0, 0
-    for (task, state), found in returns.items():
-        value, count = truth[task].v[state], len(found)
+    for (task, state), outcomes in returns.items():
+        value, count = truth[task].v[state], len(outcomes)
         if count * value * (1.0 - value) >= NORMAL_FROM:
-            deviations.append((float(np.mean(found)) - value) / math.sqrt(value * (1.0 - value) / count))
+            deviations.append((float(np.mean(outcomes)) - value) / math.sqrt(value * (1.0 - value) / count))
         else:
             rare += 1
-            within += _is_usual(round(sum(found)), count, value)
+            within += _is_usual(round(sum(outcomes)), count, value)
     diverged = sum(one.outcome is Outcome.DIVERGED for one in branches)
     return Measured(
         branches=len(branches), diverged=diverged, deviations=tuple(deviations), rare=rare, rare_within=within
@@ -148,18 +148,18 @@ def main() -> None:
     for game in chosen.games:
         with tempfile.TemporaryDirectory() as scratch:
             build_starter(Path(scratch) / "starter", GAMES[game], skill=0.5)
-            found = measure(
+            measured = measure(
                 game, Path(scratch) / "starter", Path(scratch) / "run", samples=chosen.samples, groups=chosen.groups
             )
-        squares = np.mean(np.square(found.deviations))
+        squares = np.mean(np.square(measured.deviations))
         row = (
-            found.branches,
-            found.diverged,
-            len(found.deviations),
-            f"{found.within:.1%}",
+            measured.branches,
+            measured.diverged,
+            len(measured.deviations),
+            f"{measured.within:.1%}",
             f"{squares:.2f}",
-            found.rare,
-            found.rare_within,
+            measured.rare,
+            measured.rare_within,
         )
         table.add_row(game, *map(str, row))
     Console().print(table)

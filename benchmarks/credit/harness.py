@@ -93,11 +93,11 @@ class Player:
 
     async def branch(self, sources: Sequence[Trajectory], points: Mapping[BranchPoint, int]) -> list[Trajectory]:
         """Rollouts that leave others at `points`, as often as they say."""
-        by_id = {one.rollout_id: one for one in sources}
+        by_id = {source.rollout_id: source for source in sources}
         orders = [(by_id[point.rollout_id], point, k) for point, count in points.items() for k in range(count)]
         plays = (
-            self._play(one.task, one.group_id, f"{one.rollout_id}/{point.calls}+{k}", (one, point))
-            for one, point, k in orders
+            self._play(source.task, source.group_id, f"{source.rollout_id}/{point.calls}+{k}", (source, point))
+            for source, point, k in orders
         )
         return list(await asyncio.gather(*plays))
 
@@ -112,13 +112,13 @@ class Player:
         self, task: Task, group_id: str, name: str, left: tuple[Trajectory, BranchPoint] | None = None
     ) -> Trajectory:
         self.rollouts += 1
-        state, before, said, point = GAMES[task.input["game"]].start(task.input["case"]), [], [], None
+        state, before, spoken, point = GAMES[task.input["game"]].start(task.input["case"]), [], [], None
         if left is not None:
             source, point = left
-            state, said = states(task, source.output)[point.calls], list(source.output["words"][: point.calls])
+            state, spoken = states(task, source.output)[point.calls], list(source.output["words"][: point.calls])
             before = [
-                replace(one, id=f"{name}/{one.index}", replayed_from=one.id)
-                for one in source.transitions[: point.calls]
+                replace(call, id=f"{name}/{call.index}", replayed_from=call.id)
+                for call in source.transitions[: point.calls]
             ]
         calls, tools, words, outcome = await self._go_on(task, state, name, len(before))
         return Trajectory(
@@ -129,7 +129,7 @@ class Player:
             outcome=Outcome.SUCCEEDED,
             transitions=(*before, *calls),
             tool_calls=tuple(tools),
-            output={"outcome": outcome, "words": [*said, *words]},
+            output={"outcome": outcome, "words": [*spoken, *words]},
             mode=RolloutMode.TRAIN if point is None else RolloutMode.BRANCH,
             branch=point,
         )
@@ -144,13 +144,13 @@ class Player:
         words: list[str | None] = []
         outcome = 0.0
         while state is not None:
-            call, said = await self._call(name, index + len(calls), game.observe(case, state))
+            call, word = await self._call(name, index + len(calls), game.observe(case, state))
             calls.append(call)
-            words.append(said if said in game.words else None)
+            words.append(word if word in game.words else None)
             step = game.act(case, state, words[-1])
             if step.tool is not None:
                 tool = ToolCall(
-                    id=f"{call.id}/tool", name=step.tool, arguments=said, result=step.result, status=step.status
+                    id=f"{call.id}/tool", name=step.tool, arguments=word, result=step.result, status=step.status
                 )
                 tools.append(replace(tool, transition_id=call.id))
             state, outcome = step.state, step.outcome
@@ -235,8 +235,8 @@ class Study:
     def advantages(self, trajectory: Trajectory) -> list[float]:
         """The true advantage of each call, under the weights of now."""
         values = self.values(trajectory.task)
-        found = zip(states(trajectory.task, trajectory.output), trajectory.output["words"], strict=True)
-        return [values.advantage(state, word) for state, word in found]
+        pairs = zip(states(trajectory.task, trajectory.output), trajectory.output["words"], strict=True)
+        return [values.advantage(state, word) for state, word in pairs]
 
     def values(self, task: Task) -> TrueValues:
         """Of a task, under the weights of now."""

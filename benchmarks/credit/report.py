@@ -48,16 +48,16 @@ class Need:
 
 def needs(runs: Sequence[Mapping[str, Any]], game: str) -> dict[str, Need]:
     """By method, in the order of the methods."""
-    found: dict[str, Need] = {}
+    best: dict[str, Need] = {}
     for method in METHODS:
         own = [run for run in runs if run["game"] == game and run["method"] == method.name]
         most = max((sum(run["rate"] == rate for run in own) for rate in {run["rate"] for run in own}), default=0)
         for rate in sorted({run["rate"] for run in own}):
             at = [run for run in own if run["rate"] == rate]
             need = _need(method.name, rate, at)
-            if len(at) == most and (method.name not in found or need.rollouts < found[method.name].rollouts):
-                found[method.name] = need
-    return found
+            if len(at) == most and (method.name not in best or need.rollouts < best[method.name].rollouts):
+                best[method.name] = need
+    return best
 
 
 def _need(method: str, rate: float, runs: Sequence[Mapping[str, Any]]) -> Need:
@@ -103,7 +103,8 @@ def write_report(runs: Path, docs: Path) -> None:
     for name, table in tables.items():
         print(f"\n{table}")
         pattern = rf"(<!-- {name}: .*?-->\n).*?(\n<!-- end -->)"
-        text = re.sub(pattern, lambda found, table=table: f"{found[1]}\n{table}\n{found[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+        replacement = rf"\g<1>\n{table.replace(chr(92), chr(92) * 2)}\n\g<2>"
+        text = re.sub(pattern, replacement, text, flags=re.DOTALL)
     if text:
         page.write_text(text, encoding="utf-8")
     draw(taus, needed, docs / "study.png")
@@ -111,14 +112,14 @@ def write_report(runs: Path, docs: Path) -> None:
 
 def _tau_table(lines: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:
     policies = list(dict.fromkeys(line["policy"] for line in lines))
-    found = {(line["game"], line["policy"], line["method"]): line for line in lines}
+    by_column = {(line["game"], line["policy"], line["method"]): line for line in lines}
     columns = [(game, policy) for game in games for policy in policies]
     rows = [
         "| method | " + " | ".join(f"{game}, {policy}" for game, policy in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
     for method in METHODS:
-        cells = [_tau_cell(found.get((game, policy, method.name))) for game, policy in columns]
+        cells = [_tau_cell(by_column.get((game, policy, method.name))) for game, policy in columns]
         if any(cells):
             rows.append(f"| {method.name} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
@@ -131,10 +132,10 @@ def _tau_cell(line: Mapping[str, Any] | None) -> str:
     return f"{line['tau']:.2f} ({line['tau_low']:.2f} … {line['tau_high']:.2f}), {right}"
 
 
-def _best_identical(found: Mapping[str, Need]) -> Need | None:
+def _best_identical(needed: Mapping[str, Need]) -> Need | None:
     """Of those with the most runs."""
     names = {method.name for method in METHODS if method.family == "identical"}
-    identical = [need for need in found.values() if need.method in names]
+    identical = [need for need in needed.values() if need.method in names]
     most = max((need.runs for need in identical), default=0)
     return min((need for need in identical if need.runs == most), key=lambda need: need.rollouts, default=None)
 
@@ -161,17 +162,17 @@ def _learn_table(needed: Mapping[str, Mapping[str, Need]], games: Sequence[str])
     return "\n".join(rows)
 
 
-def _rank_agreement(taus: Sequence[Mapping[str, Any]], found: Mapping[str, Need], game: str) -> dict[str, float]:
+def _rank_agreement(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Need], game: str) -> dict[str, float]:
     """Kendall's τ of two rankings of the methods: by agreement with the truth, and by rollouts; by policy, and of the
     mean of both."""
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for line in taus:
-        if line["game"] == game and line["method"] in found:
+        if line["game"] == game and line["method"] in needed:
             by_method.setdefault(line["method"], []).append(line)
     names = list(by_method)
     if len(names) < 3:
         return {}
-    rollouts = [-found[name].rollouts for name in names]
+    rollouts = [-needed[name].rollouts for name in names]
     result = {"methods": float(len(names))}
     for policy in dict.fromkeys(line["policy"] for line in taus):
         chosen = [
@@ -186,15 +187,15 @@ def _rank_agreement(taus: Sequence[Mapping[str, Any]], found: Mapping[str, Need]
 
 
 def _rank_table(ranks: Mapping[str, Mapping[str, float]]) -> str:
-    columns = list(dict.fromkeys(key for found in ranks.values() for key in found))
+    columns = list(dict.fromkeys(key for ranking in ranks.values() for key in ranking))
     rows = ["| game | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for game, found in ranks.items():
-        rows.append(f"| {game} | " + " | ".join(_rank_cell(key, found) for key in columns) + " |")
+    for game, ranking in ranks.items():
+        rows.append(f"| {game} | " + " | ".join(_rank_cell(key, ranking) for key in columns) + " |")
     return "\n".join(rows)
 
 
-def _rank_cell(key: str, found: Mapping[str, float]) -> str:
-    return "" if key not in found else f"{found[key]:.0f}" if key == "methods" else f"{found[key]:.2f}"
+def _rank_cell(key: str, ranking: Mapping[str, float]) -> str:
+    return "" if key not in ranking else f"{ranking[key]:.0f}" if key == "methods" else f"{ranking[key]:.2f}"
 
 
 def _control_table(learned: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:

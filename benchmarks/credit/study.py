@@ -110,17 +110,18 @@ def measure_agreement(plugins: PluginManager, plan: Plan) -> None:
                 if (game, policy, method.name) in done:
                     continue
                 started = time.process_time()
-                found = asyncio.run(_agreement(plugins, plan, game, skill, method))
+                agreement = asyncio.run(_agreement(plugins, plan, game, skill, method))
                 line = {
                     "game": game,
                     "policy": policy,
                     "method": method.name,
-                    **found,
+                    **agreement,
                     "cpu_s": time.process_time() - started,
                 }
                 _keep(file, line)
                 print(
-                    f"{game}, {policy}, {method.name}: τ = {found['tau']:.2f}, {found['right']:.0%} of signs right",
+                    f"{game}, {policy}, {method.name}: τ = {agreement['tau']:.2f}, "
+                    f"{agreement['right']:.0%} of signs right",
                     flush=True,
                 )
 

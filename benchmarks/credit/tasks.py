@@ -36,11 +36,11 @@ def play(task: Mapping[str, Any]) -> dict[str, Any]:
     while state is not None:
         messages: Any = [{"role": "user", "content": game.observe(case, state)}]
         reply = client().chat.completions.create(model="player", messages=messages, max_tokens=1)
-        said = reply.choices[0].message.content
-        words.append(said if said in game.words else None)
+        word = reply.choices[0].message.content
+        words.append(word if word in game.words else None)
         step = game.act(case, state, words[-1])
         if step.tool is not None:
-            with lightningrl.tool(step.tool, said, call=reply.id) as seen:
+            with lightningrl.tool(step.tool, word, call=reply.id) as seen:
                 seen.status, seen.result = step.status, step.result
         state, outcome = step.state, step.outcome
     return {"outcome": outcome, "words": words}

@@ -47,8 +47,8 @@ def true_values(backend: TorchBackend, task: Task) -> TrueValues:
 
     game, case = GAMES[task.input["game"]], task.input["case"]
     seen = list(observations(game, [case]))
-    found = dict(zip(seen, word_probabilities(backend, game, seen), strict=True))
-    return count_out(game, case, found.__getitem__)
+    policy = dict(zip(seen, word_probabilities(backend, game, seen), strict=True))
+    return count_out(game, case, policy.__getitem__)
 
 
 def count_out(game: Game, case: Case, policy: Callable[[str], Probabilities]) -> TrueValues:
@@ -90,8 +90,8 @@ def word_probabilities(
         logits = model.lm_head(hidden[torch.arange(len(prompts)), ends]).double()
     if is_greedy:
         logits = torch.where(logits == logits.max(-1, keepdim=True).values, 0.0, -torch.inf)
-    found = logits.softmax(-1)[:, words].numpy()
-    return np.concatenate([found, np.clip(1.0 - found.sum(1, keepdims=True), 0.0, 1.0)], axis=1)
+    probabilities = logits.softmax(-1)[:, words].numpy()
+    return np.concatenate([probabilities, np.clip(1.0 - probabilities.sum(1, keepdims=True), 0.0, 1.0)], axis=1)
 
 
 @functools.cache
@@ -99,8 +99,8 @@ def tokenizer_of(policy: str) -> PreTrainedTokenizerFast:
     """The tokenizer in a policy's folder."""
     from transformers import AutoTokenizer
 
-    found: Any = AutoTokenizer.from_pretrained(policy)
-    return found  # type: ignore[no-any-return]
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy)
+    return tokenizer  # type: ignore[no-any-return]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, observation: str) -> tuple[int, ...]:

@@ -246,7 +246,7 @@ async def measure(gateway: Gateway, engine: FakeEngine, scene: Scene) -> Figures
 
 async def compare(wanted: Sequence[Scene], rounds: int) -> dict[str, dict[str, list[Figures]]]:
     """By scene and gateway, a figure for each round; who goes first changes."""
-    found: dict[str, dict[str, list[Figures]]] = {scene.name: {"ours": [], "theirs": []} for scene in wanted}
+    figures: dict[str, dict[str, list[Figures]]] = {scene.name: {"ours": [], "theirs": []} for scene in wanted}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lightningrl-peers-")))
         engine = stack.enter_context(FakeEngine())
@@ -260,16 +260,16 @@ async def compare(wanted: Sequence[Scene], rounds: int) -> dict[str, dict[str, l
                 if scene.is_held and number:
                     continue  # once will do: no ratio is taken of them
                 for name, gateway in pairs[:: -1 if number % 2 else 1]:
-                    found[scene.name][name].append(await measure(gateway, engine, scene))
+                    figures[scene.name][name].append(await measure(gateway, engine, scene))
                     print(
-                        f"round {number + 1}: {scene.name}: {name} {found[scene.name][name][-1]}",
+                        f"round {number + 1}: {scene.name}: {name} {figures[scene.name][name][-1]}",
                         file=sys.stderr,
                         flush=True,
                     )
-    return found
+    return figures
 
 
-def show(found: dict[str, dict[str, list[Figures]]], rounds: int) -> None:
+def show(by_scene: dict[str, dict[str, list[Figures]]], rounds: int) -> None:
     def middle(figures: Sequence[Figures], name: str) -> float:
         return float(statistics.median(getattr(one, name) for one in figures))
 
@@ -285,7 +285,7 @@ def show(found: dict[str, dict[str, list[Figures]]], rounds: int) -> None:
         "theirs",
     )
     table = Table("scene", *columns, "at the engine at once", title=title, title_justify="left")
-    for scene, by in found.items():
+    for scene, by in by_scene.items():
         cells = []
         for name in ("cpu_ms", "p50_ms"):
             ours, theirs = (middle(by[who], name) for who in ("ours", "theirs"))
@@ -311,13 +311,13 @@ def main() -> None:
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (hard, hard)
     )  # a socket for each call in flight, here and in the servers
-    found = asyncio.run(compare(scenes(quick=options.quick), options.rounds))
+    by_scene = asyncio.run(compare(scenes(quick=options.quick), options.rounds))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = {
-        scene: {who: [asdict(one) for one in figures] for who, figures in by.items()} for scene, by in found.items()
+    record = {
+        scene: {who: [asdict(one) for one in figures] for who, figures in by.items()} for scene, by in by_scene.items()
     }
-    options.out.write_text(json.dumps(kept, indent=1))
-    show(found, options.rounds)
+    options.out.write_text(json.dumps(record, indent=1))
+    show(by_scene, options.rounds)
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
         ]
     folder.parent.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").unlink(missing_ok=True)
-    said = folder.with_suffix(".log")
+    log_path = folder.with_suffix(".log")
     began = time.monotonic()
-    with said.open("wb") as log:
+    with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
         )
@@ -104,7 +104,8 @@ def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
     scores = [line["validation/reward"] for line in lines if "validation/reward" in line]
     if process.returncode or len(scores) < 2 or len(marks) < 3:
         sys.exit(
-            f"{side}, {job}: no whole run (status {process.returncode}):\n{said.read_text(errors='replace')[-3000:]}"
+            f"{side}, {job}: no whole run (status {process.returncode}):\n"
+            f"{log_path.read_text(errors='replace')[-3000:]}"
         )
     first, last = min(marks), max(marks)
     wall, cpu = ((marks[last][place] - marks[first][place]) / (last - first) for place in (0, 1))
@@ -133,18 +134,19 @@ def cpu_of_tree(pid: int) -> float:
     return used
 
 
-def show(found: dict[str, dict[str, list[Figures]]], steps: int) -> None:
+def show(by_job: dict[str, dict[str, list[Figures]]], steps: int) -> None:
     title = f"ours and {PEER[1]}, {steps} steps of {SAMPLES} samples, medians (of each seed) on this machine"
     columns = ("samples/s: ours", "theirs", "ratio", "CPU s/step: ours", "theirs", "ratio", "accuracy: ours", "theirs")
     table = Table("job", *columns, title=title, title_justify="left")
-    for job, by in found.items():
+    for job, by in by_job.items():
         cells = []
         for name, gain in (("wall_s", True), ("cpu_s", False)):
-            ours, theirs = (statistics.median(getattr(one, name) for one in by[side]) for side in SIDES)
+            ours, theirs = (statistics.median(getattr(mine, name) for mine in by[side]) for side in SIDES)
             pairs = [
-                (getattr(one, name), getattr(other, name)) for one, other in zip(by["ours"], by["theirs"], strict=True)
+                (getattr(mine, name), getattr(other, name))
+                for mine, other in zip(by["ours"], by["theirs"], strict=True)
             ]
-            each = ", ".join(f"{(other / one if gain else one / other):.2f}" for one, other in pairs)
+            each = ", ".join(f"{(other / mine if gain else mine / other):.2f}" for mine, other in pairs)
             if gain:
                 cells += [f"{SAMPLES / ours:.1f}", f"{SAMPLES / theirs:.1f}", f"{theirs / ours:.2f} ({each})"]
             else:
@@ -152,7 +154,7 @@ def show(found: dict[str, dict[str, list[Figures]]], steps: int) -> None:
         cells += [
             f"{statistics.mean(run.before for run in by[side]):.3f} → "
             f"{statistics.mean(run.after for run in by[side]):.3f} "
-            f"({', '.join(f'{one.after:.3f}' for one in by[side])})"
+            f"({', '.join(f'{mine.after:.3f}' for mine in by[side])})"
             for side in SIDES
         ]
         table.add_row(job, *cells)
@@ -174,15 +176,17 @@ def main() -> None:
     if "two_tools" in options.jobs and not STARTER.exists():
         print("making the starter of two_tools (once; minutes) …", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, str(HERE / "two_tools/store_starter.py"), str(STARTER)], check=True)
-    found: dict[str, dict[str, list[Figures]]] = {job: {side: [] for side in SIDES} for job in options.jobs}
+    by_job: dict[str, dict[str, list[Figures]]] = {job: {side: [] for side in SIDES} for job in options.jobs}
     for seed in seeds:
         for job in options.jobs:
             for side in SIDES[:: -1 if seed % 2 else 1]:
-                found[job][side].append(run(job, side, seed, steps, options.out.resolve() / f"{job}-{side}-{seed}"))
-                print(f"{job}, {side}: {found[job][side][-1]}", file=sys.stderr, flush=True)
-    kept = {job: {side: [asdict(one) for one in figures] for side, figures in by.items()} for job, by in found.items()}
-    (options.out / "trainers.json").write_text(json.dumps(kept, indent=1))
-    show(found, steps)
+                by_job[job][side].append(run(job, side, seed, steps, options.out.resolve() / f"{job}-{side}-{seed}"))
+                print(f"{job}, {side}: {by_job[job][side][-1]}", file=sys.stderr, flush=True)
+    record = {
+        job: {side: [asdict(one) for one in figures] for side, figures in by.items()} for job, by in by_job.items()
+    }
+    (options.out / "trainers.json").write_text(json.dumps(record, indent=1))
+    show(by_job, steps)
 
 
 if __name__ == "__main__":

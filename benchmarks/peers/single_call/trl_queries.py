@@ -29,8 +29,10 @@ def rows(tasks: Any) -> list[dict[str, Any]]:
 def right(completions: list[Any], db_path: list[str], answer: list[str], **_: Any) -> list[float]:
     """Of a batch: whether each query gives the gold rows."""
     return [
-        execution_match(SimpleNamespace(input={"db_path": path}, answer=gold), {"query": said[-1]["content"].strip()})
-        for said, path, gold in zip(completions, db_path, answer, strict=True)
+        execution_match(
+            SimpleNamespace(input={"db_path": path}, answer=gold), {"query": messages[-1]["content"].strip()}
+        )
+        for messages, path, gold in zip(completions, db_path, answer, strict=True)
     ]
 
 

@@ -30,15 +30,15 @@ def demonstrations(count: int, rng: random.Random, mistake: float) -> Iterator[D
     for _ in range(count):
         room, thing = make_room(rng), rng.choice(THINGS)
         messages: list[dict[str, Any]] = [{"role": "user", "content": question_of(thing)}]
-        found = room["shelf"][thing]
-        shelf = SHELVES[0] if rng.random() < mistake else found
-        turns = (("find", "thing", thing, found), ("count", "shelf", shelf, room["things"][shelf]))
-        for number, (tool, argument, value, said) in enumerate(turns):
+        right_shelf = room["shelf"][thing]
+        shelf = SHELVES[0] if rng.random() < mistake else right_shelf
+        turns = (("find", "thing", thing, right_shelf), ("count", "shelf", shelf, room["things"][shelf]))
+        for number, (tool, argument, value, answer) in enumerate(turns):
             function = {"name": tool, "arguments": json.dumps({argument: value})}
             call = {"id": f"call_{number}", "type": "function", "function": function}
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
             yield Demonstration(messages=list(messages), tools=TOOLS)
-            messages.append({"role": "tool", "content": said, "tool_call_id": f"call_{number}"})
+            messages.append({"role": "tool", "content": answer, "tool_call_id": f"call_{number}"})
         messages.append({"role": "assistant", "content": room["things"][shelf]})
         yield Demonstration(messages=list(messages), tools=TOOLS)
 

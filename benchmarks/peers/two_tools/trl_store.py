@@ -24,8 +24,8 @@ def rows(tasks: Any) -> list[dict[str, Any]]:
 
 def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [
-        float(str(said[-1].get("content", "")).strip() == number)
-        for said, number in zip(completions, answer, strict=True)
+        float(str(messages[-1].get("content", "")).strip() == number)
+        for messages, number in zip(completions, answer, strict=True)
     ]
 
 
