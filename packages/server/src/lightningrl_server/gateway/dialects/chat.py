@@ -109,13 +109,13 @@ _decode = msgspec.json.Decoder(_Body).decode
 def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = False) -> ChatRequest:
     """Raises Refusal with what is wrong, which, and what next."""
     body = decode_body(_decode, data, "chat completion")
-    _refuse_unsupported(body)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     choices = read_whole("n", body.n, 1, max_choices) or 1
     top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20) or 0
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
     check_count("messages", body.messages)
+    _refuse_unsupported(body)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
     is_offering = body.tools or body.tool_choice
@@ -145,12 +145,13 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if not is_nothing(body.logit_bias):
+    if body.logit_bias and not is_nothing(body.logit_bias):
         raise Refusal(
             "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out",
             param="logit_bias",
         )
-    if not is_nothing(body.functions) or not (is_nothing(body.function_call) or body.function_call in ("none", "auto")):
+    chosen = None if body.function_call in ("none", "auto") else body.function_call
+    if (body.functions and not is_nothing(body.functions)) or (chosen and not is_nothing(chosen)):
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
     if "audio" in (body.modalities or ()):
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
