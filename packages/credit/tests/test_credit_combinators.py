@@ -50,13 +50,12 @@ class Grades:
         return Evidence(calls={"grade": np.full(len(trajectory.transitions), self.grade, np.float32)})
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        return tuple(
-            tuple(
-                np.full(len(call.completion_ids), one.evidence.calls["grade"][t])
-                for t, call in enumerate(one.transitions)
-            )  # type: ignore[union-attr]
-            for one in group.trajectories
-        )
+        def credit(one: Trajectory) -> tuple[np.ndarray[Any, Any], ...]:
+            assert one.evidence is not None
+            grades = one.evidence.calls["grade"]
+            return tuple(np.full(len(call.completion_ids), grades[t]) for t, call in enumerate(one.transitions))
+
+        return tuple(map(credit, group.trajectories))
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
         self.steps += 1
@@ -238,13 +237,9 @@ def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
     assert isinstance(clipped, Clip)
     assert isinstance(clipped.parts[0], StateGroups)
     assert isinstance(turns, TurnReturns)
-    assert (clipped.at, clipped.parts[0].omega, turns.gamma, made.weights, mine.scale) == (
-        5.0,
-        0.5,
-        0.9,
-        (1.0, 0.25, 1.0),
-        3.0,
-    )  # type: ignore[attr-defined]
+    assert (clipped.at, clipped.parts[0].omega, turns.gamma) == (5.0, 0.5, 0.9)
+    assert made.weights == (1.0, 0.25, 1.0)
+    assert mine.scale == 3.0  # type: ignore[attr-defined]
     assert made.requires == {"group", "turn_rewards", "state_key"}
     assert made.assign(make_group((0.0,), (1.0,)))[0][0] is not None
 

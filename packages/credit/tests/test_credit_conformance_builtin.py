@@ -141,9 +141,11 @@ class TestRemembering(suite("TestRemembering", Remembering, baseline="none")):  
     pass
 
 
-class TestSumOfWhatRemembers(
-    suite("TestSumOfWhatRemembers", lambda: Sum((Remembering(), 0.5), (Remembering(0.3), 0.5)), baseline="none")
-):  # type: ignore[misc]
+def make_remembering_sum() -> Sum:
+    return Sum((Remembering(), 0.5), (Remembering(0.3), 0.5))
+
+
+class TestSumOfWhatRemembers(suite("TestSumOfWhatRemembers", make_remembering_sum, baseline="none")):  # type: ignore[misc]
     pass
 
 

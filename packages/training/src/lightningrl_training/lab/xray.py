@@ -19,11 +19,11 @@ import numpy as np
 
 from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
 from lightningrl.plugins import PluginManager, load_plugins
-from lightningrl.protocols import CreditAssigner
+from lightningrl.protocols import CreditAssigner, Need
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, Score
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
-from lightningrl_credit.needs import NEEDS, Need, find_unrecorded, installed_needs
+from lightningrl_credit.needs import NEEDS, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.table import CreditTable, join_tables, make_table
 from lightningrl_credit.xray import MissingMethod, XRay, read_table
