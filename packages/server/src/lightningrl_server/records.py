@@ -105,8 +105,8 @@ class AttemptEnd:
     may_go_again: bool = True
     """False where the agent alone says that the infrastructure failed: the rollout is not queued again for it."""
     left_threads: Sequence[str] = ()
-    """As in `Trajectory`."""
+    """Names of bare threads that still ran when it was over."""
     rewards: Mapping[str | None, Mapping[str, float | None]] = field(
         default_factory=dict[str | None, Mapping[str, float | None]]
     )
-    """By transition id; None = the attempt itself."""
+    """Reported rewards by transition id; None = the attempt itself."""
