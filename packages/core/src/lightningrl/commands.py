@@ -109,8 +109,8 @@ class CommandGroup(TyperGroup):
             raise ConfigError(
                 f"command {name!r} is not installed; it comes with: pip install 'lightningrl[{EXTRAS[name]}]'"
             )
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, build_command(self.records[name]) if name else command, rest
+        chosen, command, rest = super().resolve_command(ctx, args)
+        return chosen, build_command(self.records[chosen]) if chosen else command, rest
 
 
 def warn(error: PluginError) -> None:

@@ -101,4 +101,5 @@ def plugins() -> None:
 
 @hookimpl
 def lightningrl_commands() -> Iterable[Plugin]:
-    yield from map(describe_command, (plugins, new))
+    yield describe_command(plugins)
+    yield describe_command(new)
