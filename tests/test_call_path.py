@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "call_path.py"
-MOST_FILES = 24
-MOST_RETURNS = 60
+MOST_FILES = 22
+MOST_RETURNS = 52
 
 
 def test_a_chat_call_crosses_few_files_of_the_server_and_goes_back_seldom() -> None:
