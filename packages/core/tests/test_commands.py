@@ -129,7 +129,9 @@ def test_a_command_whose_package_is_not_installed_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, command: str, extra: str
 ) -> None:
     monkeypatch.setattr(commands, "load_plugins", lambda report: PluginManager())
-    assert "train" not in CliRunner().invoke(app, ["--help"]).output.replace("Train", "")
+    listed, _, missing = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output.partition("Not installed:")
+    assert command not in listed.replace("Train", "").split()
+    assert re.search(rf"\b{command}\b.*: pip install 'lightningrl\[{extra}]'", " ".join(missing.split()))
     error = CliRunner().invoke(app, [command, "mine"]).exception
     assert isinstance(error, ConfigError)
     assert str(error) == f"command {command!r} is not installed; it comes with: pip install 'lightningrl[{extra}]'"
