@@ -43,9 +43,10 @@ test-verl-run: .venv-verl/.installed  ## Of those one run through everything: tw
 test-peers-clients: .venv/.installed  ## Let real SDKs and coding harnesses (openai, AI SDK, Claude Code, Codex, aider, ...) write a file through `lightningrl try`; some: ONLY="codex aider"
 	@$(BIN)/python scripts/try_clients.py $(ONLY)
 
-check: .venv/.installed  ## Lint, types (of the tests too), import rules
+check: .venv/.installed  ## Lint, words, types (of the tests too), import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python scripts/check_words.py
 	@scripts/check-types.sh
 	@$(BIN)/lint-imports
 

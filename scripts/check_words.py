@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+CORE: Final = ROOT / "packages/core/src/lightningrl"
 OPENERS: Final = frozenset({"Of", "What", "Whether", "How", "Those", "Who", "By", "As", "It", "That"})
 NAMES: Final = frozenset({"one", "found", "said", "told", "known", "kept"})
 PARTICIPLE: Final = re.compile(
@@ -33,6 +34,8 @@ TO_RENAME: Final = frozenset(
 """Classes that are participles still; none is added, and who renames one takes it out."""
 MOST_COLUMNS: Final = 120
 MOST_LINES: Final = 400
+LONGER: Final = {"types.py": 460, "protocols.py": 410, "control_api.py": 415}
+"""Modules of core that are longer still, and how long each may be."""
 MOST_LINES_OF_A_FUNCTION: Final = 60
 COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -46,15 +49,15 @@ class Breach:
     what: str
 
 
-def breaches(code: str) -> list[Breach]:
+def breaches(code: str, most_lines: int = MOST_LINES) -> list[Breach]:
     """The breaches in a module's code, in the order of its lines."""
     tree, lines = ast.parse(code), code.splitlines()
-    return sorted([*_sizes(tree, lines), *_docstrings(tree), *_names(tree), *_classes(tree)])
+    return sorted([*_sizes(tree, lines, most_lines), *_docstrings(tree), *_names(tree), *_classes(tree)])
 
 
-def _sizes(tree: ast.Module, lines: Sequence[str]) -> Iterator[Breach]:
-    if len(lines) > MOST_LINES:
-        yield Breach(line=1, what=f"a module of {len(lines)} lines; at most {MOST_LINES}")
+def _sizes(tree: ast.Module, lines: Sequence[str], most_lines: int) -> Iterator[Breach]:
+    if len(lines) > most_lines:
+        yield Breach(line=1, what=f"a module of {len(lines)} lines; at most {most_lines}")
     for number, line in enumerate(lines, 1):
         if len(line) > MOST_COLUMNS:
             yield Breach(line=number, what=f"{len(line)} columns; at most {MOST_COLUMNS}")
@@ -110,7 +113,8 @@ def main() -> None:
     count = 0
     for file in files_of(paths):
         name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-        for breach in breaches(file.read_text(encoding="utf-8")):
+        most_lines = LONGER.get(file.name, MOST_LINES) if file.parent == CORE else MOST_LINES
+        for breach in breaches(file.read_text(encoding="utf-8"), most_lines):
             print(f"{name}:{breach.line}: {breach.what}")
             count += 1
     sys.exit(f"{count} breaches" if count else 0)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -153,47 +152,3 @@ def test_the_core_is_small() -> None:
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in modules)
     assert len(modules) <= MOST_CORE_MODULES
     assert lines <= MOST_CORE_LINES
-
-
-# ------------------------------------------------------------------ how the code reads
-
-PARTICIPLES = re.compile(
-    r"_?(?:[A-Z][a-z]+ed|Begun|Done|Found|Given|Kept|Known|Left|Lost|Made|Said|Seen|Sent|Shown|Taken|Told)"
-)
-NO_PARTICIPLES = {"Need", "Speed"}
-IDIOMS = {"one", "found", "said", "told"}
-MOST = {
-    "classes named by a participle": 9,
-    "docstrings that begin with 'What'": 154,
-    "variables named one, found, said or told": 753,
-}
-"""Each may only fall: who mends some lowers it, so that none comes back."""
-
-
-def counts_of_idioms(trees: Iterable[ast.Module]) -> dict[str, int]:
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)} - NO_PARTICIPLES
-    documented = [
-        node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    stored += [node.arg for node in nodes if isinstance(node, ast.arg)]
-    counts = (
-        sum(bool(PARTICIPLES.fullmatch(name)) for name in classes),
-        sum((ast.get_docstring(node) or "").startswith("What ") for node in documented),
-        sum(name in IDIOMS for name in stored),
-    )
-    return dict(zip(MOST, counts, strict=True))
-
-
-def test_names_say_the_type_and_docstrings_their_subject() -> None:
-    """A class is a noun of the field (`RunningServices`, not `Served`), a variable says what it is (`for choice in
-    choices`), a docstring begins with its subject ("The last text, held back until the call is stored.")."""
-    files = [file for file in sorted(ROOT.glob("packages/*/src/**/*.py")) if TEMPLATES not in file.parents]
-    counts = counts_of_idioms(ast.parse(file.read_text(encoding="utf-8")) for file in files)
-    assert {name: count for name, count in counts.items() if count > MOST[name]} == {}, f"at most {MOST}"
-
-
-def test_an_idiom_is_counted() -> None:
-    code = 'class Served:\n    """What is served."""\n\n    def read(self, found):\n        return [one for one in found]\n'
-    assert list(counts_of_idioms([ast.parse(code)]).values()) == [1, 1, 2]

@@ -55,3 +55,9 @@ def test_a_breach_ends_the_script_with_1_and_its_place(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "module.py:2: 'kept' does not say what it is; name the type" in ran.stdout
     assert "1 breaches" in ran.stderr
+
+
+def test_our_code_keeps_to_the_rules() -> None:
+    """What `make check` asks of packages/*/src."""
+    ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout

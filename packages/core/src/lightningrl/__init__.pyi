@@ -1,4 +1,4 @@
-"""The public names of LightningRL and where each is defined: type checkers read this list, and `__init__.py` imports from it."""
+"""The public names of LightningRL and where each is defined: type checkers and `__init__.py` read this list."""
 
 from lightningrl import conventions as conventions
 from lightningrl.call_origin import CallOrigin as CallOrigin
