@@ -78,7 +78,7 @@ def test_a_recipe_is_shown_with_where_each_value_is_from(tmp_path: Path, monkeyp
 
 def test_plugins_name_their_distribution_on_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert "from lightningrl 0." in " ".join(ask("plugins").split())
+    assert "from lightningrl-credit 0." in " ".join(ask("plugins").split())
 
 
 @pytest.fixture
