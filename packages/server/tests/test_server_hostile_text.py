@@ -3,10 +3,7 @@ good."""
 
 from __future__ import annotations
 
-import sqlite3
-import zlib
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 
 from lightningrl.records import Lease
 from lightningrl.sanitize import DEEPEST, clean_json, clean_text, parse_json
-from lightningrl.types import Outcome, Trajectory
+from lightningrl.types import Trajectory
 from lightningrl.wire import decode_trajectories
 from lightningrl_client.control.client import ServerClient
 from lightningrl_server.app import create_app
@@ -169,29 +166,6 @@ async def test_a_task_with_a_lone_surrogate_reaches_the_server(tmp_path: Path, m
     lease = await leased(store)
     assert lease.task.input == "what is \ufffd?"
     await store.close()
-
-
-POISON: list[tuple[str, str, Any]] = [
-    ("attempts", "error", b"p" + "\ud800".encode("utf-8", "surrogatepass")),
-    ("attempts", "error", b"z" + zlib.compress(("\ud800" * 100).encode("utf-8", "surrogatepass"))),
-    ("attempts", "output", b"p" + b"[" * 900 + b"]" * 900),
-    ("attempts", "duration_s", float("inf")),
-    ("tool_calls", "arguments", b"p" + "\ud800".encode("utf-8", "surrogatepass")),
-    ("tool_calls", "result", b"p" + "\udfff".encode("utf-8", "surrogatepass")),
-    ("tool_calls", "duration_s", float("inf")),
-]
-
-
-@pytest.mark.parametrize(("table", "column", "value"), POISON)
-async def test_a_store_that_an_older_version_let_be_poisoned_heals_when_it_is_read(
-    tmp_path: Path, scene: Scene, table: str, column: str, value: Any
-) -> None:
-    await scene.report("tool_calls", '{"tool_calls": [{"name": "f", "status": "ok"}]}')
-    await scene.end('{"outcome": "succeeded", "output": 1}')
-    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
-        db.execute(f"UPDATE {table} SET {column} = ?", (value,))
-    trajectory = await scene.read()
-    assert trajectory.outcome is Outcome.SUCCEEDED and len(trajectory.tool_calls) == 1
 
 
 def test_clean_text_changes_nothing_that_utf_8_can_carry() -> None:
