@@ -15,7 +15,7 @@ def test_the_pages_commands_say_what_it_shows(run_page: Callable[..., str], tmp_
     asyncio.run(record_run(tmp_path / "runs" / "mine", make_recipe(tmp_path, settings)))
     said = run_page("docs/xray.md")
     assert "the run's own method gives exactly what the run used" in said
-    assert re.search(r"^identical .* on these rollouts equal to grpo", said, re.MULTILINE)
+    assert re.search(r"^run by role .* on these rollouts equal to run", said, re.MULTILINE)
     assert "g000001-002, task" in said and "turns by methods" not in said
     assert re.search(r"^mine +\d+%", said, re.MULTILINE) and re.search(r"^steep +", said, re.MULTILINE)
     assert re.search(r"mean reward [\d.]+ ± [\d.]+ was, [\d.]+ ± [\d.]+ would be", said)
