@@ -36,7 +36,7 @@ def test_the_lease_clock_does_not_jump_with_the_time_of_day_and_stands_still_wit
 
 
 async def test_a_worker_outlives_a_store_that_was_closed_for_longer_than_its_lease(tmp_path: Path) -> None:
-    """It could send no heartbeat meanwhile."""
+    """No heartbeat could reach it meanwhile."""
     url = f"sqlite:///{tmp_path}/store.db"
     store = await SqlStore.open(url)
     await store.create_rollouts([make_spec("a")])

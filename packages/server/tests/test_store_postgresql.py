@@ -43,62 +43,62 @@ class TestPostgreSQLStore(StoreConformance):
 
 @asynccontextmanager
 async def two_stores(postgresql: PostgreSQL) -> AsyncIterator[tuple[SqlStore, SqlStore]]:
-    """As two servers have one."""
+    """Open one store twice, as two servers do."""
     url = postgresql.new_url()
-    one, other = await SqlStore.open(url), await SqlStore.open(url)
+    here, other = await SqlStore.open(url), await SqlStore.open(url)
     try:
-        yield one, other
+        yield here, other
     finally:
-        await one.close()
+        await here.close()
         await other.close()
 
 
 async def test_a_tool_call_that_is_told_to_two_servers_is_kept_once(postgresql: PostgreSQL) -> None:
-    async with two_stores(postgresql) as (one, other):
-        await one.create_rollouts([make_spec("a")])
+    async with two_stores(postgresql) as (here, other):
+        await here.create_rollouts([make_spec("a")])
         await leased(other)
-        told = [
+        reports = [
             ToolCallRecord(tool_call=ToolCall(id=f"t{number}", name="sql"), span_id=f"s{number}") for number in range(2)
         ]
-        assert await one.append_tool_calls("a", 1, told[:1]) == 1
-        assert await other.append_tool_calls("a", 1, told) == 1
-        assert await one.append_tool_calls("a", 1, told) == 0
-        assert await one.tool_call_ids("a", 1) == {"t0", "t1"}
+        assert await here.append_tool_calls("a", 1, reports[:1]) == 1
+        assert await other.append_tool_calls("a", 1, reports) == 1
+        assert await here.append_tool_calls("a", 1, reports) == 0
+        assert await here.tool_call_ids("a", 1) == {"t0", "t1"}
 
 
 async def test_a_tool_call_that_one_server_is_shown_and_another_told_is_kept_once(postgresql: PostgreSQL) -> None:
-    async with two_stores(postgresql) as (one, other):
-        await one.create_rollouts([make_spec("a")])
+    async with two_stores(postgresql) as (here, other):
+        await here.create_rollouts([make_spec("a")])
         await leased(other)
         call = ToolCall(id="t", name="sql", arguments="{}", result="3")
         shown = ToolCallRecord(tool_call=call, span_id=f"{DIALOGUE}t")
-        told = ToolCallRecord(tool_call=replace(call, status=ToolStatus.OK), span_id="s")
-        assert await one.append_tool_calls("a", 1, [shown]) == 1
-        assert await other.append_tool_calls("a", 1, [told]) == 1
-        assert await one.append_tool_calls("a", 1, [shown]) == 0, "as many are kept as before, and not the same"
-        assert await one.append_tool_calls("a", 1, [told]) == 0
-        await one.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        report = ToolCallRecord(tool_call=replace(call, status=ToolStatus.OK), span_id="s")
+        assert await here.append_tool_calls("a", 1, [shown]) == 1
+        assert await other.append_tool_calls("a", 1, [report]) == 1
+        assert await here.append_tool_calls("a", 1, [shown]) == 0, "as many are kept as before, and not the same"
+        assert await here.append_tool_calls("a", 1, [report]) == 0
+        await here.finish_attempt("a", 1, Outcome.SUCCEEDED)
         assert [tool.status for tool in (await other.trajectories(["a"]))[0].tool_calls] == [ToolStatus.OK]
 
 
 async def test_an_attempt_goes_on_at_any_server_and_none_keeps_a_call_after_another_has_ended_it(
     postgresql: PostgreSQL,
 ) -> None:
-    async with two_stores(postgresql) as (one, other):
-        await one.create_rollouts([make_spec("a")])
+    async with two_stores(postgresql) as (here, other):
+        await here.create_rollouts([make_spec("a")])
         lease = await leased(other)
         first = make_call(lease, "c0", [1, 2], [3], agent="planner")
         second = make_call(lease, "c1", [4], [5], parent=first, agent="critic")
         third = make_call(lease, "c2", [6], [7], parent=second, agent="planner")
-        for store, call in ((one, first), (other, second), (one, third)):
+        for store, call in ((here, first), (other, second), (here, third)):
             assert await store.append_call(call) is None
         again = await other.append_call(make_call(lease, "c2x", [6], [8], parent=second, call_key="key-c2"))
         assert again is not None and again.transition.id == "c2", (
             "a retry at the other server is answered with the first"
         )
         with pytest.raises(Conflict, match="'c1' is already used"):
-            await one.append_call(make_call(lease, "c1", [9], [9], call_key="new"))
-        for store in (one, other):
+            await here.append_call(make_call(lease, "c1", [9], [9], call_key="new"))
+        for store in (here, other):
             info = await store.authorise("a", 1, lease.key)
             assert info is not None and info.calls == 3
             calls = [call.transition for call in await store.calls("a", 1)]
@@ -109,19 +109,19 @@ async def test_an_attempt_goes_on_at_any_server_and_none_keeps_a_call_after_anot
             ]
         await other.finish_attempt("a", 1, Outcome.SUCCEEDED)
         with pytest.raises(AttemptOver, match="call 'c3' came too late"):
-            await one.append_call(make_call(lease, "c3", [9], [9]))
-        assert await one.authorise("a", 1, lease.key) is None
-        assert not await one.heartbeat("a", 1, 60.0)
+            await here.append_call(make_call(lease, "c3", [9], [9]))
+        assert await here.authorise("a", 1, lease.key) is None
+        assert not await here.heartbeat("a", 1, 60.0)
 
 
 async def test_who_waits_at_one_server_hears_what_another_does(postgresql: PostgreSQL) -> None:
-    async with two_stores(postgresql) as (one, other), asyncio.timeout(PATIENCE_S):
-        working = asyncio.create_task(one.lease("w", 60.0, wait_s=PATIENCE_S))
+    async with two_stores(postgresql) as (here, other), asyncio.timeout(PATIENCE_S):
+        working = asyncio.create_task(here.lease("w", 60.0, wait_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         await other.create_rollouts([make_spec("a")])
         lease = await working
         assert lease is not None
-        waiting = asyncio.create_task(one.wait_finished(["a"], PATIENCE_S))
+        waiting = asyncio.create_task(here.wait_finished(["a"], PATIENCE_S))
         await asyncio.sleep(0.01)
         assert await other.cancel(["a"]) == 1
         assert await waiting == ("a",)
@@ -154,24 +154,24 @@ async def test_leases_of_a_server_that_is_gone_end_at_another(postgresql: Postgr
 
 
 async def test_a_database_that_is_killed_is_waited_for_and_no_lease_ends_meanwhile(postgresql: PostgreSQL) -> None:
-    async with two_stores(postgresql) as (one, other), asyncio.timeout(PATIENCE_S):
-        await one.create_rollouts([make_spec("a"), make_spec("b")])
+    async with two_stores(postgresql) as (here, other), asyncio.timeout(PATIENCE_S):
+        await here.create_rollouts([make_spec("a"), make_spec("b")])
         lease_s = 6.0  # enough for what is asked after the outage, which is longer than it, also on a busy machine
-        lease = await leased(one, lease_s=lease_s)
-        await one.append_call(make_call(lease, "c0", [1], [2]))
+        lease = await leased(here, lease_s=lease_s)
+        await here.append_call(make_call(lease, "c0", [1], [2]))
         await asyncio.to_thread(postgresql.kill)
         asking = asyncio.create_task(other.calls("a", 1))
-        keeping = asyncio.create_task(one.append_call(make_call(lease, "c1", [1], [2])))
+        keeping = asyncio.create_task(here.append_call(make_call(lease, "c1", [1], [2])))
         await asyncio.sleep(lease_s + 0.1)
         await asyncio.to_thread(postgresql.start)
         assert [call.transition.id for call in await asking][:1] == ["c0"]
         assert await keeping is None
-        assert await one.heartbeat("a", 1, 60.0), "nobody could hear its worker"
+        assert await here.heartbeat("a", 1, 60.0), "nobody could hear its worker"
         working = asyncio.create_task(other.lease("w", 60.0, wait_s=PATIENCE_S))
-        found = await working
-        assert found is not None and found.rollout_id == "b"
+        following = await working
+        assert following is not None and following.rollout_id == "b"
         waiting = asyncio.create_task(other.wait_finished(["a"], PATIENCE_S))
-        assert await one.cancel(["a"]) == 1
+        assert await here.cancel(["a"]) == 1
         assert await waiting == ("a",), "what others tell is heard again"
 
 
@@ -181,40 +181,40 @@ async def test_a_conversation_whose_calls_go_to_two_servers_in_turn_is_one_histo
     url = postgresql.new_url()
     engine = ScriptedEngine(tiny_tokenizer())
     async with (
-        live_gateway(tmp_path, store_url=url, engine=engine) as one,
+        live_gateway(tmp_path, store_url=url, engine=engine) as here,
         live_gateway(tmp_path, store_url=url, engine=engine) as other,
     ):
-        attempt = await one.attempt()
+        attempt = await here.attempt()
         messages = [{"role": "user", "content": "count"}]
-        for turn, gateway in enumerate((one, other, one, one, other)):
+        for turn, gateway in enumerate((here, other, here, here, other)):
             engine.enqueue(f"answer {turn}")
             async with AsyncOpenAI(base_url=f"{gateway.url}{_path(attempt.base_url)}", api_key=attempt.key) as openai:
-                said = (
+                answer = (
                     (await openai.chat.completions.create(model="policy", messages=messages)).choices[0].message.content
                 )  # type: ignore[arg-type]
-            messages += [{"role": "assistant", "content": said or ""}, {"role": "user", "content": f"more {turn}"}]
+            messages += [{"role": "assistant", "content": answer or ""}, {"role": "user", "content": f"more {turn}"}]
         calls = await attempt.transitions()
         assert [call.is_break for call in calls] == [False] * 5
         for before, call in itertools.pairwise(calls):
             assert call.parent_id == before.id, "it goes on from the tokens that the other server sampled"
             whole = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
             assert call.prompt_ids.tolist()[: len(whole)] == whole
-        assert await _answer_twice(one, other, attempt.base_url, attempt.key) == 1
+        assert await _answer_twice(here, other, attempt.base_url, attempt.key) == 1
 
 
-async def _answer_twice(one: LiveGateway, other: LiveGateway, base_url: str, key: str) -> int:
-    """How many answers a call gets that is retried at the other server, with its id."""
-    said: set[str] = set()
-    for gateway in (one, other):
-        one.engine.enqueue(f"said by {len(said)}")
+async def _answer_twice(here: LiveGateway, other: LiveGateway, base_url: str, key: str) -> int:
+    """Count the answers that a call gets which is retried at the other server, with its id."""
+    answers: set[str] = set()
+    for gateway in (here, other):
+        here.engine.enqueue(f"said by {len(answers)}")
         async with AsyncOpenAI(base_url=f"{gateway.url}{_path(base_url)}", api_key=key) as openai:
             call = openai.chat.completions.create(
                 model="policy",
                 messages=[{"role": "user", "content": "again"}],
                 extra_headers={"x-lightningrl-call-id": "the-call"},
             )
-            said.add((await call).id)
-    return len(said)
+            answers.add((await call).id)
+    return len(answers)
 
 
 def _path(base_url: str) -> str:

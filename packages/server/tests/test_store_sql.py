@@ -107,7 +107,8 @@ async def test_a_store_of_another_version_is_refused_whoever_opens_it(tmp_path: 
     with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
         db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", [version])
     before = (tmp_path / "store.db").read_bytes()
-    says = f"has schema version {version}, and this lightningrl reads version {SCHEMA_VERSION}; open it with the lightningrl that wrote it"
+    says = f"has schema version {version}, and this lightningrl reads version {SCHEMA_VERSION}; open it with the "
+    says += "lightningrl that wrote it"
     for read_only in (False, True):
         with pytest.raises(StoreError, match=says):
             await SqlStore.open(url, read_only=read_only)
@@ -228,14 +229,14 @@ def _killed_run(url: str, run: int, script: Path, lines: int) -> list[tuple[str,
     """Calls a process acknowledged before `kill -9` struck it in the middle of its writing."""
     process = subprocess.Popen([sys.executable, str(script), url, str(run)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    said = []
+    lines_read = []
     for line in process.stdout:
-        said.append(line)
-        if len(said) == lines:
+        lines_read.append(line)
+        if len(lines_read) == lines:
             os.kill(process.pid, signal.SIGKILL)
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL
-    whole = [line.split() for line in said if line.endswith("\n")]
+    whole = [line.split() for line in lines_read if line.endswith("\n")]
     return [(rollout_id, int(attempt), call) for rollout_id, attempt, call in whole]
 
 
@@ -248,13 +249,13 @@ async def test_kill_9_loses_no_acknowledged_call(tmp_path: Path) -> None:
     for run in range(sized(4, 20)):
         acknowledged += await asyncio.to_thread(_killed_run, url, run, script, 20 + 13 * run)
     store = await SqlStore.open(url)
-    kept = {
+    stored = {
         (rollout_id, attempt, call.transition.id)
         for rollout_id, attempt in {(one[0], one[1]) for one in acknowledged}
         for call in await store.calls(rollout_id, attempt)
     }
-    assert len(acknowledged) > sized(150, 1000) and set(acknowledged) <= kept
-    assert len(kept) == len({call for _, _, call in kept})
+    assert len(acknowledged) > sized(150, 1000) and set(acknowledged) <= stored
+    assert len(stored) == len({call for _, _, call in stored})
     await store.close()
 
 
@@ -267,9 +268,9 @@ async def test_a_tool_call_costs_the_same_however_many_its_attempt_has(
 
     def counted(*args: Any, **values: Any) -> list[Any]:
         nonlocal count
-        found = read(*args, **values)
-        count += len(found)
-        return found
+        rows = read(*args, **values)
+        count += len(rows)
+        return rows
 
     monkeypatch.setattr(Transaction, "rows", counted)
     for number in [*range(100), 99]:
@@ -316,8 +317,8 @@ async def test_the_key_of_a_lease_opens_its_attempt_without_a_read_and_not_after
         return await read(query)
 
     monkeypatch.setattr(store, "read", counted)
-    found = await store.authorise("a", 1, lease.key)
-    assert found is not None and (found.rollout_id, found.attempt, found.timeout_s, found.calls) == (
+    info = await store.authorise("a", 1, lease.key)
+    assert info is not None and (info.rollout_id, info.attempt, info.timeout_s, info.calls) == (
         "a",
         1,
         lease.timeout_s,

@@ -46,11 +46,11 @@ async def test_calls_with_seeds_of_their_own_make_no_words_and_keep_their_seeds(
     for number, seed in enumerate(seeds):
         settings = SamplingSettings(temperature=0.5, stop=("\n",), seed=seed)
         await store.append_call(make_call(lease, f"c{number}", [1], [2], sampling=settings))
-    kept = [call.transition.sampling for call in await store.calls("a", 1)]
-    assert kept == [SamplingSettings(temperature=0.5, stop=("\n",), seed=seed) for seed in seeds]
+    stored = [call.transition.sampling for call in await store.calls("a", 1)]
+    assert stored == [SamplingSettings(temperature=0.5, stop=("\n",), seed=seed) for seed in seeds]
     await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
     (trajectory,) = await store.trajectories(["a"])
-    assert [one.sampling for one in trajectory.transitions] == kept
+    assert [one.sampling for one in trajectory.transitions] == stored
     assert len(words_in(tmp_path / "store.db")) == 2  # the policy and the settings
 
 
@@ -86,10 +86,9 @@ def test_a_word_that_was_rolled_back_is_not_read_in_place_of_the_one_that_got_it
         append_calls(
             transaction, [make_call(lease, "c0", [1], [2], agent="lost", sampling=SamplingSettings(temperature=0.1))]
         )
-        (kept,) = append_calls(
-            transaction, [make_call(lease, "c9", [1], [2], call_key="key-c0")]
-        )  # a retry: reads the words
-        assert kept is not None and kept.transition.agent == "lost"
+        # A retry reads the words.
+        (first,) = append_calls(transaction, [make_call(lease, "c9", [1], [2], call_key="key-c0")])
+        assert first is not None and first.transition.agent == "lost"
         raise StoreError("the disk is full")
     with transaction.begin():
         append_calls(
@@ -160,7 +159,7 @@ async def test_words_that_agents_choose_are_not_kept_in_memory(store: SqlStore) 
         await write_and_read("long", 100, 100_000)
         await asyncio.gather(*(store.trajectories(["warm"]) for _ in range(50)))  # a thread holds what it read last
         gc.collect()
-        kept, _ = tracemalloc.get_traced_memory()
+        size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 8 * 2**20
+    assert size < 8 * 2**20
