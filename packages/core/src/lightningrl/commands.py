@@ -101,12 +101,10 @@ class CommandGroup(TyperGroup):
         self.records = load_plugins(report=warn).commands
         names = [*(name for name in EXTRAS if name in self.records), *sorted(set(self.records) - set(EXTRAS))]
         self.commands = {name: summary_of(self.records[name]) for name in names}
-        missing: dict[str, list[str]] = {}
-        for name in EXTRAS:
-            if EXTRAS[name] and name not in self.records:
-                missing.setdefault(EXTRAS[name], []).append(name)
-        lines = (f"{', '.join(names)}: pip install 'lightningrl\\[{extra}]'" for extra, names in missing.items())
-        self.epilog = "\n\n".join(("Not installed:", *lines)) if missing else None
+        missing = [name for name in EXTRAS if name not in self.records and EXTRAS[name]]
+        groups = ((extra, [name for name in missing if EXTRAS[name] == extra]) for extra in ("torch", "worker", "view"))
+        lines = [f"{', '.join(names)}: pip install 'lightningrl\\[{extra}]'" for extra, names in groups if names]
+        self.epilog = "\n\n".join(("Not installed:", *lines)) if lines else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Build the command that is run. Raises ConfigError for one of ours whose package is not installed."""

@@ -63,8 +63,8 @@ def add_kind(kind: str, summary: str, name_help: str) -> None:
         made = new_package(kind, name, folder)
         install = shlex.quote(f"{'' if made.is_absolute() else './'}{made}[test]")
         tests = f"pip install -e {install} && pytest {shlex.quote(str(made))}"
-        text = f"made {made}\nnext: make it your own, then run its tests:  {tests}"
-        Console().print(text, highlight=False, markup=False, soft_wrap=True)
+        next_ = f"next: make it your own, then run its tests:  {tests}"
+        Console().print(f"made {made}\n{next_}", highlight=False, markup=False, soft_wrap=True)
 
 
 for _kind, (_summary, _name) in KINDS.items():

@@ -24,8 +24,7 @@ CLASS_ENDINGS: Final = {
 
 
 def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
-    """Write a plugin package called `lightningrl-NAME` and return its folder (default: `lightningrl-NAME` below the
-    current one).
+    """Write a plugin package called `lightningrl-NAME` and return its folder (default: `./lightningrl-NAME`).
 
     `kind`: one of `CLASS_ENDINGS`. It installs, runs, and passes its conformance suite as it is.
     Raises ConfigError: bad name, folder in use.
