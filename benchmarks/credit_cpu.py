@@ -122,12 +122,11 @@ def main() -> None:
         else:
             continue
         for part in builds:
-            said = ", ".join(
-                f"{key} = {value}"
-                for key, value in part.get("options", {}).items()
-                if not isinstance(value, dict | list)
-            )  # type: ignore[attr-defined]
-            costs[f"{name} {said}".strip()] = cpu_ms(lambda part=part: step(build(part), "group"))  # type: ignore[misc]
+            options: dict[str, object] = part.get("options", {})  # type: ignore[assignment]
+            shown = ", ".join(
+                f"{key} = {value}" for key, value in options.items() if not isinstance(value, dict | list)
+            )
+            costs[f"{name} {shown}".strip()] = cpu_ms(lambda part=part: step(build(part), "group"))  # type: ignore[misc]
     costs["grpo, compare = role"] = cpu_ms(lambda: step(build({"use": "grpo"}), "role"))
     costs["turns, compare = role"] = cpu_ms(lambda: step(build({"use": "turns"}), "role"))
     print(

@@ -146,10 +146,15 @@ def make_recipe(folder: Path, width: int, layers: int) -> int:
     folder.mkdir(parents=True)
     (folder / "agent.py").write_text(AGENT, encoding="utf-8")
     (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
-    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers, "head_dim": 64}
-    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), width // 64)
+    sizes: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "head_dim": 64,
+    }
+    sizes |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), width // 64)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig.from_pretrained(EXAMPLE / "starter", **sizes, **heads))
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(EXAMPLE / "starter", **sizes))
     model.save_pretrained(folder / "policy")
     AutoTokenizer.from_pretrained(EXAMPLE / "starter").save_pretrained(folder / "policy")
     return int(model.num_parameters())

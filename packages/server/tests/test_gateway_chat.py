@@ -121,9 +121,8 @@ async def test_parallel_tool_calls_a_tool_loop_and_no_breaks(gateway: LiveGatewa
                 async with client.chat.completions.stream(model="m", messages=messages, tools=TOOLS) as events:
                     message = (await events.get_final_completion()).choices[0].message
             else:
-                message = (
-                    (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message
-                )  # type: ignore[assignment]
+                completion = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+                message = completion.choices[0].message  # type: ignore[assignment]
             messages.append(message.model_dump(exclude={"parsed"}))
             calls = message.tool_calls or []
             messages += [{"role": "tool", "tool_call_id": call.id, "content": "42 ✓"} for call in calls]

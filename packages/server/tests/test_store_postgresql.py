@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -189,9 +190,9 @@ async def test_a_conversation_whose_calls_go_to_two_servers_in_turn_is_one_histo
         for turn, gateway in enumerate((here, other, here, here, other)):
             engine.enqueue(f"answer {turn}")
             async with AsyncOpenAI(base_url=f"{gateway.url}{_path(attempt.base_url)}", api_key=attempt.key) as openai:
-                answer = (
-                    (await openai.chat.completions.create(model="policy", messages=messages)).choices[0].message.content
-                )  # type: ignore[arg-type]
+                given: Any = messages
+                completion = await openai.chat.completions.create(model="policy", messages=given)
+                answer = completion.choices[0].message.content
             messages += [{"role": "assistant", "content": answer or ""}, {"role": "user", "content": f"more {turn}"}]
         calls = await attempt.transitions()
         assert [call.is_break for call in calls] == [False] * 5

@@ -48,10 +48,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_pool(url: str, run_key: str, folder: Path, workers: int = 1, **options: float) -> WorkerPool:
+def make_pool(url: str, run_key: str, folder: Path, workers: int = 1, **options: Any) -> WorkerPool:
     return WorkerPool(
         url, run_key, "agent.py:answer", workers=workers, base_dir=folder, log_folder=folder / "logs", **options
-    )  # type: ignore[arg-type]
+    )
 
 
 async def until(found: Callable[[], Awaitable[bool]]) -> None:

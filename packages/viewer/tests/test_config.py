@@ -128,9 +128,9 @@ def test_a_setting_without_a_value_is_refused() -> None:
 
 
 def test_a_recipe_is_frozen() -> None:
-    recipe = Recipe(
-        agent="a:b", tasks=TasksConfig(train="d:t"), policy={"model": "m"}, rewards={"r": RewardConfig(use="r:r")}
-    )  # type: ignore[arg-type]
+    policy: Any = {"model": "m"}
+    rewards = {"r": RewardConfig(use="r:r")}
+    recipe = Recipe(agent="a:b", tasks=TasksConfig(train="d:t"), policy=policy, rewards=rewards)
     with pytest.raises(Exception, match="frozen"):
         recipe.name = "other"
 

@@ -95,11 +95,8 @@ def read_costs(model: PreTrainedModel) -> Costs:
     config = model.config.get_text_config(decoder=True)
     heads, size = int(config.num_attention_heads), getattr(config, "head_dim", None)
     width = heads * int(size or config.hidden_size // heads)
-    embeddings = {
-        id(parameter)
-        for part in (model.get_input_embeddings(), model.get_output_embeddings())
-        for parameter in part.parameters()
-    }  # type: ignore[no-untyped-call]
+    ends = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embeddings = {id(parameter) for part in ends for parameter in part.parameters()}
     weights = sum(
         parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2 and id(parameter) not in embeddings
     )

@@ -170,8 +170,8 @@ class LlamaForward:
             queries, keys, values = self._attended(layer, x, cosines, sines)
             mixed = []
             for index, (q, k, v) in enumerate(
-                zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)
-            ):  # type: ignore[no-untyped-call]
+                zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)  # type: ignore[no-untyped-call]
+            ):
                 k, v = k.transpose(0, 1), v.transpose(0, 1)
                 if before[index]:
                     k, v = (torch.cat((past, new), 1) for past, new in zip(before[index][number], (k, v), strict=True))
@@ -205,9 +205,8 @@ class LlamaForward:
         fused = fused.view(len(x), -1, self._head_dim)
         turning, values = fused[:, : self._heads + self._kv_heads], fused[:, self._heads + self._kv_heads :]
         if layer.query_norm is not None:
-            parts = zip(
-                turning.split((self._heads, self._kv_heads), 1), (layer.query_norm, layer.key_norm), strict=True
-            )  # type: ignore[no-untyped-call]
+            heads = turning.split((self._heads, self._kv_heads), 1)  # type: ignore[no-untyped-call]
+            parts = zip(heads, (layer.query_norm, layer.key_norm), strict=True)
             turning = torch.cat([F.rms_norm(part, part.shape[-1:], weight, self._eps) for part, weight in parts], 1)
         turned = torch.addcmul(turning * cosines, turning.roll(self._head_dim // 2, -1), sines).to(self._dtype)
         return turned[:, : self._heads], turned[:, self._heads :], values

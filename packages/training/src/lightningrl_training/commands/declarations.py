@@ -224,5 +224,9 @@ recipes.command("show")(show_recipe)
 COMMANDS = (
     describe_command(init),
     describe_command(try_recipe, "try"),
-    *map(describe_command, (doctor, train, serve, export, recipes)),
+    describe_command(doctor),
+    describe_command(train),
+    describe_command(serve),
+    describe_command(export),
+    describe_command(recipes),
 )

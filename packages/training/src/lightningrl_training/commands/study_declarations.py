@@ -246,5 +246,7 @@ def rescore(
 COMMANDS = (
     describe_command(evaluate, "eval"),
     describe_command(certify_run, "certify"),
-    *map(describe_command, (branch, xray, rescore)),
+    describe_command(branch),
+    describe_command(xray),
+    describe_command(rescore),
 )
