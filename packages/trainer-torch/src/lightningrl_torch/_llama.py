@@ -169,9 +169,8 @@ class LlamaForward:
         for number, layer in enumerate(self._layers):
             queries, keys, values = self._attended(layer, x, cosines, sines)
             mixed = []
-            for index, (q, k, v) in enumerate(
-                zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)  # type: ignore[no-untyped-call]
-            ):
+            split = [part.split(lengths) for part in (queries, keys, values)]  # type: ignore[no-untyped-call]
+            for index, (q, k, v) in enumerate(zip(*split, strict=True)):
                 k, v = k.transpose(0, 1), v.transpose(0, 1)
                 if before[index]:
                     k, v = (torch.cat((past, new), 1) for past, new in zip(before[index][number], (k, v), strict=True))
