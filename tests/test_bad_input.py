@@ -132,7 +132,10 @@ def here(tmp_path: Path, warm: WarmCommand) -> Here:
         ("agent=nowhere.py:answer", "no file"),
         ("policy.model=./nowhere", "no folder './nowhere'"),
         ("samples.aggregation=constant", "needs samples.constant_length"),
-        ('loggers=["tensorbord"]', "no logger named 'tensorbord'; did you mean 'tensorboard'?"),
+        (
+            'loggers=["tensorbord"]',
+            "no logger named 'tensorbord'; installed: tensorboard, trackio, wandb; did you mean 'tensorboard'?",
+        ),
     ],
 )
 def test_a_recipe_that_cannot_run_is_refused_before_anything_starts(here: Here, setting: str, says: str) -> None:

@@ -76,7 +76,7 @@ def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
     [
         (  # its definition, who makes it, who makes one up
             Transition,
-            {"lightningrl/types.py", "lightningrl_server/gateway/calls.py", "lightningrl_testing/groups.py"},
+            {"lightningrl/types.py", "lightningrl_server/gateway/attempt_memory.py", "lightningrl_testing/groups.py"},
         ),
         (Trajectory, {"lightningrl/types.py", "lightningrl_server/store/trajectories.py"}),
         (Lease, {"lightningrl/records.py", "lightningrl_server/store/queue.py"}),

@@ -1,5 +1,4 @@
-"""An agent from scratch, on the plain `openai` client: it writes a query, runs it, and rewrites it once if SQLite
-refuses it."""
+"""An agent from scratch on the plain `openai` client: it writes a query, and rewrites it once if SQLite refuses it."""
 
 import functools
 import json
@@ -13,13 +12,11 @@ from openai import OpenAI
 
 client = functools.cache(OpenAI)  # made when first called: the trainer reads tasks and reward from this file, too
 lock = threading.Lock()
+BELOW = "SELECT name FROM {t} WHERE {n} < ( SELECT avg( {n} ) FROM {t} )"
 KINDS = (
     ("how many {t} are there whose {n} is above {v}?", "SELECT count(*) FROM {t} WHERE {n} > {v}"),
     ("how many different name do the {t} have?", "SELECT count( DISTINCT name ) FROM {t}"),
-    (
-        "list the name of the {t} whose {n} is below the average.",
-        "SELECT name FROM {t} WHERE {n} < ( SELECT avg( {n} ) FROM {t} )",
-    ),
+    ("list the name of the {t} whose {n} is below the average.", BELOW),
     ("show the name of the 3 {t} with the highest {n}.", "SELECT name FROM {t} ORDER BY {n} DESC LIMIT 3"),
     ("which name have more than 2 {t}?", "SELECT name FROM {t} GROUP BY name HAVING count(*) > 2"),
 )
@@ -31,12 +28,10 @@ def ask(prompt: str) -> str:
     return (reply.choices[0].message.content or "").strip()
 
 
-@functools.cache
+@functools.cache  # what a model wrote runs in a process of its own: the reward below is computed in the trainer's
 def queries() -> subprocess.Popen:
-    """What a model wrote runs in a process of its own: the reward below is computed in the trainer's."""
-    return subprocess.Popen(
-        [sys.executable, "-I", Path(__file__).with_name("query.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    program = [sys.executable, "-I", Path(__file__).with_name("query.py")]
+    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def run(script: str, query: str) -> str:
@@ -52,14 +47,12 @@ def run(script: str, query: str) -> str:
 
 
 def answer(task: dict[str, str]) -> str:
-    query = ask(
-        f"Write one SQLite query that answers the question.\n{task['schema']}\n"
-        f"Question: {task['question']}\nAnswer with SQL only."
-    )
+    asked = f"{task['schema']}\nQuestion: {task['question']}"
+    query = ask(f"Write one SQLite query that answers the question.\n{asked}\nAnswer with SQL only.")
     result = run(task["script"], query)
     if not result.startswith("error"):
         return query
-    words = f"{task['schema']}\nQuestion: {task['question']}\nQuery: {query}\nResult: {result}"
+    words = f"{asked}\nQuery: {query}\nResult: {result}"
     return ask(f"This SQLite query is wrong. Rewrite it.\n{words}\nRewrite the query, answer with SQL only.")
 
 
@@ -70,12 +63,8 @@ def make_tasks(tables: str, columns: str, count: int):
         question, gold = (text.format(t=table, n=column, v=limit) for text in rng.choice(KINDS))
         rows = ", ".join(f"({one}, '{name}', {rng.randrange(20, 60)})" for one, name in enumerate(NAMES))
         script = f"CREATE TABLE {table} (id, name, {column}); INSERT INTO {table} VALUES {rows};"
-        schema = f"- {table} : {table[:-1]}_id name {column}"
-        yield {
-            "id": f"{tables.split()[0]}-{number}",
-            "input": {"schema": schema, "question": question, "script": script},
-            "answer": gold,
-        }
+        inputs = {"schema": f"- {table} : {table[:-1]}_id name {column}", "question": question, "script": script}
+        yield {"id": f"{tables.split()[0]}-{number}", "input": inputs, "answer": gold}
 
 
 def train_tasks():

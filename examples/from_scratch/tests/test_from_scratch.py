@@ -46,7 +46,7 @@ def test_the_recipe_trains_for_two_steps(tmp_path: Path, warm: WarmCommand) -> N
 def test_the_agent_knows_nothing_of_us_and_is_short() -> None:
     code = (EXAMPLE / "agent.py").read_text()
     assert "lightningrl" not in code.lower()
-    assert len([line for line in code.splitlines() if line.strip()]) < 60
+    assert len([line for line in code.splitlines() if line.strip()]) <= 60
 
 
 def test_held_out_tasks_share_no_table_and_no_number_with_the_training() -> None:

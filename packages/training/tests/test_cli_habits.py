@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +158,8 @@ def test_what_takes_minutes_is_stopped_in_order_and_with_a_sentence(number: sign
     ended: list[str] = []
 
     async def work() -> None:
-        os.kill(os.getpid(), number)
+        await asyncio.sleep(0.1)  # the main thread waits by now
+        signal.pthread_kill(threading.get_ident(), number)  # given to this thread, it wakes no other
         try:
             await asyncio.Event().wait()
         finally:

@@ -15,14 +15,16 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
 
 __all__ = ["Show", "call_in_caller", "run_sync", "show_nobody"]
 
 T = TypeVar("T")
 _CALLER: ContextVar[SimpleQueue[Callable[[], None]] | None] = ContextVar("caller", default=None)
 """Work for the thread that waits in `run_sync`."""
+LONGEST_WAIT_S: Final = 0.2
+"""Time until a signal's handler runs, at most."""
 Show = Callable[[str, int, int], None]
 """Told what is being done, and how much of how much is; of 0 = nobody knows."""
 
@@ -58,18 +60,27 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
             done = thread.submit(context.run, asyncio.run, main())
             done.add_done_callback(lambda _: asked.put(lambda: None))
             try:
-                while not done.done():
-                    asked.get()()
+                _serve(asked, done)
             except BaseException:  # of a signal's handler that is not ours: the work may wait for this thread
                 interrupt()
-                while not done.done():
-                    asked.get()()
+                _serve(asked, done)
                 raise
             return done.result()
         except asyncio.CancelledError:
             if interrupted.is_set():
                 raise KeyboardInterrupt from None
             raise
+
+
+def _serve(asked: SimpleQueue[Callable[[], None]], done: Future[Any]) -> None:
+    """Do what the work asks of this thread, until it is done.
+
+    A signal interrupts no wait that it comes just before, nor one of this thread where another is given the signal;
+    Python's handler runs when the wait is over, so that no wait is long.
+    """
+    while not done.done():
+        with suppress(Empty):
+            asked.get(timeout=LONGEST_WAIT_S)()
 
 
 def call_in_caller(function: Callable[[], T]) -> T:
