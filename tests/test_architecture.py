@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lightningrl.lazy import read_homes
+
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = ROOT / "packages" / "core" / "src" / "lightningrl" / "templates"
 PAGES = [
@@ -75,6 +77,16 @@ def test_public_names_are_sorted_and_there() -> None:
     assert package.__all__ == sorted(set(package.__all__))
     for name in package.__all__:
         assert getattr(package, name) is not None
+
+
+def test_a_stub_is_read_as_python_reads_it() -> None:
+    stubs = sorted(ROOT.glob("packages/*/src/**/__init__.pyi"))
+    assert len(stubs) > 1
+    for stub in stubs:
+        imports = [node for node in ast.parse(stub.read_text("utf-8")).body if isinstance(node, ast.ImportFrom)]
+        assert read_homes(str(stub.with_suffix(".py"))) == {
+            alias.name: node.module for node in imports for alias in node.names
+        }
 
 
 def python_of_strangers() -> dict[str, str]:
