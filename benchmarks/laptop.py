@@ -1,5 +1,5 @@
-"""What a laptop can train: speed and memory of policies of about 0.1, 0.5 and 1.5 billion parameters (random weights,
-Qwen2.5's shapes).
+"""Policies that a laptop can train: speed and memory of policies of about 0.1, 0.5 and 1.5 billion parameters
+(random weights, Qwen2.5's shapes).
 
     python benchmarks/laptop.py                          0.1, 0.5 and 1.5 billion, float32
     python benchmarks/laptop.py --sizes 0.5 --threads 1 --dtype bfloat16

@@ -1,4 +1,4 @@
-"""What learning a step costs the torch backend, of small random policies and random tokens.
+"""Cost of learning a step in the torch backend, of small random policies and random tokens.
 
 python benchmarks/learner.py trees [--repeats 3] [--traces search coding …] [--microbatch 16384]
     CPU seconds of a step: what rows begin alike with computed once, against merged rows and plain one-call rows, for

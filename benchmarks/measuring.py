@@ -176,7 +176,7 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 
 def order_of_turn(trees: Sequence[Path], turn: int) -> Sequence[Path]:
-    """Who is measured first changes from turn to turn."""
+    """Measure in turns; the first of a turn is the last of the next."""
     return trees[:: 1 if turn % 2 else -1]
 
 
@@ -203,7 +203,7 @@ class Benchmark:
     formerly: tuple[str, ...] = ()
     """The command in commits that have no such script."""
     from_outside: bool = False
-    """It starts the tree's own programs (`--tree`): this tree's script measures every tree."""
+    """Start the tree's own programs (`--tree`): this tree's script measures every tree."""
     is_long: bool = False
     """Measured only where it is asked for by name."""
 

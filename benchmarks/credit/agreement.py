@@ -1,4 +1,4 @@
-"""How far a method's credit of turns agrees with their true advantage, over many rollouts of a policy that stays as it
+"""Agreement of a method's credit of turns with their true advantage, over many rollouts of a policy that stays as it
 is.
 
     τ = Σ sign(c_i - c_j) · sign(A_i - A_j) / √(pairs with c_i ≠ c_j · pairs with A_i ≠ A_j)   (Kendall's τ-b)

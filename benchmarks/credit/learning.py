@@ -1,4 +1,4 @@
-"""How many rollouts a method needs: one run is one game, one method, one seed, one learning rate, from the same
+"""Rollouts that a method needs: one run is one game, one method, one seed, one learning rate, from the same
 weights.
 
     until the policy wins the target share of held-out cases, or the rollouts are used up
