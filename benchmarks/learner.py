@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from measuring import least_cpu_ms
 
-from lightningrl.advantages.samples import Rows, build_samples, count_distinct
+from lightningrl.advantages.samples import count_distinct
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
+from lightningrl_credit.samples import Rows, build_samples
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.device import cpu_threads

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from measuring import median_cpu_ms, result
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.records import Lease, Score
 from lightningrl.types import (
     FinishReason,
@@ -34,6 +33,7 @@ from lightningrl.types import (
     Transition,
 )
 from lightningrl.wire import decode_trajectories, encode_trajectories
+from lightningrl_credit.samples import build_samples
 from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.opening import open_database

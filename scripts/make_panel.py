@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from lightningrl.plugins import hookimpl, load_plugins
-from lightningrl.recipe_file import load_recipe
 from lightningrl.types import Trajectory
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.checks import build_checked
 from lightningrl_training.commands.init import init_command
 from lightningrl_training.progress import LiveProgress

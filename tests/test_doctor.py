@@ -29,8 +29,8 @@ from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.types import FinishReason
+from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.unread import unread_rewards
 from lightningrl_training import run
 from lightningrl_training.build import build_backends, build_credit

@@ -20,7 +20,6 @@ import torch
 from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.types import (
     Advantages,
     EngineInfo,
@@ -35,6 +34,7 @@ from lightningrl.types import (
     Transition,
 )
 from lightningrl_client.control.client import ServerClient
+from lightningrl_credit.samples import build_samples
 from lightningrl_server.engines.link import EngineLink
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import PolicySettings, ServerSettings

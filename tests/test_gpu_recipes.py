@@ -20,7 +20,8 @@ from lightningrl.errors import RunFolderError
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import check_options, load_recipe, parse_setting, with_settings
+from lightningrl.recipe_keys import check_options
+from lightningrl_client.recipe_file import load_recipe, parse_setting, with_settings
 from lightningrl_client.runtime.agent_loader import check_agent_file
 from lightningrl_torch.settings import Settings as TorchSettings
 from lightningrl_training.checkpoints import LoopState

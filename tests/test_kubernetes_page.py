@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightningrl.console import parse_workers
 from lightningrl.keys import KEY_VARIABLE
+from lightningrl_client.commands import parse_workers
 
 yaml: Any = importlib.import_module("yaml")
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "cluster.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import pytest
 from planted_mistakes import MISTAKES, Mistake, edit, remedied
 
 from lightningrl.errors import ConfigError
-from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent
+from lightningrl_client.recipe_file import load_recipe
 
 SCRIPT = Path(__file__).resolve().parent / "support" / "planted_mistakes.py"
 AT_ONCE = ("groupsize", "[learners]", "learning_rate in [sampling]", 'steps = "two"', "no [rewards]")

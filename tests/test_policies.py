@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend
-from lightningrl.recipe_file import load_recipe
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.build import Parts
 from lightningrl_training.progress import LineProgress
 from lightningrl_training.run_folder import RunFolder

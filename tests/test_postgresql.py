@@ -32,7 +32,7 @@ from warm import WarmCommand
 
 from lightningrl import Run
 from lightningrl.errors import ConfigError, RunFolderError, StoreError
-from lightningrl.recipe_file import load_recipe
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.run import problems

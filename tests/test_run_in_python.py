@@ -177,7 +177,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_makes_room_for_the_next(
 def test_a_script_without_a_main_guard_ends_with_a_sentence_and_leaves_no_run(project: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import lightningrl\n"
-        "from pathlib import Path\nfrom lightningrl.recipe_file import load_recipe\n"
+        "from pathlib import Path\nfrom lightningrl_client.recipe_file import load_recipe\n"
         "def answer(task):\n    return '1'\n"
         f"recipe = load_recipe(Path({str(project / 'recipe.toml')!r}), {{'agent': answer, 'loop.steps': 1}})\n"
         "lightningrl.train(recipe, run='runs/mine')\n"

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from lightningrl.commands import run_command
-from lightningrl.recipe_file import parse_setting
+from lightningrl_client.recipe_file import parse_setting
 from lightningrl_training.commands.train import train_command
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 import lightningrl
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe_file import with_settings
 from lightningrl.types import (
     BranchPoint,
     FinishReason,
@@ -28,6 +27,7 @@ from lightningrl.types import (
     Trajectory,
     Transition,
 )
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.scoring import Scorer, score_of
 from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightningrl.loading import resolve
-from lightningrl.recipe_file import load_recipe
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_client.runtime.agent_loader import check_agent_file
 from lightningrl_torch.settings import Settings
 

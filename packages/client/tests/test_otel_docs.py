@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.recipe_file import load_recipe
+from lightningrl_client.recipe_file import load_recipe
 
 
 @pytest.mark.slow

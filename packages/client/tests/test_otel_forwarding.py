@@ -21,10 +21,10 @@ from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, ServerError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import with_settings
 from lightningrl.recipe_tables import TelemetryConfig
 from lightningrl.types import Outcome
 from lightningrl_client.control.client import ServerClient
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_server import forwarding
 from lightningrl_server.forwarding import ExportForwarder, Forwarders, create_forwarders
 from lightningrl_server.launcher import ServerProcess

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lightningrl.console import parse_workers
 from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.recipe_tables import RuntimeConfig
+from lightningrl_client.commands import parse_workers
 from lightningrl_client.runtime.address import is_loopback, machine_address, reachable_url
 from lightningrl_client.runtime.launcher import WorkerPlan, WorkerPoolError, build_launcher
 from lightningrl_client.runtime.pool import WorkerPool

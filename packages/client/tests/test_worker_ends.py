@@ -15,7 +15,7 @@ import pytest
 from processes import all_ended, is_alive
 from sizes import PATIENCE_S
 
-from lightningrl.private_files import open_private
+from lightningrl.processes import open_private
 from lightningrl_client.runtime.pool import WorkerPool
 from lightningrl_client.runtime.worker_process import bound_log
 from lightningrl_testing.scripted_server import ScriptedServer

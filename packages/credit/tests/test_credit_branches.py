@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
@@ -16,6 +15,7 @@ from lightningrl.types import Advantages, BranchPoint, RolloutMode, TrajectoryGr
 from lightningrl_credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
 from lightningrl_credit.needs import check_needs
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
+from lightningrl_credit.samples import build_samples
 from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_testing.groups import make_group
 

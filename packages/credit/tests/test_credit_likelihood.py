@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, Services, Witness
@@ -20,6 +19,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Task, Trajectory, TrajectoryGroup
 from lightningrl_credit.likelihood import Hindsight, InformationGain
 from lightningrl_credit.needs import check_answers
+from lightningrl_credit.samples import build_samples
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_testing.scripted_services import ScriptedServices

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from lightningrl.advantages.baselines import Baseline
-from lightningrl.advantages.samples import build_samples
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 from lightningrl_credit import ByRole, IdenticalAssignment, StateGroups, TurnReturns, assign_credit, whiten
+from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 
 

@@ -15,8 +15,8 @@ from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe_file import load_recipe
 from lightningrl.types import Trajectory
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit.rewards import F1, Exact, Execution, JsonSchema, NamedReward, Numeric, Pattern, RewardSet
 from lightningrl_credit.rewards.matching import read_number
 from lightningrl_testing.groups import make_trajectory, make_transition

@@ -21,8 +21,8 @@ from sizes import PATIENCE_S
 
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import with_settings
 from lightningrl.types import Trajectory
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.rewards import NamedReward, RewardSet
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_training.build import build_credit

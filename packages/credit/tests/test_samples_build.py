@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightningrl.advantages.samples import build_samples, teaching_rows
+from lightningrl.advantages.samples import teaching_rows
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.types import Advantages, RolloutMode, Sample, TrajectoryGroup
 from lightningrl_credit import IdenticalAssignment
+from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 
 

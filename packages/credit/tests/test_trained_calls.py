@@ -16,10 +16,10 @@ from rich.console import Console
 
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import load_recipe
 from lightningrl.recipe_tables import CallRule, SamplesConfig
 from lightningrl.records import Score
 from lightningrl.types import Outcome, Trajectory, Transition
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit import IdenticalAssignment, TurnReturns
 from lightningrl_credit.rewards.weights import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer

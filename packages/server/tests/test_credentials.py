@@ -22,19 +22,20 @@ from starlette.routing import Route
 
 from lightningrl.credentials import read_key
 from lightningrl.errors import ConfigError, JudgeError, describe_raised
-from lightningrl.keys import Mask, MaskedBytes
+from lightningrl.keys import Mask
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import with_settings
 from lightningrl.recipe_tables import JudgeConfig, TelemetryConfig, UpstreamConfig
 from lightningrl.records import Lease
 from lightningrl.types import Outcome, RolloutMode, Task
 from lightningrl_client.attribution.scope import ActiveRollout
 from lightningrl_client.control.client import ServerClient
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_client.runtime.environment import worker_environment
 from lightningrl_client.runtime.report import report_exception
 from lightningrl_client.runtime.work import work_command
 from lightningrl_server.forwarding import ExportForwarder
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
+from lightningrl_server.gateway.upstream import MaskedBytes
 from lightningrl_server.settings import read_upstream
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.loopback import serving

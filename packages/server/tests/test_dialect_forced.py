@@ -17,8 +17,8 @@ from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 from starlette.applications import Starlette
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.types import FinishReason, TrajectoryGroup, Transition
+from lightningrl_credit.samples import build_samples
 from lightningrl_server.gateway.app import create_gateway
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_testing.groups import make_trajectory

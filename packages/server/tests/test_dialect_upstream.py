@@ -23,9 +23,9 @@ from starlette.routing import Route
 
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import load_recipe
 from lightningrl.recipe_tables import UpstreamConfig
 from lightningrl.types import OtherCall, OtherCallKind, Outcome
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_server.settings import read_upstream
 from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway

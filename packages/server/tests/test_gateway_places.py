@@ -14,8 +14,8 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
+from lightningrl.call_origin import LONGEST_ROLE
 from lightningrl.errors import StoreError
-from lightningrl.roles import LONGEST_ROLE
 from lightningrl.types import OtherCall, Outcome
 from lightningrl_server.gateway.app import create_gateway
 from lightningrl_server.gateway.settings import GatewaySettings

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend
-from lightningrl.recipe_file import check_options
+from lightningrl.recipe_keys import check_options
 from lightningrl.types import GenerateRequest, Sample, SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.plugin import create_backend

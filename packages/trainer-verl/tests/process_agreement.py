@@ -27,8 +27,8 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizer
 from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.types import Sample, TrajectoryGroup
+from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.learner import Before, Learner
 from lightningrl_torch.settings import Settings as TorchSettings

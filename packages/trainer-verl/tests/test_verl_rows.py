@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import BackendError
 from lightningrl.types import Sample, TrajectoryGroup
+from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.testing import make_sample
 from lightningrl_verl.rows import build_rows, choose_samples, row_weights, separate_calls

@@ -20,8 +20,8 @@ from lightningrl import problems
 from lightningrl.commands import run_command
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
 from lightningrl.plugins import PluginManager, load_plugins
-from lightningrl.recipe_file import load_recipe
 from lightningrl.types import Task
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_client.runtime.agent_loader import agent_reference
 from lightningrl_testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 from lightningrl_training.agent_check import check_agent

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from sizes import sized
 
 from lightningrl.errors import ConfigError, RunFolderError, StoreError
-from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent, new_package
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.checkpoints import LoopState

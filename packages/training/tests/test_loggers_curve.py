@@ -12,8 +12,8 @@ from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import with_settings
 from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.run import Run
 

@@ -18,8 +18,8 @@ from warm import WarmCommand
 from lightningrl.commands import app
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import PluginManager
-from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent, new_package
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.commands.init import init_command
 
 HOOKS = {

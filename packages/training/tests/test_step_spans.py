@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.protocols import LearnReport
 from lightningrl.recipe_tables import TelemetryConfig
 from lightningrl.types import Sample
+from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_group
 from lightningrl_training.policies import Policies, RunningPolicy
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, open_spans

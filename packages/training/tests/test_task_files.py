@@ -18,9 +18,9 @@ from pyarrow import parquet
 
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import load_recipe
 from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.types import Task
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.evaluation.examination import Examination
 from lightningrl_training.task_files import FORMATS, task_source
 from lightningrl_training.tasks import TaskSets

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.sanitize import printable
+from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_training.checkpoints import LoopState, find_checkpoint
 from lightningrl_training.run import Run, problems
 from lightningrl_training.run_folder import RunFolder

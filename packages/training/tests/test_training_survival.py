@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightningrl.recipe_file import load_recipe
 from lightningrl_client.control.repeats import Repeats
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec

@@ -7,8 +7,9 @@ import pytest
 
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import check_options, load_recipe, parse_setting, with_settings
+from lightningrl.recipe_keys import check_options
 from lightningrl.recipe_tables import RewardConfig, TasksConfig
+from lightningrl_client.recipe_file import load_recipe, parse_setting, with_settings
 from lightningrl_viewer.reading.recipe import list_recipe_keys
 
 MINIMAL = """

@@ -12,8 +12,8 @@ from recorded import RECIPE, RecordedRun
 
 from lightningrl.errors import RunFolderError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import with_settings
 from lightningrl.types import Outcome, RolloutState
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_viewer.reading.group_diff import Siblings
 from lightningrl_viewer.reading.lineage import Link, read_lineage
 from lightningrl_viewer.reading.origin import RunOrigin

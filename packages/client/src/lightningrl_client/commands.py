@@ -1,16 +1,58 @@
-"""The client's command and its options; its work lies in a module of its own, imported when it runs."""
+"""The client's command, and the options of all commands that take a recipe; its work lies in a module of its own."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lightningrl.commands import describe_command
-from lightningrl.console import SetOption, WorkersOption, read_settings
+from lightningrl.errors import ConfigError
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "SetOption", "WorkersOption", "parse_workers", "read_settings"]
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Override one key of the recipe, e.g. --set loop.steps=20. May be repeated.", metavar="KEY=VALUE"
+    ),
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How many processes run the agent, and where: [bold]4[/] (runtime.workers), [bold]ray[/] = over a Ray "
+        "cluster (runtime.launcher), [bold]ray:16[/] = both.",
+        metavar="N|WHERE|WHERE:N",
+        show_default=False,
+    ),
+]
+
+
+def read_settings(
+    texts: Sequence[str] | None, shortcuts: Mapping[str, Any] | None = None, *, workers: str | None = None
+) -> dict[str, Any]:
+    """Settings by dotted key, of `--set KEY=VALUE`, of options that stand for one key (None = not given), and of
+    `--workers`. Raises ConfigError."""
+    from lightningrl_client.recipe_file import parse_setting
+
+    settings = dict(parse_setting(text) for text in texts or ())
+    settings.update({key: value for key, value in (shortcuts or {}).items() if value is not None})
+    return {**settings, **parse_workers(workers)}
+
+
+def parse_workers(text: str | None) -> dict[str, Any]:
+    """Turn `"4"`, `"ray"` or `"ray:16"` into settings of the recipe. Raises ConfigError."""
+    if text is None:
+        return {}
+    match = re.fullmatch(r"(?P<count>\d+)|(?P<where>[A-Za-z][\w-]*)(?::(?P<many>\d+))?", text.strip())
+    if match is None:
+        raise ConfigError(f"--workers {text!r} is neither a number nor a place; write for example 4, ray or ray:16")
+    where, count = match["where"], match["count"] or match["many"]
+    settings: dict[str, Any] = {"runtime.launcher": where} if where else {}
+    return {**settings, "runtime.workers": int(count)} if count else settings
 
 
 def work(

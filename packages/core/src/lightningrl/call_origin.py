@@ -1,13 +1,19 @@
-"""Origin of a model call: the agent's name and the call's span, as an adapter knows them before the request leaves."""
+"""Origin of a model call: its role and its span, as an adapter knows them before the request leaves.
+
+A nested role is a path, "team/writer"; naming a role names what lies below it too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-__all__ = ["Adapter", "CallOrigin", "OriginResolver", "resolve_origin"]
+__all__ = ["LONGEST_ROLE", "Adapter", "CallOrigin", "OriginResolver", "is_role_among", "resolve_origin"]
+
+LONGEST_ROLE: Final = 200
+"""Characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,3 +78,9 @@ def resolve_origin(resolvers: Iterable[OriginResolver]) -> CallOrigin | None:
     if spanned is not None and named is not None:
         return replace(spanned, agent=named.agent)
     return spanned or named
+
+
+def is_role_among(agent: str, roles: Collection[str]) -> bool:
+    """True where `agent` ("write", or nested "team/write") is one of `roles` or lies below one."""
+    parts = agent.split("/")
+    return any("/".join(parts[:length]) in roles for length in range(1, len(parts) + 1))

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from lightningrl.call_origin import LONGEST_ROLE
 from lightningrl.records import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
-from lightningrl.roles import LONGEST_ROLE
 from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
 
 PREFIX: Final = "/api/v1"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from lightningrl.roles import LONGEST_ROLE
+from lightningrl.call_origin import LONGEST_ROLE
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lightningrl.keys import Mask
 
@@ -25,7 +25,6 @@ __all__ = [
     "Stopped",
     "StoreError",
     "describe_raised",
-    "gather",
     "iterate_causes",
 ]
 
@@ -120,18 +119,3 @@ def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
         waiting += [current.__cause__, current.__context__]
         if isinstance(current, BaseExceptionGroup):
             waiting += current.exceptions
-
-
-def gather(*calls: Callable[[], Any], problems: Sequence[str] = ()) -> list[Any]:
-    """Call each and return their results. Where some of them are refused, or there are `problems` already, ConfigError
-    with all the sentences."""
-    results: list[Any] = []
-    sentences: list[Any] = [*problems]
-    for call in calls:
-        try:
-            results.append(call())
-        except (ConfigError, PluginError) as error:
-            sentences += error.args
-    if sentences:
-        raise ConfigError(*dict.fromkeys(sentences))
-    return results

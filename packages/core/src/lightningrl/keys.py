@@ -23,8 +23,8 @@ from urllib.parse import quote, unquote
 
 __all__ = [
     "KEY_VARIABLE",
+    "MASKED",
     "Mask",
-    "MaskedBytes",
     "is_worker_key",
     "process_key",
     "view_key",
@@ -123,30 +123,3 @@ def _as_base64(key: bytes) -> set[str]:
         letters = base64.b64encode(bytes(behind) + key).decode().rstrip("=")
         written.add(letters[(0, 2, 3)[behind] : 4 * (len(key) + behind) // 3])
     return written
-
-
-class MaskedBytes:
-    """Masks the bytes of one answer as they pass: what may be the beginning of a key waits for what comes next."""
-
-    def __init__(self, mask: Mask) -> None:
-        self._written = [key.encode() for key in mask.written]
-        self._held = b""
-
-    def add(self, chunk: bytes) -> bytes:
-        """Take more bytes; return those that can go on."""
-        if not self._written:
-            return chunk
-        data = self._held + chunk
-        for key in self._written:
-            data = data.replace(key, MASKED.encode())
-        longest = min(len(data), max(map(len, self._written)) - 1)
-        held = next(
-            (size for size in range(longest, 0, -1) if any(key.startswith(data[-size:]) for key in self._written)), 0
-        )
-        self._held = data[len(data) - held :]
-        return data[: len(data) - held]
-
-    def end(self) -> bytes:
-        """Return the rest."""
-        held, self._held = self._held, b""
-        return held

@@ -3,6 +3,8 @@
 parent ── stdin, stdout, death signal ──► leader of a session ─┬─ its own group: forks and pools of somebody's code
                                             │                  └─ groups of programs, with what these started
                                             └─ mark in the environment ──► processes that left the session (Linux)
+
+What they print goes to files for their owner alone: logs hold what agents were asked, said and printed.
 """
 
 from __future__ import annotations
@@ -17,15 +19,17 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, BinaryIO, Final
 
 __all__ = [
     "MARK",
+    "ROUNDS",
     "die_with_parent",
-    "kill_children",
+    "kill",
     "kill_descendants",
-    "list_children",
+    "list_living",
     "make_mark",
+    "open_private",
     "take_stdout",
 ]
 
@@ -35,6 +39,14 @@ ROUNDS: Final = 100
 """A process may start others while it is looked for, and takes a moment to die."""
 PAUSE_S: Final = 0.01
 PR_SET_PDEATHSIG: Final = 1
+
+
+def open_private(path: Path) -> IO[bytes]:
+    """Open a file to append to, unbuffered, created where there is none. A link is not followed. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0)
+    os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 def take_stdout() -> BinaryIO:
@@ -62,44 +74,22 @@ def make_mark() -> str:
 def kill_descendants(leader: int, mark: str) -> None:
     """Kill the session that `leader` leads and what has the mark, not `leader`: until all are gone, or for a second."""
     for _ in range(ROUNDS):
-        pids = [pid for pid in _list_living() if pid != leader and _belongs(pid, leader, mark)]
+        pids = [pid for pid in list_living() if pid != leader and _belongs(pid, leader, mark)]
         if not pids:
             return
-        _kill(pids)
+        kill(pids)
         time.sleep(PAUSE_S)
 
 
-def list_children() -> frozenset[int]:
-    """List the children of this process that live."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # as a rule: nobody has to be looked for
-        return frozenset()
-    return frozenset(_list_living(os.getpid()))
-
-
-def kill_children(spared: frozenset[int]) -> None:
-    """Kill all children of this process but `spared`, and those that it adopts where it is a subreaper (Linux)."""
-    for _ in range(ROUNDS):
-        children = list_children() - spared
-        _kill(children)
-        with contextlib.suppress(ChildProcessError):
-            for pid in children:
-                os.waitpid(pid, 0)
-            while not spared and os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not children:
-            return
-
-
-def _kill(pids: Iterable[int]) -> None:
+def kill(pids: Iterable[int]) -> None:
+    """Kill those that live and are ours to kill."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _list_living(parent: int | None = None) -> Iterator[int]:
-    """All processes but zombies; only children of `parent`, where it is given."""
+def list_living(parent: int | None = None) -> Iterator[int]:
+    """List all processes but zombies; only children of `parent`, where it is given."""
     if sys.platform != "linux":
         listing = subprocess.run(["/bin/ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=False)
         for pid, its_parent, state in (line.split() for line in listing.stdout.splitlines()):

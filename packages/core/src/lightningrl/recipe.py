@@ -1,4 +1,4 @@
-"""The recipe: everything a run is, in one frozen value, as `lightningrl.recipe_file` reads it from TOML or Python."""
+"""The recipe: all of a run in one frozen value (`lightningrl_client.recipe_file` reads it from TOML or Python)."""
 
 from __future__ import annotations
 

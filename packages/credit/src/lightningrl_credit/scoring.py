@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.advantages.samples import build_samples, check_advantages
+from lightningrl.call_origin import is_role_among
 from lightningrl.errors import LightningError, PluginError, describe_raised
 from lightningrl.protocols import (
     Brancher,
@@ -27,7 +27,6 @@ from lightningrl.protocols import (
 )
 from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.records import Score
-from lightningrl.roles import is_role_among
 from lightningrl.types import (
     Advantages,
     BranchPoint,
@@ -41,6 +40,7 @@ from lightningrl_credit.comparison import Compare, assign_credit, check_comparis
 from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
 from lightningrl_credit.reward_hacking import FarmingWatch
 from lightningrl_credit.rewards.weights import RewardWeights
+from lightningrl_credit.samples import build_samples, check_advantages
 from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, only_trained, side_calls
 
 __all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "score_of"]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from lightningrl.call_origin import is_role_among
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import CallRule
-from lightningrl.roles import is_role_among
 from lightningrl.types import Trajectory, Transition
 
 __all__ = [

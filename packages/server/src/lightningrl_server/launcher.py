@@ -16,7 +16,7 @@ from typing import IO, Final, Self
 import msgspec
 
 from lightningrl.errors import ServerError
-from lightningrl.private_files import open_private
+from lightningrl.processes import open_private
 from lightningrl_server.settings import ServerSettings
 
 __all__ = ["ServerProcess", "StartWatch", "StartWords"]

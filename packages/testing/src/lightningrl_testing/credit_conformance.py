@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.advantages.samples import Rows, build_samples
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, GroupWitness, Services, Witness
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit import Compare, assign_credit, has_signal
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.needs import installed_needs
+from lightningrl_credit.samples import Rows, build_samples
 from lightningrl_testing._factories import call_factories
 from lightningrl_testing._pytest import pytest
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition

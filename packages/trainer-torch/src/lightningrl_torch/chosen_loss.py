@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.loading import load_callable
-from lightningrl.recipe_file import check_options
+from lightningrl.recipe_keys import check_options
 from lightningrl_torch.losses import LOSSES, TokenBatch, TokenLosses
 
 __all__ = ["ChosenLoss"]

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference
 from lightningrl.protocols import Capabilities
-from lightningrl.recipe_file import check_options
+from lightningrl.recipe_keys import check_options
 from lightningrl_torch.losses import LOSSES
 
 __all__ = ["AtLeast0", "Count", "LearnerSettings", "LoraSettings", "SettingsTable", "Whole", "declare"]

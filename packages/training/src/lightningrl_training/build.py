@@ -15,12 +15,12 @@ from typing import Any
 
 from lightningrl.credentials import read_key
 from lightningrl.dialects import Dialect, build_dialects
-from lightningrl.errors import ConfigError, LightningError, describe_raised, gather
+from lightningrl.errors import ConfigError, LightningError, describe_raised
 from lightningrl.loading import is_reference, resolve
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, CreditAssigner
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import check_options
+from lightningrl.recipe_keys import check_options
 from lightningrl.recipe_tables import RewardConfig
 from lightningrl_credit.comparison import check_comparison
 from lightningrl_credit.needs import check_answers, check_needs, installed_needs
@@ -47,6 +47,7 @@ from lightningrl_training.part_checks import (
     check_potentials,
     check_reward,
     check_samples,
+    gather,
 )
 from lightningrl_training.part_digests import digest_parts
 from lightningrl_training.run_sync import call_in_caller

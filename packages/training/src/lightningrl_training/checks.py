@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from lightningrl.errors import ConfigError, PluginError, StoreError, gather
+from lightningrl.errors import ConfigError, PluginError, StoreError
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl_client.runtime.launcher import check_launcher
 from lightningrl_training.agent_check import check_agent
 from lightningrl_training.build import Parts
 from lightningrl_training.models import check_on_hub, resolve_model
+from lightningrl_training.part_checks import gather
 
 __all__ = ["build_checked"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, PluginError
 from lightningrl.loading import is_reference
 from lightningrl.protocols import Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.recipe import Recipe
@@ -19,7 +19,23 @@ __all__ = [
     "check_potentials",
     "check_reward",
     "check_samples",
+    "gather",
 ]
+
+
+def gather(*calls: Callable[[], Any], problems: Sequence[str] = ()) -> list[Any]:
+    """Call each and return their results. Where some of them are refused, or there are `problems` already, ConfigError
+    with all the sentences."""
+    results: list[Any] = []
+    sentences: list[Any] = [*problems]
+    for call in calls:
+        try:
+            results.append(call())
+        except (ConfigError, PluginError) as error:
+            sentences += error.args
+    if sentences:
+        raise ConfigError(*dict.fromkeys(sentences))
+    return results
 
 
 def check_reward(name: str, use: Any, reward: Any) -> None:

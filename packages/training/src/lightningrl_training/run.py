@@ -21,7 +21,7 @@ from lightningrl.errors import ConfigError, PluginError, RunFolderError
 from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import with_settings
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.run_sync import Show, run_sync, show_nobody
 from lightningrl_training.start import Source, StepWatcher, begin_run, read_source

@@ -21,7 +21,6 @@ from typing import Any
 from lightningrl.errors import RunFolderError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.plugins import load_plugins
-from lightningrl.private_files import create_private
 from lightningrl.protocols import Backend, Measured, Speed
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig
@@ -34,6 +33,7 @@ from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_training.build import Parts
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
+from lightningrl_training.private_files import create_private
 from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
 from lightningrl_training.supervision import PoolStarter, watch

@@ -13,8 +13,9 @@ from lightningrl.errors import ConfigError, LightningError, Stopped
 from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import read_recipe, recipe_path
+from lightningrl.recipe_keys import recipe_path
 from lightningrl.types import Trajectory
+from lightningrl_client.recipe_file import read_recipe
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.run_folder import RunFolder, default_run, explain_name
 from lightningrl_viewer.reading.origin import newest_run

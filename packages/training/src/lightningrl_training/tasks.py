@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.errors import ConfigError, describe_raised, gather
+from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import check_options
+from lightningrl.recipe_keys import check_options
 from lightningrl.sanitize import DEEPEST, NotPlain, kind_of, to_plain
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
+from lightningrl_training.part_checks import gather
 from lightningrl_training.task_files import Columns, Row
 
 __all__ = [

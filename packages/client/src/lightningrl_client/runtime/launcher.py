@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import PluginManager
-from lightningrl.recipe_file import check_options
+from lightningrl.recipe_keys import check_options
 from lightningrl.recipe_tables import RuntimeConfig
 from lightningrl_client.runtime.settings import WorkerSettings
 

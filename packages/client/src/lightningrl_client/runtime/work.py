@@ -14,7 +14,7 @@ from lightningrl.credentials import check_address, check_key
 from lightningrl.dialects import build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe_file import load_recipe
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_client.runtime.agent_loader import check_agent_file
 from lightningrl_client.runtime.recipe_pool import start_pool
 

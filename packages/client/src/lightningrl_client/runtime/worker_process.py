@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, Self
 
-from lightningrl.private_files import open_private
-from lightningrl.processes import MARK, kill_descendants, make_mark
+from lightningrl.processes import MARK, kill_descendants, make_mark, open_private
 from lightningrl_client.runtime.environment import worker_environment
 from lightningrl_client.runtime.settings import WorkerSettings, encode_settings
 from lightningrl_client.runtime.worker_lifeline import LOST_STATUS, read_failure

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightningrl.errors import ConfigError
-from lightningrl.processes import MARK, kill_children, list_children
+from lightningrl.processes import MARK, ROUNDS, kill, list_living
 from lightningrl.sanitize import clean_text
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.rewards.fields import Extract, answers_of, pick, text_of
@@ -140,7 +140,7 @@ class Execution:
                 files["{task}"].write_text(json.dumps(shown, default=str), encoding="utf-8")
             if is_function_process():  # what leaves the command's session becomes a child of this process
                 ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            earlier = list_children()
+            earlier = _list_children()
             process = subprocess.Popen(
                 [_fill(word, files) for word in self.command],
                 stdin=stack.enter_context(files["{output}"].open("rb")),
@@ -208,4 +208,27 @@ def _kill(process: subprocess.Popen[bytes], earlier: frozenset[int]) -> None:
     assert process.stdout is not None
     process.stdout.close()
     if is_function_process():
-        kill_children(earlier)
+        _kill_children(earlier)
+
+
+def _list_children() -> frozenset[int]:
+    """List the children of this process that live."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # as a rule: nobody has to be looked for
+        return frozenset()
+    return frozenset(list_living(os.getpid()))
+
+
+def _kill_children(spared: frozenset[int]) -> None:
+    """Kill all children of this process but `spared`, and those that it adopts where it is a subreaper (Linux)."""
+    for _ in range(ROUNDS):
+        children = _list_children() - spared
+        kill(children)
+        with contextlib.suppress(ChildProcessError):
+            for pid in children:
+                os.waitpid(pid, 0)
+            while not spared and os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not children:
+            return

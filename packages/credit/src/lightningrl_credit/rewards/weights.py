@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from lightningrl.call_origin import is_role_among
 from lightningrl.errors import ConfigError
-from lightningrl.roles import is_role_among
 from lightningrl_credit.rewards.value import check_weight
 
 __all__ = ["RewardWeights", "WeightedReward"]

@@ -17,9 +17,9 @@ from fnmatch import fnmatchcase
 from itertools import count
 from typing import Any
 
+from lightningrl.call_origin import is_role_among
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.recipe_tables import RoleConfig
-from lightningrl.roles import is_role_among
 from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.attempt_memory import AttemptMemories, PolicyCall

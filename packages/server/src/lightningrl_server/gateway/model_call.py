@@ -22,8 +22,8 @@ from urllib.parse import unquote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from lightningrl.call_origin import LONGEST_ROLE
 from lightningrl.dialects import Dialect, find_endpoint
-from lightningrl.roles import LONGEST_ROLE
 from lightningrl_server.gateway.calls import PolicyCalls
 from lightningrl_server.gateway.dialects.format import DialectFormat, DialectRequest, EventStream
 from lightningrl_server.gateway.prompt import LONG, Threads

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError, iterate_causes
-from lightningrl.keys import Mask, MaskedBytes
+from lightningrl.keys import MASKED, Mask
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_server.gateway.calls import PolicyCalls
 from lightningrl_server.gateway.request import CallContext, Refusal
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import httpx
     from starlette.types import Send
 
-__all__ = ["Forwarder", "ReceivedCall"]
+__all__ = ["Forwarder", "MaskedBytes", "ReceivedCall"]
 
 logger = logging.getLogger(__name__)
 
@@ -253,3 +253,30 @@ def _parse(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         return data.decode("utf-8", "replace")
+
+
+class MaskedBytes:
+    """Masks the bytes of one answer as they pass: what may be the beginning of a key waits for what comes next."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._written = [key.encode() for key in mask.written]
+        self._held = b""
+
+    def add(self, chunk: bytes) -> bytes:
+        """Take more bytes; return those that can go on."""
+        if not self._written:
+            return chunk
+        data = self._held + chunk
+        for key in self._written:
+            data = data.replace(key, MASKED.encode())
+        longest = min(len(data), max(map(len, self._written)) - 1)
+        held = next(
+            (size for size in range(longest, 0, -1) if any(key.startswith(data[-size:]) for key in self._written)), 0
+        )
+        self._held = data[len(data) - held :]
+        return data[: len(data) - held]
+
+    def end(self) -> bytes:
+        """Return the rest."""
+        held, self._held = self._held, b""
+        return held

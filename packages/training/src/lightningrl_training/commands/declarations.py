@@ -8,18 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from lightningrl.commands import describe_command
-from lightningrl.console import (
-    RECIPE_HELP,
-    NewestRunOption,
-    RecipeArgument,
-    RunsOption,
-    SetOption,
-    WorkersOption,
-    read_settings,
-)
+from lightningrl.console import NewestRunOption, RunsOption
+from lightningrl_client.commands import SetOption, WorkersOption, read_settings
 
 __all__ = ["COMMANDS"]
 
+RECIPE_HELP = "A recipe (.toml or .py), or a folder with a recipe.toml."
+RecipeArgument = Annotated[Path, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
+RunArgument = Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")]
 OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP, metavar="RECIPE", show_default=False)]
 
 

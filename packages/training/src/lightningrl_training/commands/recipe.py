@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe_file import load_recipe
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_viewer.reading.recipe import list_recipe_keys, written_keys
 
 __all__ = ["show_command"]

@@ -16,8 +16,8 @@ from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.keys import worker_key
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.types import RolloutMode, RolloutSpec, Task
+from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.scratch import scratch_folder

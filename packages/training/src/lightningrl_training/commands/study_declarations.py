@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from lightningrl.commands import describe_command
-from lightningrl.console import RunArgument, SetOption, WorkersOption, read_settings
+from lightningrl_client.commands import SetOption, WorkersOption, read_settings
+from lightningrl_training.commands.declarations import RunArgument
 
 __all__ = ["COMMANDS"]
 

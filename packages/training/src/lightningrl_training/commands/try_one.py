@@ -14,8 +14,8 @@ from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import read_recipe
 from lightningrl.types import RolloutMode, RolloutSpec, Task
+from lightningrl_client.recipe_file import read_recipe
 from lightningrl_credit.scoring import score_of
 from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl_training.build import Parts

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import with_settings
 from lightningrl.recipe_tables import NamedUpstreamConfig
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_training.checkpoints import Checkpoint, find_checkpoint
 from lightningrl_viewer.reading.origin import RunOrigin
 

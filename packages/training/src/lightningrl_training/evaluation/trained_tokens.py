@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightningrl.advantages.samples import build_samples, teaching_rows
+from lightningrl.advantages.samples import teaching_rows
 from lightningrl.recipe import Recipe
 from lightningrl.records import StepRecord
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
+from lightningrl_credit.samples import build_samples
 from lightningrl_credit.trained_calls import only_trained
 from lightningrl_training.build import trained_calls
 from lightningrl_training.evaluation.gap import Check

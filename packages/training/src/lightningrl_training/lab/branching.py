@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe_file import with_settings
 from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.branches import states
 from lightningrl_credit.scoring import score_of
 from lightningrl_server.records import CallRecord, ToolCallRecord

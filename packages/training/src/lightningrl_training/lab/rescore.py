@@ -15,8 +15,8 @@ import numpy as np
 
 from lightningrl.advantages.baselines import FloatArray, mean
 from lightningrl.errors import ConfigError, LightningError
-from lightningrl.recipe_file import with_settings
 from lightningrl.types import Array
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.agreement import Agreement, agree
 from lightningrl_training.lab.recredit import Recredit, recredit
 from lightningrl_viewer.reading.origin import RunOrigin

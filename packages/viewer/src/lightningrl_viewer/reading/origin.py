@@ -16,7 +16,7 @@ import pydantic
 
 from lightningrl.errors import RunFolderError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import recipe_path
+from lightningrl.recipe_keys import recipe_path
 from lightningrl.sanitize import parse_json
 
 __all__ = ["RunOrigin", "flatten", "is_own", "newest_run", "read_models", "read_object", "read_run_file", "read_values"]

@@ -19,7 +19,7 @@ import pydantic
 from lightningrl import recipe, recipe_tables
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import key_parts
+from lightningrl.recipe_keys import key_parts
 from lightningrl_viewer.reading.origin import flatten
 
 __all__ = ["RecipeKey", "is_within", "list_recipe_keys", "written_keys"]

@@ -5,12 +5,9 @@ recipe.toml | recipe.py (`recipe = Recipe(...)`)  +  `--set key=value`  ─►  
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,21 +17,11 @@ from pydantic_core import ErrorDetails
 from lightningrl.errors import ConfigError
 from lightningrl.loading import run_recipe_file
 from lightningrl.recipe import Recipe
-from lightningrl.sanitize import DEEPEST, is_deeper
+from lightningrl.recipe_keys import ELSEWHERE, LEARNER, all_keys, key_hint, key_parts, parse_toml, recipe_path
+from lightningrl.sanitize import DEEPEST
 
-__all__ = [
-    "check_options",
-    "key_hint",
-    "key_parts",
-    "load_recipe",
-    "parse_setting",
-    "read_recipe",
-    "recipe_path",
-    "with_settings",
-]
+__all__ = ["load_recipe", "parse_setting", "read_recipe", "with_settings"]
 
-LONG_KEY: Final = re.compile(r"""(?:(?<![\w-])(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)""" f"{{{DEEPEST}}}")
-"""A dotted key that would be nested deeper than anything here, which takes the parser seconds."""
 MISSING: Final[Mapping[str, str]] = {
     "agent": 'name the function that is called with a task\'s input: agent = "agent.py:answer"',
     "policy": 'say which model is trained: [policy] model = "Qwen/Qwen2.5-0.5B-Instruct"',
@@ -46,64 +33,6 @@ MISSING: Final[Mapping[str, str]] = {
     '"data.py:train_tasks"',
 }
 """The remedy for a missing key."""
-ELSEWHERE: Final[Mapping[str, str]] = {
-    "adam_beta1": "learner.betas",
-    "adam_beta2": "learner.betas",
-    "ahead": "loop.max_staleness",
-    "base_model": "policy.model",
-    "batch_size": "loop.tasks_per_step",
-    "beta": "learner.kl_coef",
-    "bf16": "learner.dtype",
-    "clip_range": "learner.clip_low",
-    "cliprange": "learner.clip_low",
-    "cliprange_value": "learner.critic.clip",
-    "ent_coef": "learner.entropy_coef",
-    "entropy_coeff": "learner.entropy_coef",
-    "epsilon": "learner.clip_low",
-    "epsilon_high": "learner.clip_high",
-    "eval_steps": "validation.every",
-    "fp16": "learner.dtype",
-    "kl_beta": "learner.kl_coef",
-    "loss_type": "samples.aggregation",
-    "lr": "learner.learning_rate",
-    "lr_scheduler_type": "learner.schedule",
-    "max_failed": "outcomes.max_failed_rewards",
-    "max_completion_length": "sampling.max_tokens",
-    "max_new_tokens": "sampling.max_tokens",
-    "max_steps": "loop.steps",
-    "mini_batch_size": "learner.minibatches",
-    "model_name": "policy.model",
-    "model_name_or_path": "policy.model",
-    "num_epochs": "loop.steps",
-    "num_generations": "loop.group_size",
-    "num_iterations": "learner.epochs",
-    "num_rollouts": "loop.group_size",
-    "num_train_epochs": "loop.steps",
-    "num_workers": "runtime.workers",
-    "per_device_train_batch_size": "loop.tasks_per_step",
-    "ppo_epochs": "learner.epochs",
-    "report_to": "loggers",
-    "reward_funcs": "rewards",
-    "rollouts_per_task": "loop.group_size",
-    "save_steps": "loop.checkpoint_every",
-    "save_total_limit": "loop.keep_checkpoints",
-    "scale_rewards": "credit.use",
-    "train_batch_size": "loop.tasks_per_step",
-    "vf_coef": "learner.critic.coefficient",
-    "warmup_ratio": "learner.warmup_steps",
-}
-"""Names that TRL, verl and others use, and the key that says the same here."""
-LEARNER: Final = frozenset(
-    {"betas", "clip_high", "clip_low", "context_length", "device", "dtype", "epochs", "gradient_checkpointing"}
-    | {"kl_coef", "learning_rate", "lora", "loss", "max_grad_norm", "minibatches", "schedule", "warmup_steps"}
-    | {"weight_decay"}
-)
-"""Settings that a trainer backend usually takes."""
-
-
-def recipe_path(path: Path) -> Path:
-    """The file that a recipe's name means: a folder's `recipe.toml`."""
-    return path / "recipe.toml" if path.is_dir() else path
 
 
 def load_recipe(path: Path, settings: Mapping[str, Any] | None = None) -> Recipe:
@@ -135,59 +64,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not separator or not key:
         raise ConfigError(f"setting {text!r} is not KEY=VALUE; write for example --set loop.steps=20")
     try:
-        return key.strip(), _parse_toml(f"value = {value}")["value"]
+        return key.strip(), parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), {"True": True, "False": False}.get(value.strip(), value)
-
-
-def key_parts(key: str) -> list[str]:
-    """Split a dotted key; a part that holds a dot stands in quotes, as in TOML: `policies."qwen2.5".model`."""
-    if '"' not in key and "'" not in key:
-        return key.split(".")
-    try:
-        table = _parse_toml(f"{key} = 0")
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"setting {key!r} is no dotted key ({error}); quote the part that holds a dot") from None
-    parts: list[str] = []
-    while isinstance(table, dict):
-        (part,) = table
-        parts.append(part)
-        table = table[part]
-    return parts
-
-
-def check_options(
-    factory: Callable[..., Any], options: Mapping[str, Any], *, what: str, reserved: Sequence[str] = ()
-) -> None:
-    """Raise ConfigError with those of `options` that `factory` does not take: a setting nobody consumes is an error."""
-    parameters = inspect.signature(factory).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [name for name, parameter in parameters.items() if name not in reserved and parameter.kind in kinds]
-    if unknown := [name for name in options if name not in taken]:
-        raise ConfigError(
-            *(f"{what} has no setting {name!r}; {key_hint(name, taken, _all_keys())}" for name in unknown)
-        )
-
-
-def key_hint(name: str, keys: Sequence[str], elsewhere: Iterable[str] = ()) -> str:
-    """Advice on a name that is none of `keys`, a table's own; `elsewhere`: dotted keys of other tables."""
-    there = ELSEWHERE.get(name)
-    if there is not None and there.rpartition(".")[2] in keys:
-        return f"did you mean {there.rpartition('.')[2]!r}?"
-    if there is None and name in LEARNER and name not in keys:
-        there = f"learner.{name}"
-    if there is None:
-        there = min((key for key in elsewhere if key.rpartition(".")[2] == name), key=len, default=None)
-    if there is not None:
-        table = there.rpartition(".")[0]
-        return f"here it is {there!r}" + (f", which belongs in [{table}]" if table else "")
-    guess = difflib.get_close_matches(name, keys, n=1)
-    return f"did you mean {guess[0]!r}?" if guess else f"it takes: {', '.join(sorted(keys)) or 'none'}"
-
-
-# ------------------------------------------------------------------ files and settings
 
 
 def _refuse_wrong(recipe: Recipe, wrong: Sequence[str]) -> Recipe:
@@ -206,23 +85,13 @@ def _read(path: Path) -> tuple[Recipe, list[str]]:
             raise ConfigError(f"recipe {str(path)!r} defines no `recipe = Recipe(...)`")
     elif path.suffix == ".toml":
         try:
-            data = _parse_toml(path.read_text(encoding="utf-8"))
+            data = parse_toml(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {str(path)!r} is not valid TOML: {error}") from error
         recipe, wrong = _validate(data, str(path))
     else:
         raise ConfigError(f"recipe {str(path)!r} ends in {path.suffix!r}; a recipe is a .toml or .py file")
     return recipe.model_copy(update={"folder": path.resolve().parent}), wrong
-
-
-def _parse_toml(text: str) -> dict[str, Any]:
-    """Raises TOMLDecodeError, also for what is nested deeper than anything in a recipe."""
-    try:
-        if LONG_KEY.search(text) is None and not is_deeper(data := tomllib.loads(text), DEEPEST):
-            return data
-    except RecursionError:
-        pass
-    raise tomllib.TOMLDecodeError(f"it is nested deeper than {DEEPEST} levels")
 
 
 def _set(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
@@ -258,9 +127,6 @@ def _written_values(model: pydantic.BaseModel) -> dict[str, Any]:
             }
         values[name] = value
     return values
-
-
-# ------------------------------------------------------------------ sentences about wrong keys
 
 
 def _validate(data: Mapping[str, Any], source: str) -> tuple[Recipe, list[str]]:
@@ -308,7 +174,7 @@ def _sentence(error: ErrorDetails) -> str:
     """The problem, and what to write."""
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        hint = key_hint(str(error["loc"][-1]), _table_keys(error["loc"][:-1]), _all_keys())
+        hint = key_hint(str(error["loc"][-1]), _table_keys(error["loc"][:-1]), all_keys())
         return f"unknown key {key!r}; {hint}"
     if error["type"] == "value_error":
         return f"{key}: {error['ctx']['error']}" if key else str(error["ctx"]["error"])
@@ -325,23 +191,7 @@ def _learner_slips(data: Mapping[str, Any]) -> dict[str, str]:
     slips = (
         [name for name in learner if name in ELSEWHERE and name not in LEARNER] if isinstance(learner, Mapping) else []
     )
-    return {
-        name: f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), _all_keys())}" for name in slips
-    }
-
-
-@cache
-def _all_keys() -> tuple[str, ...]:
-    """Every key that has its place in a recipe, with its tables."""
-    return tuple(_keys_of(Recipe, ""))
-
-
-def _keys_of(model: type[pydantic.BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, pydantic.BaseModel):
-            yield from _keys_of(field.annotation, f"{prefix}{name}.")
-        elif name != "folder":
-            yield f"{prefix}{name}"
+    return {name: f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), all_keys())}" for name in slips}
 
 
 def _table_keys(location: Sequence[int | str]) -> list[str]:
