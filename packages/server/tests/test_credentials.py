@@ -386,15 +386,15 @@ def test_variables_that_a_recipe_names_as_secrets_do_not_reach_agents() -> None:
         "LIGHTNINGRL_KEY",
     )
     given = {**dict.fromkeys(secrets, KEY), "SEARCH_API_KEY": "tool"}
-    left = worker_environment("http://h:1", given, withheld=recipe.withheld_variables)
+    left = worker_environment("http://h:1", given, withheld=recipe.withheld_variables({}))
     assert KEY not in left.values()
     assert left["SEARCH_API_KEY"] == "tool"
     shared = with_settings(recipe, {"runtime.environment": ["PGPASSWORD"]})
-    assert "PGPASSWORD" in worker_environment("http://h:1", given, withheld=shared.withheld_variables)
+    assert "PGPASSWORD" in worker_environment("http://h:1", given, withheld=shared.withheld_variables({}))
 
 
 def test_a_recipe_without_them_leaves_the_environment_as_it_is() -> None:
-    assert Recipe.model_validate(RECIPE).withheld_variables == ()
+    assert Recipe.model_validate(RECIPE).withheld_variables({}) == ()
 
 
 def test_exceptions_from_the_proxy_are_those_of_both_spellings() -> None:

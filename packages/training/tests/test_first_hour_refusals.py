@@ -208,8 +208,8 @@ def test_an_answer_as_long_as_the_context_is_refused_with_a_length_that_fits(her
 )
 def test_an_agent_that_cannot_work_is_refused_before_anything_heavy(here: Path, source: str, says: str) -> None:
     (here / "hour_agent.py").write_text(source)
-    with pytest.raises(ConfigError) as error, check_agent(load_recipe(here / "recipe.toml")) as checked:
-        checked.wait()
+    with pytest.raises(ConfigError) as error, check_agent(load_recipe(here / "recipe.toml"), load_plugins()) as wait:
+        wait()
     assert says in str(error.value)
 
 
@@ -217,8 +217,8 @@ def test_an_agent_that_makes_its_client_at_import_is_fine_and_stays_in_its_own_p
     (here / "hour_agent.py").write_text(
         "from openai import OpenAI\nclient = OpenAI()\nprint('x' * 99999)\ndef answer(task, db=None): ...\n"
     )
-    with check_agent(load_recipe(here / "recipe.toml")) as checked:
-        checked.wait()
+    with check_agent(load_recipe(here / "recipe.toml"), load_plugins()) as wait:
+        wait()
     assert "hour_agent" not in sys.modules
 
 
@@ -387,8 +387,8 @@ def test_a_python_recipe_may_define_its_agent_and_import_its_neighbour(here: Pat
     )
     recipe = load_recipe(here / "recipe.py")
     assert agent_reference(recipe.agent) == f"{here / 'recipe.py'}:answer"
-    with check_agent(recipe) as checked:
-        checked.wait()
+    with check_agent(recipe, load_plugins()) as wait:
+        wait()
     assert len(Parts.build(recipe, load_plugins()).tasks.train) == 3
     (here / "recipe.py").write_text(
         (here / "recipe.py").read_text().replace("recipe = Recipe(", "recipe = Recipe(name='again', ")

@@ -13,7 +13,12 @@ import pytest
 
 from lightningrl import MetricLogger
 from lightningrl.errors import ConfigError, PluginError, RunFolderError
-from lightningrl.plugins import load_plugins
+from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl_client.runtime.launcher import WorkerPlan
+from lightningrl_client.runtime.recipe_pool import start_pool
+from lightningrl_training.agent_check import check_agent
 from lightningrl_training.loggers import JsonlLogger
 from lightningrl_viewer.reading.metrics import read_metrics
 
@@ -167,3 +172,58 @@ def test_logger_that_is_not_installed_names_its_package(
 def test_unknown_logger_is_named(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"no logger named 'tensorbord'; installed: .*; did you mean 'tensorboard'"):
         build("tensorbord", tmp_path)
+
+
+class Brought:
+    """A package with a logger that has a key of its own, and with a launcher that keeps the plan of its workers."""
+
+    def __init__(self) -> None:
+        self.plan = WorkerPlan(settings=None)  # type: ignore[arg-type]
+
+    @hookimpl
+    def lightningrl_loggers(self) -> list[Plugin]:
+        return [Plugin(name="mine", summary="a test", factory=FakeRun, secrets=("MINE_TOKEN",))]
+
+    @hookimpl
+    def lightningrl_worker_launchers(self) -> list[Plugin]:
+        return [Plugin(name="mine", summary="a test", factory=lambda: self)]
+
+    async def start(self, count: int, plan: WorkerPlan) -> None:
+        self.plan = plan
+        raise ConfigError("the plan is enough")
+
+    async def stop(self, grace_s: float) -> None: ...
+
+    def describe(self) -> str:
+        return "nowhere"
+
+
+@pytest.mark.parametrize("loggers", [("mine",), ()])
+async def test_a_logger_plugins_keys_reach_no_agent_of_a_run_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loggers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("MINE_TOKEN", "secret")
+    (tmp_path / "agent.py").write_text("import os\nassert not os.environ.get('MINE_TOKEN')\ndef answer(task): ...\n")
+    (tmp_path / "recipe.toml").write_text(
+        'agent = "agent.py:answer"\n[tasks]\ntrain = "data.jsonl"\n[policy]\nmodel = "model"\n'
+        '[rewards.right]\nuse = "exact_match"\n'
+    )
+    recipe, brought, plugins = load_recipe(tmp_path / "recipe.toml", {"loggers": loggers}), Brought(), load_plugins()
+    plugins.register(brought, distribution="mine 1")
+    assert _agent_problem(recipe, plugins) == ("" if loggers else "AssertionError")
+    shared = with_settings(recipe, {"runtime.environment": ["MINE_TOKEN"]})
+    assert _agent_problem(shared, plugins) == "AssertionError"
+    pool = start_pool(with_settings(recipe, {"runtime.launcher": "mine"}), "http://127.0.0.1:1", "key", None, plugins)
+    assert pool is not None
+    with pytest.raises(ConfigError):
+        await pool.start()
+    assert brought.plan.settings.withheld == (("MINE_TOKEN",) if loggers else ())
+
+
+def _agent_problem(recipe: Recipe, plugins: PluginManager) -> str:
+    with check_agent(recipe, plugins) as wait:
+        try:
+            wait()
+        except ConfigError as error:
+            return "AssertionError" if "AssertionError" in str(error) else str(error)
+    return ""

@@ -47,6 +47,8 @@ class Plugin:
     check: Callable[[Recipe], None] | None = None
     """Check that raises ConfigError for a recipe which this trainer backend or logger cannot honour, before anything
     heavy starts."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables with a logger's own keys, which agents do not get in runs that name it."""
     distribution: str = field(default="", compare=False)
     """Distribution and version that brought it; filled in by the manager."""
 

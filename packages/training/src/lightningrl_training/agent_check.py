@@ -1,8 +1,7 @@
 """Imports the recipe's agent once and makes its adapters, in a process of its own, before anything heavy starts: a
 worker would say what is wrong with them a minute later.
 
-    check_agent(recipe) ─► python -m lightningrl_training.agent_check FILE:NAME FOLDER ADAPTER… ─► its sentence, as
-    ConfigError
+    check_agent ─► python -m lightningrl_training.agent_check FILE:NAME FOLDER ADAPTER… ─► its sentence, as ConfigError
 
 The process has a worker's environment, so that a client made at import finds its key; nothing that it imports reaches
 ours.
@@ -13,14 +12,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl_client.runtime.agent_loader import agent_reference, check_agent_file, load_agent, runs_in_process
 
 if TYPE_CHECKING:
+    from lightningrl.plugins import PluginManager
     from lightningrl.recipe import Recipe
 
 __all__ = ["check_agent"]
@@ -32,95 +32,68 @@ NOWHERE: Final = "http://127.0.0.1:9"
 """Address for model calls that are made at import: nobody listens there."""
 
 
-class Check(Protocol):
-    """A check that runs."""
-
-    def wait(self) -> None:
-        """Raise ConfigError with what is wrong."""
-        ...
-
-
-def check_agent(recipe: Recipe, *, will_work: bool = False) -> AbstractContextManager[Check]:
-    """A check of the recipe's agent: entering starts it, `wait` raises what is wrong, leaving ends it. Where all
-    workers are elsewhere, or `will_work` here in a moment and say the same, no process imports it."""
+@contextmanager
+def check_agent(recipe: Recipe, plugins: PluginManager, *, will_work: bool = False) -> Iterator[Callable[[], None]]:
+    """Check the recipe's agent beside the body, which gets a function that raises ConfigError with what is wrong. Where
+    all workers are elsewhere, or `will_work` here in a moment and say the same, no process imports it."""
+    agent, problem = "", None
     try:
         if runs_in_process(recipe):
             load_agent(recipe.agent, recipe.folder)
-            return nullcontext(NoProcess())
-        agent = agent_reference(recipe.agent)
-        check_agent_file(recipe)
+        else:
+            agent = agent_reference(recipe.agent)
+            check_agent_file(recipe)
     except ConfigError as error:
-        return nullcontext(NoProcess(error))
+        problem = error
+
+    def wait() -> None:
+        if problem is not None:
+            raise problem
+        if process is not None:
+            _wait(process, agent)
+
     is_here = not will_work and recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
-    return AgentProcess(agent, recipe) if is_here else nullcontext(NoProcess())
+    process = _start(agent, recipe, plugins) if agent and is_here and problem is None else None
+    try:
+        yield wait
+    finally:
+        if process is not None:
+            process.kill()
+            process.communicate()
 
 
-class NoProcess:
-    """A check that needs no process."""
+def _start(agent: str, recipe: Recipe, plugins: PluginManager) -> subprocess.Popen[str]:
+    """Start the process that imports the agent."""
+    from lightningrl_client.runtime.environment import worker_environment
 
-    def __init__(self, error: ConfigError | None = None) -> None:
-        self._error = error
+    withheld = recipe.withheld_variables(plugins.records("lightningrl_loggers"))
+    return subprocess.Popen(
+        [sys.executable, "-m", "lightningrl_training.agent_check", agent, str(recipe.folder), *recipe.adapters],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=worker_environment(NOWHERE, os.environ, withheld=withheld),
+        start_new_session=True,
+    )
 
-    def wait(self) -> None:
-        """Raise the error that was found, if any."""
-        if self._error is not None:
-            raise self._error
 
-
-class AgentProcess:
-    """The process that imports the agent."""
-
-    def __init__(self, agent: str, recipe: Recipe) -> None:
-        self._agent = agent
-        self._recipe = recipe
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> AgentProcess:
-        from lightningrl_client.runtime.environment import worker_environment
-
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "lightningrl_training.agent_check",
-                self._agent,
-                str(self._recipe.folder),
-                *self._recipe.adapters,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=worker_environment(NOWHERE, os.environ, withheld=self._recipe.withheld_variables),
-            start_new_session=True,
+def _wait(process: subprocess.Popen[str], agent: str) -> None:
+    """Raise ConfigError with what is wrong. An import that takes longer than `IMPORT_S` is left to the workers."""
+    try:
+        _, errors = process.communicate(timeout=IMPORT_S)
+    except subprocess.TimeoutExpired:
+        return
+    status, last = process.returncode, errors.strip().rpartition("\n")[2][:600]
+    if status == REFUSED:
+        raise ConfigError(last)
+    if status:
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        raise ConfigError(
+            f"agent {agent!r}: importing it ended its process with {how}: {last or 'it said nothing'}; fix it, then "
+            "run again"
         )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-
-    def wait(self) -> None:
-        """Raise ConfigError with what is wrong. An import that takes longer than `IMPORT_S` is left to the workers."""
-        assert self._process is not None
-        try:
-            _, errors = self._process.communicate(timeout=IMPORT_S)
-        except subprocess.TimeoutExpired:
-            return
-        status = self._process.returncode
-        last = errors.strip().rpartition("\n")[2][:600]
-        if status == REFUSED:
-            raise ConfigError(last)
-        if status:
-            how = f"signal {-status}" if status < 0 else f"status {status}"
-            raise ConfigError(
-                f"agent {self._agent!r}: importing it ended its process with {how}: {last or 'it said nothing'}; fix "
-                "it, then run again"
-            )
 
 
 def main() -> int:

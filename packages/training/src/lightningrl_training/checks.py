@@ -36,14 +36,14 @@ def build_checked(
 
 def _build_checked(recipe: Recipe, plugins: PluginManager, wrong: Sequence[str], *, will_work: bool) -> Parts:
     plugins.check()
-    with check_agent(recipe, will_work=will_work) as checked:
+    with check_agent(recipe, plugins, will_work=will_work) as wait_for_agent:
         parts, *_ = gather(
             lambda: Parts.build(recipe, plugins),
             *(partial(_check_on_hub, recipe, name) for name in recipe.all_policies),
             *(partial(_check_logger, name, recipe, plugins) for name in recipe.loggers),
             lambda: check_launcher(recipe.runtime, plugins),
             lambda: _check_store(recipe.store_url),
-            checked.wait,
+            wait_for_agent,
             problems=wrong,
         )
     return parts  # type: ignore[no-any-return]

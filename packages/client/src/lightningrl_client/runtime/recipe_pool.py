@@ -45,7 +45,7 @@ def start_pool(
         adapters=recipe.adapters,
         base_urls=recipe.runtime.base_urls,
         dialects=dialects,
-        withheld=recipe.withheld_variables,
+        withheld=recipe.withheld_variables(plugins.records("lightningrl_loggers")),
         base_dir=recipe.folder,
         log_folder=logs,
         launcher=ThreadLauncher(agent) if is_here else build_launcher(recipe.runtime, plugins),
