@@ -15,7 +15,7 @@ from lightningrl import MetricLogger
 from lightningrl.errors import ConfigError, PluginError, RunFolderError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_client.runtime.launcher import WorkerPlan
 from lightningrl_client.runtime.recipe_pool import start_pool
 from lightningrl_training.agent_check import check_agent
