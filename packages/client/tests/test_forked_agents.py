@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.types import Outcome
-from lightningrl_credit.rewards import Reported
+from lightningrl_credit.rewards import ReportedReward
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.store_conformance import make_spec
 
@@ -91,7 +91,7 @@ async def test_what_a_forked_process_reports_is_not_lost_with_it(tmp_path: Path)
         assert await run_agent(REPORT, control.url, lease.base_path, lease.key) == [0, 0]
         await control.store.finish_attempt("r0", lease.attempt, Outcome.SUCCEEDED, "done", None, 1.0)
         (trajectory,) = await control.store.trajectories(["r0"])
-    assert Reported(name="seen")(trajectory.task, trajectory.output, trajectory) == 1.0
+    assert ReportedReward(name="seen")(trajectory.task, trajectory.output, trajectory) == 1.0
 
 
 def test_a_failed_call_is_retried_by_the_process_that_made_it_alone() -> None:

@@ -21,7 +21,7 @@ from lightningrl import report_reward, role, tool
 from lightningrl.types import Outcome, ToolStatus, Trajectory
 from lightningrl_client.attribution.role import current_role
 from lightningrl_credit.plugin import lightningrl_intermediate_rewards
-from lightningrl_credit.rewards import Reported, ReportedOfCalls, ToolStatusReward
+from lightningrl_credit.rewards import ReportedReward, ReportedTurnReward, ToolStatusReward
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.store import SqlStore
@@ -77,8 +77,8 @@ async def a_hand_written_tool_loop_gets_automatic_intermediate_rewards(path: Who
     assert bad.result == "add() got an unexpected keyword argument 'c'", "as the agent went on with"
     assert [good.transition_id, bad.transition_id] == [call.id for call in trajectory.transitions[:2]]
     assert ToolStatusReward(ok=0.1, error=-0.1)(trajectory) == [0.1, -0.1, None]
-    assert Reported(name="polite")(trajectory.task, trajectory.output, trajectory) == 0.25
-    assert Reported(name="rude")(trajectory.task, trajectory.output, trajectory) is None
+    assert ReportedReward(name="polite")(trajectory.task, trajectory.output, trajectory) == 0.25
+    assert ReportedReward(name="rude")(trajectory.task, trajectory.output, trajectory) is None
 
 
 async def a_tool_that_is_no_tool_call_is_the_outcome_of_the_answer_that_asked(path: WholePath) -> None:
@@ -307,7 +307,7 @@ def test_what_was_reported_of_calls_is_a_turn_reward_where_the_recipe_says_so() 
     first, second, third = trajectory.transitions
     calls = (replace(first, reported={"brief": 0.5, "kind": 0.25}), replace(second, reported={"brief": None}), third)
     told = replace(trajectory, transitions=calls)
-    assert ReportedOfCalls()(told) == [0.75, None, None]
-    assert ReportedOfCalls(name="kind")(told) == [0.25, None, None]
+    assert ReportedTurnReward()(told) == [0.75, None, None]
+    assert ReportedTurnReward(name="kind")(told) == [0.25, None, None]
     (plugin,) = [plugin for plugin in lightningrl_intermediate_rewards() if plugin.name == "reported"]
-    assert isinstance(plugin.factory(), ReportedOfCalls)
+    assert isinstance(plugin.factory(), ReportedTurnReward)

@@ -15,7 +15,7 @@ import pytest_asyncio
 from lightningrl.records import Lease
 from lightningrl.types import Outcome, Trajectory
 from lightningrl_client.control.client import ServerClient
-from lightningrl_credit.rewards import Reported, ReportedOfCalls
+from lightningrl_credit.rewards import ReportedReward, ReportedTurnReward
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.store import SqlStore
@@ -119,8 +119,8 @@ async def test_an_evaluation_finds_its_call_by_the_answers_id_then_by_the_spans_
     assert second.reported == {"by the span around": -2.0, "other id": 0.125}
     assert third.reported == {"by id": 0.5}
     assert trajectory.reported == {"whole": 0.75}
-    assert ReportedOfCalls(name="by span")(trajectory) == [1.0, None, None]
-    assert Reported(name="whole")(trajectory.task, None, trajectory) == 0.75
+    assert ReportedTurnReward(name="by span")(trajectory) == [1.0, None, None]
+    assert ReportedReward(name="whole")(trajectory.task, None, trajectory) == 0.75
 
 
 async def test_an_answer_that_this_attempt_was_not_given_is_looked_for_around_the_span(scene: Scene) -> None:

@@ -24,7 +24,7 @@ from lightningrl.types import Outcome, ToolStatus, Trajectory
 from lightningrl_client.attribution.scope import ActiveRollout
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.environment import telemetry_environment
-from lightningrl_credit.rewards import ReportedOfCalls
+from lightningrl_credit.rewards import ReportedTurnReward
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.spans.otlp import JSON, PROTOBUF
@@ -131,7 +131,7 @@ async def test_a_stock_exporter_reports_evaluations_and_a_repeated_export_counts
     trajectory = await scene.finished()
     assert [call.reported for call in trajectory.transitions] == [{"by id": 0.5}, {"by span": 0.25}]
     assert trajectory.reported == {"of another span": 2.0, "label": 1.0, "by an older SDK": 4.0}
-    assert ReportedOfCalls(name="by id")(trajectory) == [0.5, None]
+    assert ReportedTurnReward(name="by id")(trajectory) == [0.5, None]
 
 
 async def test_json_says_the_same_and_what_is_no_score_says_nothing(scene: Scene) -> None:

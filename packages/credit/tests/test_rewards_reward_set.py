@@ -16,7 +16,7 @@ from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.types import Task, Trajectory
-from lightningrl_credit.rewards import NamedReward, Reported, RewardSet
+from lightningrl_credit.rewards import NamedReward, ReportedReward, RewardSet
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.reward_conformance import RewardConformance
 
@@ -269,8 +269,8 @@ async def test_reported_reward_is_what_the_agent_said() -> None:
     from dataclasses import replace
 
     episode = replace(EPISODE, reported={"success": 0.75}, rewards={"speed": 0.5})
-    assert await score(one(Reported(name="success")), episode) == ({"exact": 0.75}, 0.75)
-    assert await score(one(Reported(name="speed")), episode) == ({"exact": None}, None), (
+    assert await score(one(ReportedReward(name="success")), episode) == ({"exact": 0.75}, 0.75)
+    assert await score(one(ReportedReward(name="speed")), episode) == ({"exact": None}, None), (
         "what the run computed is not reported"
     )
 

@@ -222,6 +222,13 @@ def test_each_key_of_a_recipe_says_its_value_its_default_and_its_reader(run: Rec
     assert all(one.reader for one in keys.values())
 
 
+def test_a_setting_whose_key_holds_a_dot_is_known_as_one() -> None:
+    told = {'policies."qwen2.5".model': "small", 'upstream.models."gpt-4.1*".model': "large"}
+    recipe = with_settings(RECIPE, {"upstream.base_url": "http://127.0.0.1:1/v1", **told})
+    origins = {key.key: key.origin for key in list_recipe_keys(recipe, settings=told)}
+    assert origins["policies.qwen2.5.model"] == origins["upstream.models.gpt-4.1*.model"] == "--set"
+
+
 def test_a_folder_without_a_recipe_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"no run in .* that has a recipe"):
         RunOrigin.read(tmp_path)

@@ -83,7 +83,7 @@ def lightningrl_reward_functions() -> Iterable[Plugin]:
     execution = "what a command of yours says of the output: exit status or stdout"
     yield _plugin("execution", execution, "lightningrl_credit.rewards.execution:Execution")
     reported = "the value that the agent or its telemetry reported under `name`"
-    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:Reported")
+    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:ReportedReward")
 
 
 @hookimpl
@@ -95,7 +95,7 @@ def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     repeated = "charges for a tool called again with the same arguments"
     yield _plugin("repeated_calls", repeated, "lightningrl_credit.rewards.tool_arguments:RepeatedCalls")
     reported = "what the agent or its telemetry reported of its calls, under `name` or all"
-    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:ReportedOfCalls")
+    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:ReportedTurnReward")
     tokens = "charges calls that sample more tokens than a budget"
     yield _plugin("token_budget", tokens, "lightningrl_credit.rewards.budgets:TokenBudget")
     status = "pays for tools that work, charges for those that fail"

@@ -26,8 +26,8 @@ from lightningrl_credit.comparison import check_comparison
 from lightningrl_credit.needs import check_answers, check_needs, installed_needs
 from lightningrl_credit.rewards import (
     NamedReward,
-    Reported,
-    ReportedOfCalls,
+    ReportedReward,
+    ReportedTurnReward,
     RewardSet,
     RewardWeights,
     TurnReward,
@@ -237,7 +237,7 @@ def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
         timeout_s=config.timeout_s,
         retries=config.retries,
         concurrency=config.concurrency,
-        range=config.range or (reward.range if isinstance(reward, Reported) else None),
+        range=config.range or (reward.range if isinstance(reward, ReportedReward) else None),
     )
 
 
@@ -252,7 +252,7 @@ def _part_in_return(name: str, config: RewardConfig) -> dict[str, Any]:
 def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager) -> TurnReward:
     config = recipe.intermediate_rewards[name]
     function = _part(plugins, "lightningrl_intermediate_rewards", config.use, config.options, recipe.folder)
-    bounds = config.range or (function.range if isinstance(function, ReportedOfCalls) else None)
+    bounds = config.range or (function.range if isinstance(function, ReportedTurnReward) else None)
     return TurnReward(name=name, function=function, weight=config.weight, form=config.form, range=bounds)
 
 

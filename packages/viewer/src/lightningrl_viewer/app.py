@@ -22,7 +22,7 @@ from lightningrl.errors import LightningError
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_viewer.events import Place, stream_news
 from lightningrl_viewer.guard import Guard
-from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun, read_state
+from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun, read_state
 from lightningrl_viewer.pages import PAGES
 from lightningrl_viewer.pages.runs import show_runs
 from lightningrl_viewer.runs import Runs, RunsFolder
@@ -84,7 +84,7 @@ def _of_run(runs: Runs, page: Page, pages: Sequence[Page]) -> Callable[[Request]
             values["place"] = Place.of(position)
 
             async def make() -> str:
-                shown = await page.show(viewed, Asked(path=request.path_params, query=read_state(request.query_params)))
+                shown = await page.show(viewed, PageRequest.read(request))
                 return await _write(request, shown, values)
 
             if not page.tells_of_run_alone:
@@ -121,9 +121,7 @@ def _of_folder(runs: RunsFolder) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         root = request.scope.get("root_path", "")
         values = {"url": lambda **query: with_query(f"{root}/", query)}
-        return HTMLResponse(
-            await _write(request, await show_runs(runs, Asked(query=read_state(request.query_params))), values)
-        )
+        return HTMLResponse(await _write(request, await show_runs(runs, PageRequest.read(request)), values))
 
     return _answer(handle)
 
@@ -136,13 +134,13 @@ def _answer(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Reque
             return await handle(request)
         except LightningError as error:
             status = 404 if isinstance(error, UnknownRecord | NoSuchPage) else 503
-            shown = Shown("error.html", title="Not found" if status == 404 else "Not readable", sentence=str(error))
+            shown = PageView("error.html", title="Not found" if status == 404 else "Not readable", sentence=str(error))
             return HTMLResponse(await _write(request, shown, {}), status_code=status)
 
     return endpoint
 
 
-async def _write(request: Request, shown: Shown, values: dict[str, Any]) -> str:
+async def _write(request: Request, shown: PageView, values: dict[str, Any]) -> str:
     root = request.scope.get("root_path", "")
     whole = {
         **_FRAME,

@@ -2,7 +2,8 @@
 
     page ─► CreditXRays.ask(Question) ─► stdin │ process: every method, kept by step │ stdout ─► Answer
 
-The process is `lightningrl_training.lab.xray_process`; the server's event loop and memory stay with the agents.
+The process runs the module that an installed package, lightningrl-training, names as an entry point; the server's event
+loop and memory stay with the agents.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ from lightningrl_server.store.errors import UnknownRecord
 
 __all__ = ["Answer", "CreditXRays", "Question"]
 
+ENTRY_POINTS: Final = "lightningrl_viewer.xray"
+"""Group of entry points; its `process` is a module that, run with a folder, answers each `Question` on a line."""
 LONGEST_S: Final = 600.0
 """Seconds of one X-ray; a method of the user's may never end."""
 
@@ -126,12 +129,13 @@ class _Process:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
-            if find_spec("lightningrl_training") is None:
+            modules = [found.module for found in entry_points(group=ENTRY_POINTS, name="process")]
+            if not modules:
                 raise LightningError(
                     "X-rays are computed by lightningrl-training, which is not installed here; "
                     "it comes with: pip install 'lightningrl[torch]'"
                 )
-            command = [sys.executable, "-m", "lightningrl_training.lab.xray_process", str(self._folder)]
+            command = [sys.executable, "-m", modules[0], str(self._folder)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self._process
 

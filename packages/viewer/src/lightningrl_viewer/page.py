@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
 
 from lightningrl.errors import LightningError
 from lightningrl_server.mounts import Live
@@ -16,11 +17,11 @@ from lightningrl_viewer.cache import Cache
 from lightningrl_viewer.credit import CreditXRays
 from lightningrl_viewer.reading.reader import StoredRun
 
-__all__ = ["Asked", "NoSuchPage", "Page", "Shown", "ViewedRun", "read_state"]
+__all__ = ["NoSuchPage", "Page", "PageRequest", "PageView", "ViewedRun", "read_state"]
 
 
 class NoSuchPage(LightningError):
-    """Asked for something that does not exist. HTTP 404."""
+    """A page, run or text that does not exist. HTTP 404."""
 
 
 def read_state(query: QueryParams) -> QueryParams:
@@ -55,12 +56,16 @@ class ViewedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Asked:
-    """Path and query of a request: the state of a page is all in its address."""
+class PageRequest:
+    """Path and query of a page's address: the state of a page is all in its address."""
 
     path: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parts of the path that a page's `{…}` name."""
     query: QueryParams = field(default_factory=QueryParams)
+
+    @classmethod
+    def read(cls, request: Request) -> PageRequest:
+        return cls(path=request.path_params, query=read_state(request.query_params))
 
     def number(self, name: str) -> int | None:
         """Read a whole number of the query; None = it is not there. Raises NoSuchPage where it is none."""
@@ -76,7 +81,7 @@ class Asked:
         return number
 
 
-class Shown:
+class PageView:
     """A template and its values; `title` stands in the tab."""
 
     def __init__(self, template: str, *, title: str, **values: Any) -> None:
@@ -90,7 +95,7 @@ class Page:
 
     path: str
     """Path below the run: "" is its first page; `{name}` takes one part of a path."""
-    show: Callable[[ViewedRun, Asked], Awaitable[Shown]]
+    show: Callable[[ViewedRun, PageRequest], Awaitable[PageView]]
     name: str | None = None
     """Name in the navigation; None = it is not there."""
     key: str | None = None

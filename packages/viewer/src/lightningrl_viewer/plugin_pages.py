@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lightningrl.errors import LightningError, PluginError, describe_raised
 from lightningrl.plugins import Plugin, load_plugins
-from lightningrl_viewer.page import Asked, Page, Shown, ViewedRun
+from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.pages import PAGES
 
 __all__ = ["all_pages", "plugin_page"]
@@ -32,7 +32,7 @@ def plugin_page(record: Plugin) -> Page:
         )
     render: Callable[[Any], Awaitable[str]] = record.build()
 
-    async def show(viewed: ViewedRun, _: Asked) -> Shown:
+    async def show(viewed: ViewedRun, _: PageRequest) -> PageView:
         from markupsafe import Markup
 
         try:
@@ -43,6 +43,6 @@ def plugin_page(record: Plugin) -> Page:
             raise PluginError(
                 f"page {record.name!r} of {record.distribution} raised {describe_raised(error)}; mend or uninstall it"
             ) from error
-        return Shown("plugin.html", title=record.summary, html=Markup(html))  # noqa: S704 - CSP allows no script
+        return PageView("plugin.html", title=record.summary, html=Markup(html))  # noqa: S704 - CSP allows no script
 
     return Page(record.name, show, name=record.summary)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from lightningrl.errors import RunFolderError
-from lightningrl_viewer.page import Asked, ViewedRun
+from lightningrl_viewer.page import PageRequest, ViewedRun
 from lightningrl_viewer.pages import rollouts
 from lightningrl_viewer.pages import run as run_page
 from lightningrl_viewer.reading.origin import newest_run
@@ -29,7 +29,7 @@ MARK: Final = b'<meta name="generator" content="LightningRL report">'
 async def make_report(run: StoredRun, folder: Path) -> str:
     """Return the report as HTML."""
     viewed = ViewedRun(name=folder.absolute().name, folder=folder, run=run)  # noqa: ASYNC240
-    shown = await run_page.PAGE.show(viewed, Asked())
+    shown = await run_page.PAGE.show(viewed, PageRequest())
     rows = await run.queries.list_rows(RolloutQuery(), Sort.DISAGREE, None, _ROLLOUTS)
     shown_rollouts = []
     for row in rows:

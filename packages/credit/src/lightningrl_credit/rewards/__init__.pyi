@@ -18,8 +18,8 @@ from lightningrl_credit.rewards.matching import (
 from lightningrl_credit.rewards.matching import (
     Pattern as Pattern,
 )
-from lightningrl_credit.rewards.reported import Reported as Reported
-from lightningrl_credit.rewards.reported import ReportedOfCalls as ReportedOfCalls
+from lightningrl_credit.rewards.reported import ReportedReward as ReportedReward
+from lightningrl_credit.rewards.reported import ReportedTurnReward as ReportedTurnReward
 from lightningrl_credit.rewards.reward_set import (
     NamedReward as NamedReward,
 )

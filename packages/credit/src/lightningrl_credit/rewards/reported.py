@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from lightningrl.types import Task, Trajectory, Transition
 
-__all__ = ["Reported", "ReportedOfCalls"]
+__all__ = ["ReportedReward", "ReportedTurnReward"]
 
 
-class Reported:
+class ReportedReward:
     """The value reported under `name`; None where nobody reported it."""
 
     range: Final = (0.0, 1.0)
@@ -22,7 +22,7 @@ class Reported:
         return trajectory.reported.get(self.name)
 
 
-class ReportedOfCalls:
+class ReportedTurnReward:
     """The sum of what was reported of each call, or the value under `name` alone; None where nobody reported any."""
 
     range: Final = (-1.0, 1.0)

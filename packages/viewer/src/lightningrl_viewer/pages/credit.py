@@ -9,7 +9,7 @@ from typing import Final
 from lightningrl_credit.table import RolloutXRay
 from lightningrl_credit.xray import XRay
 from lightningrl_viewer.credit import Question
-from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 
 __all__ = ["PAGE"]
 
@@ -52,15 +52,15 @@ class HeatMap:
         return end if end < len(self.rollout.roles) else None
 
 
-async def show(viewed: ViewedRun, asked: Asked) -> Shown:
-    query = asked.query
+async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
+    query = request.query
     question = Question(
         rollout=query.get("rollout") or None,
         group=query.get("group") or None,
-        step=asked.number("step") or 0,
+        step=request.number("step") or 0,
         whole=query.get("of") == "run",
     )
-    turn = asked.number("turn") or 0
+    turn = request.number("turn") or 0
     if turn < 0:
         raise NoSuchPage(f"turn is {turn}; turns are counted from 0")
     answer = await viewed.credit.ask(question)
@@ -68,7 +68,7 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     assert xray is not None
     maps = _heat_maps(xray, turn)
     shown = [heat_map.rollout for heat_map in maps]
-    return Shown(
+    return PageView(
         "credit.html",
         title="Credit",
         xray=xray,

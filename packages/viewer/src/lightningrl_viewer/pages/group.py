@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.group_diff import Sibling, SiblingCall
 from lightningrl_viewer.truncate import Budget, LongText
 
@@ -35,10 +35,10 @@ class _Column:
     """Calls that are not shown."""
 
 
-async def show(viewed: ViewedRun, asked: Asked) -> Shown:
-    group = await viewed.run.siblings(asked.path["group_id"], most=MOST)
+async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
+    group = await viewed.run.siblings(request.path["group_id"], most=MOST)
     if not group.rollouts:
-        raise NoSuchPage(f"there is no group {asked.path['group_id'][:100]!r}; a rollout's page links to its own")
+        raise NoSuchPage(f"there is no group {request.path['group_id'][:100]!r}; a rollout's page links to its own")
     budget, each = Budget(PAGE_BYTES), PAGE_BYTES // (len(group.rollouts) + 1)
     largest = max((abs(one.mean_advantage) for one in group.rollouts if one.mean_advantage is not None), default=0.0)
     columns = [
@@ -50,7 +50,7 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
         for sibling in group.rollouts
     ]
     shared = [_call(call, budget, each // len(group.shared)) for call in group.shared[:_CALLS]]
-    return Shown(
+    return PageView(
         "group.html", title=f"group {group.group_id}", group=group, columns=columns, shared=shared, largest=largest
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
-from lightningrl_viewer.page import Asked, Page, Shown, ViewedRun
+from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.recipe import list_recipe_keys
 from lightningrl_viewer.truncate import Budget
@@ -17,10 +17,10 @@ _MOST = 1_000
 """Bytes of a value that are shown."""
 
 
-async def show(viewed: ViewedRun, asked: Asked) -> Shown:
+async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
     origin = RunOrigin.read(viewed.folder)
     keys = list_recipe_keys(origin.recipe, settings=origin.settings, values=origin.values)
-    changed = asked.query.get("show") == "changed"
+    changed = request.query.get("show") == "changed"
     shown = [one for one in keys if not changed or one.origin != "default"]
     budget = Budget(PAGE_BYTES)
     rows = [(one, budget.truncate("", json.dumps(one.value, ensure_ascii=False, default=str), _MOST)) for one in shown]
@@ -28,7 +28,7 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
         (name, list(part))
         for name, part in groupby(rows, key=lambda row: row[0].key.rpartition(".")[0].partition(".")[0])
     ]
-    return Shown(
+    return PageView(
         "recipe.html",
         title="Recipe",
         source=origin.source,

@@ -17,7 +17,7 @@ from lightningrl.errors import RunFolderError
 from lightningrl.records import AttemptRecord
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall
-from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.lineage import LineageNode, read_lineage
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import read_group
@@ -104,12 +104,12 @@ class _ShownToken:
     """Shade of its colour, -3 to 3."""
 
 
-async def show(viewed: ViewedRun, asked: Asked) -> Shown:
-    current = asked.number("call")
+async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
+    current = request.number("call")
     first = max(0, current or 0) // CALLS * CALLS
-    as_tokens = asked.query.get("view") == "tokens"
+    as_tokens = request.query.get("view") == "tokens"
     window = Window(first=first, calls=0 if as_tokens else CALLS, tokens=READ_TOKENS)
-    trace, reasons, whole = await _read(viewed, asked.path["rollout_id"], window)
+    trace, reasons, whole = await _read(viewed, request.path["rollout_id"], window)
     rollout, nodes = trace.rollout, read_lineage(trace)
     if current is not None and not 0 <= current < max(1, len(trace.calls)):
         raise NoSuchPage(
@@ -139,11 +139,14 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     }
     if as_tokens:
         call = trace.calls[current or 0]
-        return Shown(
-            "tokens.html", title=rollout.spec.id, **values, **_token_values(viewed, call, reasons[call.call.id], asked)
+        return PageView(
+            "tokens.html",
+            title=rollout.spec.id,
+            **values,
+            **_token_values(viewed, call, reasons[call.call.id], request),
         )
     page = trace.calls[first : first + CALLS]
-    return Shown(
+    return PageView(
         "rollout.html",
         title=rollout.spec.id,
         **values,
@@ -155,10 +158,10 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     )
 
 
-async def show_text(viewed: ViewedRun, asked: Asked) -> Shown:
+async def show_text(viewed: ViewedRun, request: PageRequest) -> PageView:
     """Show the whole of one text of a rollout, a page at a time."""
-    trace = await viewed.run.trace(asked.path["rollout_id"], Window(calls=0, tokens=0))
-    name, start = asked.query.get("part", ""), max(0, asked.number("from") or 0)
+    trace = await viewed.run.trace(request.path["rollout_id"], Window(calls=0, tokens=0))
+    name, start = request.query.get("part", ""), max(0, request.number("from") or 0)
     if place := _ROW_PART.fullmatch(name):
         text = await viewed.run.row_text(trace.rollout.spec.id, *map(int, place.groups()))
     else:
@@ -171,7 +174,7 @@ async def show_text(viewed: ViewedRun, asked: Asked) -> Shown:
     back = (
         name.split("-")[1] if name.startswith(("call-", "tool-", "other-")) and name.split("-")[1].isdigit() else None
     )
-    return Shown(
+    return PageView(
         "text.html",
         title=f"{trace.rollout.spec.id} · {name}",
         rollout=trace.rollout,
@@ -338,10 +341,12 @@ def _steps(trace: Trace, nodes: Sequence[LineageNode], current: int | None) -> _
     )
 
 
-def _token_values(viewed: ViewedRun, call: CallTrace, reason: NoGradient | None, asked: Asked) -> dict[str, object]:
+def _token_values(
+    viewed: ViewedRun, call: CallTrace, reason: NoGradient | None, request: PageRequest
+) -> dict[str, object]:
     count = len(call.call.completion_ids)
-    start = min(max(0, asked.number("from") or 0), max(0, count - 1))
-    colour = asked.query.get("colour", "advantage")
+    start = min(max(0, request.number("from") or 0), max(0, count - 1))
+    colour = request.query.get("colour", "advantage")
     tokens = viewed.run.tokens(call, reason, start=start, count=TOKENS)
     largest = float(abs(call.advantages).max(initial=0.0)) if call.advantages is not None else 0.0
     return {
@@ -349,7 +354,7 @@ def _token_values(viewed: ViewedRun, call: CallTrace, reason: NoGradient | None,
         "call_reason": reason,
         "tokens": [_ShownToken(token=token, level=_level(token, largest, colour)) for token in tokens],
         "colour": colour if colour == "logprob" else "advantage",
-        "as_table": asked.query.get("form") == "table",
+        "as_table": request.query.get("form") == "table",
         "start": start,
         "count": count,
         "next": start + TOKENS if start + TOKENS < count else None,

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState, ToolCall
-from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.facets import Facets, RewardRange, read_facets, read_parts
 from lightningrl_viewer.reading.queries.rollout_query import Mark, RolloutQuery
 from lightningrl_viewer.reading.queries.rollout_rows import Sort
@@ -67,21 +67,21 @@ class Bar:
     reward: float | None
 
 
-async def show(viewed: ViewedRun, asked: Asked) -> Shown:
-    state = {name: asked.query[name] for name in _STATE if asked.query.get(name)}
-    query, sort = read_query(asked), _choice("sort", state.get("sort"), Sort) or Sort.DISAGREE
-    rows = await viewed.run.queries.list_rows(query, sort, asked.query.get("after") or None, PER_PAGE + 1)
+async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
+    state = {name: request.query[name] for name in _STATE if request.query.get(name)}
+    query, sort = read_query(request), _choice("sort", state.get("sort"), Sort) or Sort.DISAGREE
+    rows = await viewed.run.queries.list_rows(query, sort, request.query.get("after") or None, PER_PAGE + 1)
     facets = await viewed.cache.get(("facets", query), lambda: read_facets(viewed.run, query))
     parts = await viewed.cache.get("parts", lambda: read_parts(viewed.run))
-    peek = asked.query.get("peek")
+    peek = request.query.get("peek")
     trace = await viewed.run.trace(peek) if peek else None
-    return Shown(
+    return PageView(
         "rollouts.html",
         title="Rollouts",
         state=state,
         rows=rows[:PER_PAGE],
         next_after=rows[PER_PAGE - 1].id if len(rows) > PER_PAGE else None,
-        after=asked.query.get("after"),
+        after=request.query.get("after"),
         facets=facets,
         roles=parts.roles,
         tools=parts.tools,
@@ -97,16 +97,16 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     )
 
 
-def read_query(asked: Asked) -> RolloutQuery:
+def read_query(request: PageRequest) -> RolloutQuery:
     """Read the query. Raises NoSuchPage where a value is none that there is."""
-    get = asked.query.get
-    step = asked.number("step")
+    get = request.query.get
+    step = request.number("step")
     ending = get("outcome")
     states = {member.value: member for member in (RolloutState.QUEUED, RolloutState.RUNNING)}
     low, high, is_unrewarded = _reward(get("reward"))
     return RolloutQuery(
-        first_step=asked.number("from") if step is None else step,
-        last_step=asked.number("to") if step is None else step,
+        first_step=request.number("from") if step is None else step,
+        last_step=request.number("to") if step is None else step,
         mode=_choice("mode", get("mode"), RolloutMode),
         outcome=None if ending in states else _choice("outcome", ending, Outcome),
         state=states.get(ending or ""),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl_viewer.charts import Series, draw_chart, sparkline
-from lightningrl_viewer.page import Asked, Page, Shown, ViewedRun
+from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.origin import read_values
 from lightningrl_viewer.reading.queries.rollout_counts import ToolCount
 from lightningrl_viewer.reading.summary import Summary, read_summary
@@ -37,13 +37,13 @@ class ToolLine:
     failed: int
 
 
-async def show(viewed: ViewedRun, asked: Asked) -> Shown:
+async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
     summary = await viewed.cache.get("summary", lambda: read_summary(viewed.run, viewed.folder))
     recipe = await asyncio.to_thread(read_values, viewed.folder)
-    until = asked.number("until")
+    until = request.number("until")
     lines = [line for line in summary.steps if until is None or line.step <= until]
     tools = list_tools(summary.tools)
-    return Shown(
+    return PageView(
         "run.html",
         title=viewed.name,
         summary=summary,

@@ -10,7 +10,7 @@ from typing import Final
 
 from lightningrl.errors import LightningError
 from lightningrl_viewer.charts import Series, draw_chart, sparkline
-from lightningrl_viewer.page import Asked, NoSuchPage, Shown
+from lightningrl_viewer.page import NoSuchPage, PageRequest, PageView
 from lightningrl_viewer.reading.runs import RunLine, differences, read_runs
 from lightningrl_viewer.reading.summary import Summary, read_summary
 from lightningrl_viewer.runs import RunsFolder
@@ -22,14 +22,14 @@ _MOST_COMPARED: Final = 6
 _MOST_KEYS: Final = 40
 
 
-async def show_runs(runs: RunsFolder, asked: Asked) -> Shown:
+async def show_runs(runs: RunsFolder, request: PageRequest) -> PageView:
     lines = await asyncio.to_thread(read_runs, runs.folder)
-    compared = list(dict.fromkeys(asked.query.getlist("compare")))
+    compared = list(dict.fromkeys(request.query.getlist("compare")))
     if len(compared) > _MOST_COMPARED:
         raise NoSuchPage(f"{len(compared)} runs are too many to compare; choose up to {_MOST_COMPARED}")
-    text = asked.query.get("q", "")
+    text = request.query.get("q", "")
     listed = [line for line in lines if text.lower() in line.name.lower()]
-    begin = max(0, asked.number("after") or 0)
+    begin = max(0, request.number("after") or 0)
     page = listed[begin : begin + _PER_PAGE]
     differing = differences(page)
     summaries = [(name, await _summary(runs, name)) for name in compared]
@@ -38,7 +38,7 @@ async def show_runs(runs: RunsFolder, asked: Asked) -> Shown:
         curves["validation"].append(Series(name=name, colour=colour, points=summary.validation))
         curves["training reward"].append(Series(name=name, colour=colour, points=summary.train))
     charts = {what: draw_chart(series) for what, series in curves.items()}
-    return Shown(
+    return PageView(
         "runs.html",
         title="Runs",
         folder=runs.folder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from lightningrl_viewer.page import Asked, Page, Shown, ViewedRun
+from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.truncate import Budget
 
 __all__ = ["PAGE"]
@@ -13,10 +13,10 @@ PAGE_BYTES = 60_000
 _MOST = 200
 
 
-async def show(viewed: ViewedRun, _: Asked) -> Shown:
+async def show(viewed: ViewedRun, _: PageRequest) -> PageView:
     health, position = await viewed.run.queries.health(), await viewed.run.queries.position()
     budget = Budget(PAGE_BYTES)
-    return Shown(
+    return PageView(
         "system.html",
         title="System",
         found=health,
