@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Column, Table
-
 from lightningrl.console import write_json
-from lightningrl.sanitize import one_line, printable
+from lightningrl.sanitize import one_line
 from lightningrl.types import Outcome
+from lightningrl_training.commands.printing import Page, make_table, shown
 from lightningrl_training.commands.stopping import progress_bar
 from lightningrl_training.run import Run
 from lightningrl_viewer.reading.text import number
@@ -35,31 +33,18 @@ def branch_command(
         for row in _rows(branched):
             write_json(row)
         return
-    console = Console()
-    numbers = (Column(name, justify="right") for name in ("after", "value", "±", "branches", "diverged"))
+    page = Page()
     reward = number(branched.recorded.reward)
-    console.print(
-        f"{printable(rollout_id)}, reward {reward}; branched with the weights after step {branched.step}",
-        highlight=False,
-    )
-    table = Table(*numbers, Column("the next call says"), box=None, padding=(0, 1, 0, 0))
+    page.print(f"{shown(rollout_id)}, reward {reward}; branched with the weights after step {branched.step}")
+    table = make_table(numbers=("after", "value", "±", "branches", "diverged"), gap=1)
+    table.add_column("the next call says")
     for row in _rows(branched):
-        shown = (
-            str(row["calls"]),
-            number(row["value"]),
-            number(row["error"]),
-            str(len(row["returns"])),
-            str(row["diverged"]),
-        )
-        table.add_row(*shown, one_line(row["next"], LONGEST))
-    console.print(table, highlight=False)
+        measured = number(row["value"]), number(row["error"]), str(len(row["returns"])), str(row["diverged"])
+        table.add_row(str(row["calls"]), *measured, one_line(row["next"], LONGEST))
+    page.table(table)
     for why in dict.fromkeys(why for state in branched.states for why in state.divergences):
-        console.print(f"diverged: {printable(why)}", highlight=False, soft_wrap=True)
-    console.print(
-        f"look at them: lightningrl rollouts list --run {shlex.quote(str(branched.folder))}",
-        highlight=False,
-        soft_wrap=True,
-    )
+        page.print(f"diverged: {shown(why)}")
+    page.print(f"look at them: lightningrl rollouts list --run {shlex.quote(str(branched.folder))}")
 
 
 def _rows(branched: BranchedRollout) -> Iterator[dict[str, Any]]:

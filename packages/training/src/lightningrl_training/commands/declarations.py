@@ -16,12 +16,10 @@ __all__ = ["COMMANDS"]
 RECIPE_HELP = "A recipe (.toml or .py), or a folder with a recipe.toml."
 RecipeArgument = Annotated[Path, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
 RunArgument = Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")]
-OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP, metavar="RECIPE", show_default=False)]
+OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
 
 
-def init(
-    folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent"),
-) -> None:
+def init(folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent")) -> None:
     """Write a small agent of your own, its reward, a recipe and a tiny policy made on this machine: it learns in about
     a minute."""
     from lightningrl_training.commands.init import init_command
@@ -31,9 +29,7 @@ def init(
 
 def try_recipe(
     recipe: RecipeArgument,
-    task: Annotated[
-        str | None, typer.Option(help="Id of the task; by default the first one.", show_default=False)
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Id of the task; by default the first one.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
     settings: SetOption = None,
 ) -> None:
@@ -81,29 +77,15 @@ ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")]
-RunOption = Annotated[
-    Path | None,
-    typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False),
-]
-PolicyOption = Annotated[
-    str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)
-]
-BackendOption = Annotated[
-    str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)
-]
-StepsOption = Annotated[int | None, typer.Option(help="Training steps (loop.steps).", show_default=False)]
-MinutesOption = Annotated[
-    float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)
-]
-SeedOption = Annotated[
-    int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)
-]
+RunOption = Annotated[Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.")]
+PolicyOption = Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).")]
+BackendOption = Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).")]
+StepsOption = Annotated[int | None, typer.Option(help="Training steps (loop.steps).")]
+MinutesOption = Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).")]
 HostOption = Annotated[
     str | None,
-    typer.Option(
-        help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host).",
-        show_default=False,
-    ),
+    typer.Option(help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host)."),
 ]
 
 
@@ -154,9 +136,7 @@ def train(
 
 def serve(
     recipe: OptionalRecipeArgument = None,
-    run: Annotated[
-        Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.", show_default=False)
-    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.", min=0, max=65535)] = 8600,
     store_url: Annotated[
@@ -179,22 +159,16 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write the transformers folder.", metavar="FOLDER")],
     run: NewestRunOption = None,
     runs: RunsOption = Path("runs"),
-    policy: Annotated[
-        str | None, typer.Option(help="Which policy, where the run has several.", show_default=False)
-    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Which policy, where the run has several.")] = None,
     step: Annotated[
         str | None,
         typer.Option(
-            help="Whose weights; by default the best by validation, where there was any.",
-            metavar="best|newest|STEP",
-            show_default=False,
+            help="Whose weights; by default the best by validation, where there was any.", metavar="best|newest|STEP"
         ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16", show_default=False
-        ),
+        typer.Option(help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16"),
     ] = None,
 ) -> None:
     """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the
@@ -204,10 +178,7 @@ def export(
     export_command(folder, run=run, runs=runs, policy=policy, step=step, dtype=dtype)
 
 
-def show_recipe(
-    recipe: RecipeArgument,
-    settings: SetOption = None,
-) -> None:
+def show_recipe(recipe: RecipeArgument, settings: SetOption = None) -> None:
     """Show every value that a run of RECIPE would have, and where it is from: the file, --set, or a default."""
     from lightningrl_training.commands.recipe import show_command
 

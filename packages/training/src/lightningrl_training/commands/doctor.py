@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightningrl.console import write_json
+from lightningrl_training.commands.printing import make_table
 from lightningrl_training.commands.stopping import stoppable
 from lightningrl_training.run import doctor
 from lightningrl_training.run_sync import run_sync
@@ -56,13 +57,8 @@ def console_for_tables() -> Console:
 
 def show(diagnosis: Diagnosis, console: Console, *, is_brief: bool = False) -> None:
     """The findings and the bill, as tables; in brief, of the findings those that warn or fail."""
-    table = Table(
-        Column("check", no_wrap=True),
-        Column("", no_wrap=True),
-        Column("what was seen", overflow="fold"),
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    check, verdict = (Column(name, no_wrap=True) for name in ("check", ""))
+    table = make_table(check, verdict, Column("what was seen", overflow="fold"))
     for row in diagnosis.rows:
         if is_brief and row.finding.verdict == "pass":
             continue
@@ -85,18 +81,11 @@ def _print(console: Console, part: Table | Text) -> None:
 
 
 def _bill(bill: Bill) -> Table:
-    table = Table(
-        Column("the whole run", no_wrap=True),
-        Column("", justify="right", no_wrap=True),
-        Column("while it learns", justify="right", no_wrap=True),
-        Column("how", overflow="fold"),
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    amounts = (Column(name, justify="right", no_wrap=True) for name in ("", "while it learns"))
+    table = make_table(Column("the whole run", no_wrap=True), *amounts, Column("how", overflow="fold"))
     for line in bill.lines:
-        between = ""
-        if line.low is not None and line.high is not None:
-            between = f"{_amount(line.low, line.unit)} – {_amount(line.high, line.unit)}"
+        ends = () if line.low is None or line.high is None else (line.low, line.high)
+        between = " – ".join(_amount(end, line.unit) for end in ends)
         table.add_row(line.what, _amount(line.amount, line.unit), between, Text(line.how, style="dim"))
     return table
 

@@ -6,11 +6,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-from rich.table import Column, Table
-
-from lightningrl.console import escape, write_json
-from lightningrl.sanitize import printable
+from lightningrl.console import write_json
+from lightningrl_training.commands.printing import Page, make_table, shown
 from lightningrl_training.commands.stopping import progress_bar
 from lightningrl_training.evaluation.comparison import Comparison
 from lightningrl_training.evaluation.report import EvaluationReport
@@ -28,35 +25,23 @@ def evaluate_command(policy: str, *, as_json: bool, **options: Any) -> None:
     if as_json:
         write_json(report.numbers())
         return
-    _print(Console(), report)
+    _print(Page(), report)
 
 
-def _print(console: Console, report: EvaluationReport) -> None:
-    table = Table(
-        Column(""),
-        *(Column(_shown(evaluation.policy), justify="right") for evaluation in report.evaluations),
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+def _print(page: Page, report: EvaluationReport) -> None:
+    table = make_table("", numbers=tuple(shown(evaluation.policy) for evaluation in report.evaluations))
     for name, cell in _rows(report.evaluations[0]):
-        table.add_row(name, *(cell(evaluation) for evaluation in report.evaluations))
+        table.add_row(name, *map(cell, report.evaluations))
     for key in report.slices:
-        for value in report.evaluations[0].slice_rewards(key):
-            cells = (
-                evaluation.slice_rewards(key).get(value) if _has(evaluation, key) else None
-                for evaluation in report.evaluations
-            )
-            table.add_row(f"  {_shown(key)} = {_shown(value)}", *map(_interval, cells))
-    console.print(table, highlight=False)
+        columns = [evaluation.slice_rewards(key) for evaluation in report.evaluations]
+        for value in columns[0]:
+            table.add_row(f"  {shown(key)} = {shown(value)}", *(_interval(column.get(value)) for column in columns))
+    page.table(table)
     if report.comparison is not None:
-        _print_comparison(console, report.comparison, report.evaluations[0].asked)
-    console.print(f"kept in {report.path}", highlight=False, soft_wrap=True)
+        _print_comparison(page, report.comparison, report.evaluations[0].asked)
+    page.print(f"kept in {report.path}")
     for evaluation in report.evaluations:
-        console.print(
-            f"rollouts: lightningrl rollouts list --run {shlex.quote(str(evaluation.rollouts))}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        page.print(f"rollouts: lightningrl rollouts list --run {shlex.quote(str(evaluation.rollouts))}")
 
 
 def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:
@@ -84,43 +69,29 @@ def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:
     ]
 
 
-def _print_comparison(console: Console, comparison: Comparison, asked: int) -> None:
-    is_whole = comparison.tasks == asked
-    console.print(
-        f"\ndifference on {comparison.tasks} of {asked} tasks (above 0: the first is better)", highlight=False
-    )
-    if is_whole:
-        console.print(f"  {_interval(comparison.difference, '+')}  95 %, for one look after all tasks", highlight=False)
-    if comparison.sequential is None:
-        problem = (
-            "rewards lie outside the range that the recipe gives them, which the test stands on; set rewards.NAME.range"
+def _print_comparison(page: Page, comparison: Comparison, asked: int) -> None:
+    page.print(f"\ndifference on {comparison.tasks} of {asked} tasks (above 0: the first is better)")
+    if comparison.tasks == asked:
+        page.print(f"  {_interval(comparison.difference, '+')}  95 %, for one look after all tasks")
+    bet = comparison.sequential
+    if bet is None:
+        page.print(
+            "  no sequential verdict: rewards lie outside the range that the recipe gives them, which the test stands "
+            "on; set rewards.NAME.range"
         )
-        console.print(f"  no sequential verdict: {problem}", highlight=False, soft_wrap=True)
     else:
-        console.print(
-            f"  {_interval(comparison.sequential.interval, '+')}  95 %, for a look after every task", highlight=False
-        )
-        after = (
-            ""
-            if comparison.sequential.decided_after is None
-            else f", decided after {comparison.sequential.decided_after} tasks"
-        )
-        verdict = "the first is " if comparison.verdict is not Verdict.NOT_ENOUGH else ""
-        console.print(f"  [bold]{verdict}{comparison.verdict.value}[/]{after}", highlight=False)
+        page.print(f"  {_interval(bet.interval, '+')}  95 %, for a look after every task")
+        after = "" if bet.decided_after is None else f", decided after {bet.decided_after} tasks"
+        verdict = "the first is " if bet.verdict is not Verdict.NOT_ENOUGH else ""
+        page.print(f"  [bold]{verdict}{bet.verdict.value}[/]{after}")
     if comparison.slices:
-        table = Table(
-            Column("slice"), *(Column(name, justify="right") for name in ("tasks", "difference", "p", "")), box=None
-        )
+        table = make_table("slice", numbers=("tasks", "difference", "p", ""))
         for part in comparison.slices:
             verdict = "" if part.verdict is Verdict.NOT_ENOUGH else part.verdict.value
-            name = f"{_shown(part.key)} = {_shown(part.value)}"
+            name = f"{shown(part.key)} = {shown(part.value)}"
             table.add_row(name, str(part.tasks), _interval(part.difference, "+"), f"{part.p:.3f}", verdict)
-        console.print(table, highlight=False)
-        console.print("  p: corrected for the number of slices (Holm)", highlight=False)
-
-
-def _has(evaluation: Evaluation, key: str) -> bool:
-    return any(key in task.slices for task in evaluation.tasks)
+        page.table(table)
+        page.print("  p: corrected for the number of slices (Holm)")
 
 
 def _interval(interval: Interval | None, sign: str = "") -> str:
@@ -129,7 +100,3 @@ def _interval(interval: Interval | None, sign: str = "") -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.mean:{sign}.3f}"
     return f"{interval.mean:{sign}.3f} \\[{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
-
-
-def _shown(text: str) -> str:
-    return escape(printable(text))

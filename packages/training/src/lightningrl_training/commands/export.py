@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from lightningrl.errors import ConfigError
 from lightningrl_training.checkpoints import best_checkpoint
+from lightningrl_training.commands.printing import Page
 from lightningrl_training.run import Run
 from lightningrl_viewer.reading.origin import newest_run
 
@@ -24,7 +23,7 @@ def export_command(
         f", the best by validation ({best.state.score:.3f})" if best is not None and best.state.step == written else ""
     )
     newer = f"; the newest are of step {source.steps}: --step newest" if source.steps > written and step is None else ""
-    Console().print(f"wrote {target}: weights after step {written}{which}{newer}", highlight=False, soft_wrap=True)
+    Page().print(f"wrote {target}: weights after step {written}{which}{newer}")
 
 
 def parse_step(text: str | None) -> str | int | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from lightningrl.console import write_json
 from lightningrl.sanitize import printable
+from lightningrl_training.commands.printing import Page, make_table
 from lightningrl_training.commands.xray import from_here, read_steps, share
 from lightningrl_training.lab.rescore import Rescore
 from lightningrl_training.run import Run
@@ -32,63 +33,40 @@ def rescore_command(
     if as_json:
         write_json(rescore)
         return
-    _print(Console(), rescore)
+    _print(Page(), rescore)
 
 
-def _print(console: Console, rescore: Rescore) -> None:
+def _print(page: Page, rescore: Rescore) -> None:
     flips = sum(rollout.flips for rollout in rescore.changed)
     before, after = rescore.before, rescore.after
-    console.print(
+    page.print(
         f"mean reward {number(before.mean)} ± {number(before.std)} was, {number(after.mean)} ± {number(after.std)} "
-        "would be "
-        f"({before.rewarded} and {after.rewarded} of {rescore.rollouts} rollouts have one)",
-        highlight=False,
+        f"would be ({before.rewarded} and {after.rewarded} of {rescore.rollouts} rollouts have one)"
     )
     if rescore.failures:
-        console.print(
-            f"a reward failed on {rescore.failures} rollouts; they would have been left out",
-            highlight=False,
-            style="yellow",
-        )
-    console.print(
-        f"{len(rescore.changed)} rollouts would have another reward; {flips} change sides of their group's mean",
-        highlight=False,
+        sentence = f"a reward failed on {rescore.failures} rollouts; they would have been left out"
+        page.print(sentence, style="yellow")
+    page.print(f"{len(rescore.changed)} rollouts would have another reward; {flips} change sides of their group's mean")
+    gained, lost = len(rescore.gained), len(rescore.lost)
+    page.print(f"groups that teach: {gained} of {rescore.groups} would begin to, {lost} would no longer")
+    credit = rescore.credit
+    page.print(
+        f"credit of calls: rank correlation {number(credit.rank)}, opposite signs on {share(credit.flips)} of "
+        f"{credit.calls}\n"
     )
-    console.print(
-        f"groups that teach: {len(rescore.gained)} of {rescore.groups} would begin to, {len(rescore.lost)} would no "
-        "longer",
-        highlight=False,
-    )
-    console.print(
-        f"credit of calls: rank correlation {number(rescore.credit.rank)}, opposite signs on "
-        f"{share(rescore.credit.flips)} of "
-        f"{rescore.credit.calls}\n",
-        highlight=False,
-    )
-    bars = Table(Column("reward", justify="right"), Column("was"), Column("would be"), box=None, padding=(0, 2, 0, 0))
+    bars = make_table(Column("reward", justify="right"), "was", "would be")
     most = max((*before.histogram, *after.histogram, 1))
-    for number_of_bin, (was, would_be) in enumerate(zip(before.histogram, after.histogram, strict=True)):
-        low, high = rescore.edges[number_of_bin : number_of_bin + 2]
-        bars.add_row(
-            f"{low:.2f} to {high:.2f}", *(f"{'█' * round(_WIDTH * count / most)} {count}" for count in (was, would_be))
-        )
-    console.print(bars, highlight=False)
+    for (low, high), *counts in zip(pairwise(rescore.edges), before.histogram, after.histogram, strict=True):
+        bars.add_row(f"{low:.2f} to {high:.2f}", *(f"{'█' * round(_WIDTH * count / most)} {count}" for count in counts))
+    page.table(bars)
     if rescore.changed:
-        console.print()
-        rows = Table(
-            *(Column(name, no_wrap=True) for name in ("rollout", "task", "step", "was", "would be", "")), box=None
-        )
+        page.print()
+        rows = make_table(*(Column(name, no_wrap=True) for name in ("rollout", "task", "step", "was", "would be", "")))
         for rollout in rescore.changed[:_SHOWN]:
             note = f"failed: {rollout.failed}" if rollout.failed else "changes sides" if rollout.flips else ""
-            cells = (
-                rollout.rollout_id,
-                rollout.task_id,
-                str(rollout.step),
-                number(rollout.before),
-                number(rollout.after),
-                note,
-            )
+            rewards = number(rollout.before), number(rollout.after)
+            cells = rollout.rollout_id, rollout.task_id, str(rollout.step), *rewards, note
             rows.add_row(*(Text(printable(cell)) for cell in cells))
-        console.print(rows)
+        page.table(rows)
         if len(rescore.changed) > _SHOWN:
-            console.print(f"and {len(rescore.changed) - _SHOWN} more; --json has all", highlight=False)
+            page.print(f"and {len(rescore.changed) - _SHOWN} more; --json has all")

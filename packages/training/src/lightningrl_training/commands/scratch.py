@@ -16,14 +16,12 @@ __all__ = ["scratch_folder"]
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
     """A folder that goes with the command, unless what it ends with names a log in it."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder, is_named = Path(tempfile.mkdtemp(prefix=prefix)), False
     try:
         yield folder
     except LightningError as error:
-        if str(folder) not in str(error):
+        is_named = str(folder) in str(error)
+        raise
+    finally:
+        if not is_named:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.keys import worker_key
@@ -20,6 +18,7 @@ from lightningrl.types import RolloutMode, RolloutSpec, Task
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import checkpoints
+from lightningrl_training.commands.printing import Page
 from lightningrl_training.commands.scratch import scratch_folder
 from lightningrl_training.models import check_on_hub
 from lightningrl_viewer.reading.origin import RunOrigin
@@ -37,7 +36,7 @@ BY_HAND = "by-hand"
 def serve_command(source: Path | None, *, run: Path | None, host: str, port: int, settings: Mapping[str, Any]) -> None:
     if (source is None) == (run is None):
         raise ConfigError("give either a RECIPE, whose starting policy is served, or --run, whose newest checkpoint is")
-    console = Console()
+    page = Page()
     if run is not None:
         saved = next(reversed(checkpoints(run)), None)
         recipe = with_settings(RunOrigin.read(run).recipe, settings)
@@ -48,14 +47,12 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
         recipe, saved = load_recipe(source, settings), None
     try:
         with scratch_folder("lightningrl-serve-") as scratch:
-            asyncio.run(_serve(recipe, saved.folder if saved else None, scratch, host, port, console))
+            asyncio.run(_serve(recipe, saved.folder if saved else None, scratch, host, port, page))
     except asyncio.CancelledError:
-        console.print("stopped")
+        page.print("stopped")
 
 
-async def _serve(
-    recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console
-) -> None:
+async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, page: Page) -> None:
     from lightningrl_training.serving import serve_policy, server_settings
 
     cancel_on_signals()
@@ -68,7 +65,7 @@ async def _serve(
         async with serve_policy(
             settings, parts, scratch, checkpoint, workers=None, servers=recipe.runtime.servers
         ) as served:
-            await _say_and_wait(served, parts, settings.run_key, console)
+            await _say_and_wait(served, parts, settings.run_key, page)
 
 
 @contextmanager
@@ -86,32 +83,20 @@ def _scratch_store(database: str | None, scratch: Path) -> Iterator[str]:
         drop_schema(store, scratch)
 
 
-async def _say_and_wait(served: RunningServices, parts: Parts, run_key: str, console: Console) -> None:
+async def _say_and_wait(served: RunningServices, parts: Parts, run_key: str, page: Page) -> None:
     # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
-    await served.client.create_rollouts(
-        [
-            RolloutSpec(
-                id=BY_HAND,
-                task=Task(id=BY_HAND, input=None),
-                group_id=BY_HAND,
-                mode=RolloutMode.VALIDATION,
-                timeout_s=DAY_S,
-            )
-        ]
-    )
+    task, mode = Task(id=BY_HAND, input=None), RolloutMode.VALIDATION
+    spec = RolloutSpec(id=BY_HAND, task=task, group_id=BY_HAND, mode=mode, timeout_s=DAY_S)
+    await served.client.create_rollouts([spec])
     lease = await served.client.lease("serve", lease_s=DAY_S)
     assert lease is not None
     shown = ", ".join(
         f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items()
     )
-    console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
-    console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
-    console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
-    console.print(
-        f"workers join with:  LIGHTNINGRL_KEY={worker_key(run_key)} lightningrl work RECIPE --server "
-        f"{served.server.url}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(f"API description:    {served.server.url}/openapi.json", highlight=False, soft_wrap=True)
+    page.print(f"serving {shown}; stop it with Ctrl-C\n")
+    page.print(f"export OPENAI_BASE_URL={served.server.url}/v1")
+    page.print(f"export OPENAI_API_KEY={lease.key}\n")
+    join = f"lightningrl work RECIPE --server {served.server.url}"
+    page.print(f"workers join with:  LIGHTNINGRL_KEY={worker_key(run_key)} {join}")
+    page.print(f"API description:    {served.server.url}/openapi.json")
     await asyncio.Event().wait()

@@ -19,8 +19,7 @@ def branch(
     run: RunArgument,
     rollout_id: Annotated[str, typer.Argument(help="A rollout's id, from `rollouts list`.", metavar="ROLLOUT")],
     at: Annotated[
-        list[int] | None,
-        typer.Option(help="After so many calls; may be given again. By default after each.", show_default=False),
+        list[int] | None, typer.Option(help="After so many calls; may be given again. By default after each.")
     ] = None,
     samples: Annotated[int, typer.Option(help="Branches at each.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each state.")] = False,
@@ -51,62 +50,43 @@ PolicyArgument = Annotated[
     ),
 ]
 AgainstOption = Annotated[
-    str | None,
-    typer.Option(help="Another policy on the same tasks, or a file of an earlier evaluation.", show_default=False),
+    str | None, typer.Option(help="Another policy on the same tasks, or a file of an earlier evaluation.")
 ]
 RecipeOption = Annotated[
-    Path | None,
-    typer.Option(help="Agent, tasks and rewards; by default the run's.", metavar="RECIPE", show_default=False),
+    Path | None, typer.Option(help="Agent, tasks and rewards; by default the run's.", metavar="RECIPE")
 ]
 TasksOption = Annotated[
     str | None,
     typer.Option(
-        help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/tasks.md); by default the validation tasks.",
-        show_default=False,
+        help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/tasks.md); by default the validation tasks."
     ),
 ]
-LimitOption = Annotated[int | None, typer.Option(help="So many of the tasks, at random.", show_default=False)]
+LimitOption = Annotated[int | None, typer.Option(help="So many of the tasks, at random.")]
 SamplesOption = Annotated[int, typer.Option(help="Rollouts of each task; several give pass@k.")]
 TemperatureOption = Annotated[
-    float | None,
-    typer.Option(help="By default as validation samples; several samples as training does.", show_default=False),
+    float | None, typer.Option(help="By default as validation samples; several samples as training does.")
 ]
-PassesOption = Annotated[
-    float | None, typer.Option(help="The least reward that passes; by default the most.", show_default=False)
-]
+PassesOption = Annotated[float | None, typer.Option(help="The least reward that passes; by default the most.")]
 SlicesOption = Annotated[
-    list[str] | None,
-    typer.Option("--slice", help="Means by this key of the tasks' metadata; may be repeated.", show_default=False),
+    list[str] | None, typer.Option("--slice", help="Means by this key of the tasks' metadata; may be repeated.")
 ]
 StopEveryOption = Annotated[
     int | None,
     typer.Option(
-        "--stop-every",
-        help="Look at the difference after so many tasks, and stop once it is decided.",
-        metavar="N",
-        show_default=False,
+        "--stop-every", help="Look at the difference after so many tasks, and stop once it is decided.", metavar="N"
     ),
 ]
 ApiKeyEnvOption = Annotated[
-    str | None,
-    typer.Option(help="Environment variable with the provider's key.", metavar="NAME", show_default=False),
+    str | None, typer.Option(help="Environment variable with the provider's key.", metavar="NAME")
 ]
 PriceOption = Annotated[
     tuple[float, float] | None,
-    typer.Option(
-        help="Of a million prompt and of a million completion tokens of POLICY.",
-        metavar="IN OUT",
-        show_default=False,
-    ),
+    typer.Option(help="Of a million prompt and of a million completion tokens of POLICY.", metavar="IN OUT"),
 ]
 AgainstPriceOption = Annotated[
-    tuple[float, float] | None,
-    typer.Option(help="The same of the other policy.", metavar="IN OUT", show_default=False),
+    tuple[float, float] | None, typer.Option(help="The same of the other policy.", metavar="IN OUT")
 ]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(help="The results' .json file; by default in the run's evaluations/.", show_default=False),
-]
+OutOption = Annotated[Path | None, typer.Option(help="The results' .json file; by default in the run's evaluations/.")]
 AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
@@ -161,8 +141,7 @@ def evaluate(
 
 
 def certify_run(
-    run: RunArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    run: RunArgument, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False
 ) -> None:
     """Say whether a run trained what was sampled: each trained token sampled, once, after the same tokens, and as
     probable to the trainer as to the engine, by version, call and position. Ends with status 1 where it did not.
@@ -178,16 +157,14 @@ def certify_run(
 def xray(
     run: RunArgument,
     rollout: Annotated[
-        str | None,
-        typer.Option(help="Of its group alone, with a heat map of this rollout: turns by methods.", show_default=False),
+        str | None, typer.Option(help="Of its group alone, with a heat map of this rollout: turns by methods.")
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.", show_default=False)] = None,
+    steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.")] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
             help="Another method to show: a name with its reference or its options, as in a recipe. May be repeated.",
             metavar="NAME=USE",
-            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
@@ -213,19 +190,12 @@ def rescore(
     run: RunArgument,
     reward: Annotated[
         str | None,
-        typer.Option(
-            help='The reward to try: "file.py:new", or an installed one\'s name.',
-            metavar="REFERENCE",
-            show_default=False,
-        ),
+        typer.Option(help='The reward to try: "file.py:new", or an installed one\'s name.', metavar="REFERENCE"),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            help="Which of the recipe's rewards it stands for; needed where there are several.", show_default=False
-        ),
+        str | None, typer.Option(help="Which of the recipe's rewards it stands for; needed where there are several.")
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.", show_default=False)] = None,
+    steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
     settings: SetOption = None,
 ) -> None:

@@ -16,7 +16,8 @@ from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.recipe import Recipe
 from lightningrl_training.build import Parts
-from lightningrl_training.checkpoints import best_checkpoint
+from lightningrl_training.checkpoints import LoopState, best_checkpoint
+from lightningrl_training.commands.printing import Page
 from lightningrl_training.serving import Address
 from lightningrl_training.start import OpenRun, begin_run
 
@@ -26,7 +27,7 @@ __all__ = ["train_command"]
 def train_command(
     source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]
 ) -> None:
-    console = Console()
+    console, page = Console(), Page()
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )
@@ -36,39 +37,44 @@ def train_command(
             "newest run"
         )
     with begin_run(source, run=run, resume=resume, overwrite=overwrite, settings=settings, runs=runs) as opened:
-        _describe(console, opened)
+        _describe(page, opened)
         try:
-            asyncio.run(_train(console, opened))
+            state = asyncio.run(_train(console, opened))
         except asyncio.CancelledError:
             shown = shlex.quote(str(_relative(opened.folder.path)))
             raise Stopped(f"stopped; nothing is lost: go on with `lightningrl train --resume --run {shown}`") from None
+        _summarize(page, opened, state)
 
 
-async def _train(console: Console, opened: OpenRun) -> None:
-    recipe = opened.recipe
+async def _train(console: Console, opened: OpenRun) -> LoopState:
+    def say(sentence: str) -> None:
+        console.print(sentence, highlight=False, soft_wrap=True)
 
     def announce(address: Address) -> None:
-        console.print(f"look on: {address.view}", highlight=False, soft_wrap=True)
-        if recipe.runtime.workers == 0:
-            console.print(f"no workers here; they join with:  {address.join}", highlight=False, soft_wrap=True)
+        say(f"look on: {address.view}")
+        if opened.recipe.runtime.workers == 0:
+            say(f"no workers here; they join with:  {address.join}")
 
-    cancel_on_signals(lambda: console.print("stopping: what runs is ended, which takes some seconds", highlight=False))
-    state = await opened.train(console, announce)
-    shown = _relative(opened.folder.path)
+    cancel_on_signals(lambda: say("stopping: what runs is ended, which takes some seconds"))
+    return await opened.train(console, announce)
+
+
+def _summarize(page: Page, opened: OpenRun, state: LoopState) -> None:
+    recipe, shown = opened.recipe, _relative(opened.folder.path)
     typed = shlex.quote(str(shown))
-    console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
+    page.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes")
     if opened.folder.curve.is_file():
-        console.print(f"  curve    {shown / 'curve.png'}", highlight=False, soft_wrap=True)
-    console.print(f"  look     lightningrl view {typed}", highlight=False, soft_wrap=True)
-    console.print(f"  rollouts lightningrl rollouts list --run {typed}", highlight=False, soft_wrap=True)
+        page.print(f"  curve    {shown / 'curve.png'}")
+    page.print(f"  look     lightningrl view {typed}")
+    page.print(f"  rollouts lightningrl rollouts list --run {typed}")
     best = best_checkpoint(opened.folder.path)
     if best is not None:
         whose = f"after step {best.state.step}" if best.state.step else "the policy that it started from"
-        console.print(f"  best     {whose}: validation {best.state.score:.3f}", highlight=False)
+        page.print(f"  best     {whose}: validation {best.state.score:.3f}")
     for name, policy in recipe.all_policies.items():
         if policy.trainable:
             which = f" --policy {name}" if recipe.policies else ""
-            console.print(f"  weights  lightningrl export FOLDER --run {typed}{which}", highlight=False, soft_wrap=True)
+            page.print(f"  weights  lightningrl export FOLDER --run {typed}{which}")
 
 
 def _describe(console: Console, opened: OpenRun) -> None:
@@ -79,11 +85,9 @@ def _describe(console: Console, opened: OpenRun) -> None:
     console.print(
         f"[bold]{recipe.name}[/]: {'going on with' if opened.is_resumed else 'training'} {models}"
         f" on {len(parts.tasks.train)} tasks, {held_out}; "
-        f"{recipe.loop.tasks_per_step} × {recipe.loop.group_size} rollouts a step, backend {recipe.backend}",
-        highlight=False,
-        soft_wrap=True,
+        f"{recipe.loop.tasks_per_step} × {recipe.loop.group_size} rollouts a step, backend {recipe.backend}"
     )
-    console.print(f"run folder {_relative(opened.folder.path)}", highlight=False, soft_wrap=True)
+    console.print(f"run folder {_relative(opened.folder.path)}")
 
 
 def _shown_model(name: str, parts: Parts, recipe: Recipe) -> str:

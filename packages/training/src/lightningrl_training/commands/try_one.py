@@ -21,6 +21,7 @@ from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl_training.build import Parts
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
+from lightningrl_training.commands.printing import Page
 from lightningrl_training.commands.scratch import scratch_folder
 from lightningrl_training.explanations import explain_ignored
 from lightningrl_viewer.listing import show_command
@@ -34,23 +35,23 @@ def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping
     recipe, wrong = read_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings})
     parts = build_checked(recipe, load_plugins(), wrong=wrong)
     chosen = _task(parts, task)
-    console = Console()
+    page = Page()
     for why in parts.without_tools:
-        console.print(why, highlight=False, soft_wrap=True)
+        page.print(why)
     with scratch_folder("lightningrl-try-") as scratch:
         try:
-            asyncio.run(_attempt(recipe, parts, chosen, scratch, console))
+            asyncio.run(_attempt(recipe, parts, chosen, scratch, page))
         except asyncio.CancelledError:
             raise Stopped("stopped") from None
         show_command(ROLLOUT, run=scratch, runs=scratch, full=full)
 
 
-async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, console: Console) -> None:
+async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, page: Page) -> None:
     """One rollout, rewarded, in the scratch folder's store."""
     from lightningrl_training.serving import serve_recipe
 
     cancel_on_signals()
-    with console.status("starting") as status:
+    with Console().status("starting") as status:
         async with serve_recipe(recipe, parts, scratch, starting=status.update) as (recipe, served):
             status.update(f"running the agent on task {task.id!r}")
             spec = RolloutSpec(
@@ -67,7 +68,7 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
             notes = explain_ignored((await served.client.status()).policies), explain_left_out([trajectory], recipe)
             status.update("stopping")
     for note in filter(None, notes):
-        console.print(note, highlight=False, soft_wrap=True)
+        page.print(note)
 
 
 def _task(parts: Parts, wanted: str | None) -> Task:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
@@ -20,6 +19,7 @@ from lightningrl.sanitize import printable
 from lightningrl_credit.agreement import Agreement
 from lightningrl_credit.table import RolloutXRay
 from lightningrl_credit.xray import XRay
+from lightningrl_training.commands.printing import Page, make_table
 from lightningrl_training.run import Run
 from lightningrl_viewer.reading.text import number
 
@@ -44,11 +44,11 @@ def xray_command(
     if as_json:
         write_json(xray)
         return
-    console = Console()
+    page = Page()
     if rollout is not None:
         for shown in xray.rollouts:
-            _print_rollout(console, shown, xray)
-    _print_run(console, xray, lists_rollouts=rollout is None)
+            _print_rollout(page, shown, xray)
+    _print_run(page, xray, lists_rollouts=rollout is None)
 
 
 def from_here(value: Any) -> Any:
@@ -72,64 +72,51 @@ def read_steps(text: str) -> list[int]:
     return steps
 
 
-def _print_run(console: Console, xray: XRay, *, lists_rollouts: bool) -> None:
+def _print_run(page: Page, xray: XRay, *, lists_rollouts: bool) -> None:
     span = f"step {xray.steps[0]}" if len(xray.steps) == 1 else f"steps {xray.steps[0]} to {xray.steps[-1]}"
-    console.print(f"{span}: {xray.rollout_count} rollouts, {xray.calls} trained calls", highlight=False)
-    console.print(_own_sentence(xray), highlight=False, soft_wrap=True)
+    page.print(f"{span}: {xray.rollout_count} rollouts, {xray.calls} trained calls")
+    page.print(_own_sentence(xray))
     anchors = ", ".join(f"{name} {share(value)}" for name, value in xray.anchors.items())
-    console.print(f"calls whose state another rollout of the task was in: {anchors}\n", highlight=False)
-    names = (
-        "no gradient",
-        "rank, own",
-        "flips, own",
-        "rank, outcome",
-        "flips, outcome",
-        *(("rank, Q", "flips, Q") if xray.branched else ()),
-    )
-    table = Table(
-        Column("method", no_wrap=True),
-        *(Column(name, justify="right") for name in names),
-        Column(),
-        box=None,
-        padding=(0, 1, 0, 0),
-    )
-    for method in xray.methods:
-        pairs = [method.own, method.outcome, *([method.measured] if xray.branched and method.measured else [])]
-        cells = [cell for pair in pairs for cell in (number(pair.rank), share(pair.flips))]
-        note = "the run's own" if method.is_own else ""
-        if method.same_as is not None:
-            note = f"{note}{', ' if note else ''}on these rollouts equal to {printable(method.same_as)}"
-        table.add_row(
-            Text(printable(method.name), style="bold" if method.is_own else ""),
-            share(method.silent),
-            *cells,
-            Text(note, style="dim"),
-        )
-    console.print(table, highlight=False)
+    page.print(f"calls whose state another rollout of the task was in: {anchors}\n")
+    page.table(_methods(xray))
     if xray.pairs:
-        console.print("\nmethods that disagree most", style="bold")
+        page.print("\nmethods that disagree most", style="bold")
         for first, other, pair in xray.pairs[:_PAIRS]:
-            console.print(Text(f"  {printable(first)} and {printable(other)}: {_said(pair)}"))
+            page.print(Text(f"  {printable(first)} and {printable(other)}: {_said(pair)}"))
     if lists_rollouts and any(first.flips for first in xray.rollouts):
-        console.print("\nrollouts that methods disagree on most  (--rollout ID shows the heat map)", style="bold")
-        rows = Table(
-            *(Column(name, no_wrap=True) for name in ("  rollout", "task", "step", "reward", "opposite signs")),
-            box=None,
+        page.print("\nrollouts that methods disagree on most  (--rollout ID shows the heat map)", style="bold")
+        rows = make_table(
+            *(Column(name, no_wrap=True) for name in ("  rollout", "task", "step", "reward", "opposite signs"))
         )
         for rollout in xray.rollouts[:_ROLLOUTS]:
-            shown = (
+            cells = (
                 f"  {rollout.rollout_id}",
                 rollout.task_id,
                 str(rollout.step),
                 number(rollout.reward),
                 str(rollout.flips),
             )
-            rows.add_row(*(Text(printable(cell)) for cell in shown))
-        console.print(rows)
+            rows.add_row(*(Text(printable(cell)) for cell in cells))
+        page.table(rows)
     if xray.missing:
-        console.print("\nnot computed", style="bold")
+        page.print("\nnot computed", style="bold")
         for missing in xray.missing:
-            console.print(Text(f"  {printable(missing.name)}: {printable(missing.why)}"), soft_wrap=True)
+            page.print(Text(f"  {printable(missing.name)}: {printable(missing.why)}"))
+
+
+def _methods(xray: XRay) -> Table:
+    against = "own", "outcome", *(("Q",) if xray.branched else ())
+    numbers = "no gradient", *(f"{name}, {whose}" for whose in against for name in ("rank", "flips"))
+    table = make_table(Column("method", no_wrap=True), numbers=numbers, gap=1)
+    table.add_column()
+    for method in xray.methods:
+        pairs = [method.own, method.outcome, *([method.measured] if xray.branched and method.measured else [])]
+        cells = [cell for pair in pairs for cell in (number(pair.rank), share(pair.flips))]
+        same = "" if method.same_as is None else f"on these rollouts equal to {printable(method.same_as)}"
+        note = ", ".join(filter(None, ("the run's own" if method.is_own else "", same)))
+        name = Text(printable(method.name), style="bold" if method.is_own else "")
+        table.add_row(name, share(method.silent), *cells, Text(note, style="dim"))
+    return table
 
 
 def _own_sentence(xray: XRay) -> str:
@@ -147,25 +134,21 @@ def _said(pair: Agreement) -> str:
     return f"rank correlation {number(pair.rank)}, opposite signs on {share(pair.flips)} of {pair.calls} calls"
 
 
-def _print_rollout(console: Console, rollout: RolloutXRay, xray: XRay) -> None:
+def _print_rollout(page: Page, rollout: RolloutXRay, xray: XRay) -> None:
     """Print a table with turns from left to right and methods from top to bottom; each row has a colour scale of its
     own."""
-    console.print(
-        Text(
-            f"{printable(rollout.rollout_id)}, task {printable(rollout.task_id)}, step {rollout.step}, reward "
-            f"{number(rollout.reward)}"
-        )
-    )
-    table = Table(Column("method", no_wrap=True), box=None, padding=(0, 1, 0, 0))
+    where = f"{printable(rollout.rollout_id)}, task {printable(rollout.task_id)}, step {rollout.step}"
+    page.print(Text(f"{where}, reward {number(rollout.reward)}"))
+    table = make_table(Column("method", no_wrap=True), gap=1)
     for turn, role in enumerate(rollout.roles):
         table.add_column(Text(f"{turn} {printable(role or '')}".strip()), justify="right", no_wrap=True)
     for name, same in xray.distinct.items():
-        label = " = ".join(printable(known) for known in (name, *same)) + (" (own)" if name == xray.own else "")
+        label = " = ".join(map(printable, (name, *same))) + (" (own)" if name == xray.own else "")
         table.add_row(Text(label), *_cells(rollout.credit[name]))
     if rollout.measured is not None:
         table.add_row("measured: Q - V", *_cells(rollout.measured))
-    console.print(table, highlight=False)
-    console.print()
+    page.table(table)
+    page.print()
 
 
 def _cells(values: Sequence[float | None]) -> list[Text]:
