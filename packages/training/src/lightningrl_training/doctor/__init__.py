@@ -7,7 +7,6 @@ recipe ─► examine ─► Observation ─► each row of CHECKS ─► Findin
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,49 +79,39 @@ async def examine(
     refuse_in_import("lightningrl.doctor")
     if recipe.runtime.workers == 0:
         alone = "runtime.workers is 0, so no worker would run the agent here"
-        return Diagnosis(rows=(_row("recipe", failed(alone, "look with workers: --set runtime.workers=2")),), bill=None)
+        return _refused("look with workers: --set runtime.workers=2", alone)
     starting("the recipe")
     try:
         parts = build_checked(recipe, load_plugins(), wrong=wrong)
     except (ConfigError, PluginError) as error:
-        remedy = "mend the recipe; nothing was tried"
-        return Diagnosis(
-            rows=tuple(_row("recipe", failed(str(sentence), remedy)) for sentence in error.args), bill=None
-        )
-    scratch = Path(tempfile.mkdtemp(prefix="lightningrl-doctor-"))
-    try:
-        seen = await observe(recipe, parts, scratch, runs, starting, rehearse=rehearse)
-    except LightningError as error:
-        return Diagnosis(
-            rows=(_row("recipe", failed(_with_log(str(error), scratch), "mend that; nothing more was tried")),),
-            bill=None,
-        )
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        return _refused("mend the recipe; nothing was tried", *map(str, error.args))
+    with tempfile.TemporaryDirectory(prefix="lightningrl-doctor-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        try:
+            seen = await observe(recipe, parts, scratch, runs, starting, rehearse=rehearse)
+        except LightningError as error:
+            return _refused("mend that; nothing more was tried", _with_log(str(error), scratch))
     return diagnose(seen)
 
 
 def diagnose(seen: Observation) -> Diagnosis:
     """Run every check on an observation, and make the bill."""
     tried = passed(f"{len(seen.every)} rollouts were tried with the real agent, server, engine and learner")
-    rows = [
-        _row("recipe", tried),
-        *(Row(check=check.name, asks=check.asks, finding=check.look(seen)) for check in CHECKS),
-    ]
-    return Diagnosis(rows=tuple(rows), bill=make_bill(seen))
+    rows = [Row(check=check.name, asks=check.asks, finding=check.look(seen)) for check in CHECKS]
+    return Diagnosis(rows=(_start(tried), *rows), bill=make_bill(seen))
 
 
-def _row(check: str, finding: Finding) -> Row:
-    return Row(check=check, asks="can it be started", finding=finding)
+def _refused(remedy: str, *sentences: str) -> Diagnosis:
+    """Diagnosis of a recipe that cannot be tried."""
+    return Diagnosis(rows=tuple(_start(failed(sentence, remedy)) for sentence in sentences), bill=None)
+
+
+def _start(finding: Finding) -> Row:
+    return Row(check="recipe", asks="can it be started", finding=finding)
 
 
 def _with_log(sentence: str, scratch: Path) -> str:
     """Add the last line of a log that the sentence names: the log goes with the scratch folder."""
-    logs = [path for path in scratch.glob("logs/*") if str(path) in sentence]
-    lines = [
-        line
-        for path in logs
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.strip()
-    ]
+    logs = [path.read_text("utf-8", "replace") for path in scratch.glob("logs/*") if str(path) in sentence]
+    lines = [line for log in logs for line in log.splitlines() if line.strip()]
     return sentence if not lines else f"{sentence}: {one_line(lines[-1], LONGEST)}"

@@ -85,7 +85,7 @@ def calls_made(seen: Observation) -> Finding:
 
 def errors(seen: Observation) -> Finding:
     """Check that the agent ends without raising, and that no attempt had to be run again."""
-    every = (*seen.rollouts, *seen.validation)
+    every = seen.tried
     wrong = [rollout for rollout in every if rollout.outcome in (Outcome.AGENT_ERROR, Outcome.INFRASTRUCTURE_ERROR)]
     again = seen.attempts - len(seen.every)
     if not wrong:
@@ -108,7 +108,7 @@ def errors(seen: Observation) -> Finding:
 def time_limit(seen: Observation) -> Finding:
     """Check that rollouts have time enough."""
     limit = seen.recipe.runtime.limit_s
-    every = (*seen.rollouts, *seen.validation)
+    every = seen.tried
     late = [rollout for rollout in every if rollout.outcome is Outcome.TIMEOUT]
     if late:
         return failed(
@@ -210,7 +210,7 @@ def histories_kept(seen: Observation) -> Finding:
 
 def context_used(seen: Observation) -> Finding:
     """Check that prompts leave room for whole answers."""
-    every = (*seen.rollouts, *seen.validation)
+    every = seen.tried
     over = [rollout for rollout in every if rollout.outcome is Outcome.CONTEXT_OVERFLOW]
     if over:
         return failed(

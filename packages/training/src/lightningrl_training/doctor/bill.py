@@ -10,7 +10,7 @@ average, which is billed, and at least and at most, which is the range of the bi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from lightningrl.types import OtherCallKind, Trajectory
@@ -36,7 +36,7 @@ class BillLine:
 
     what: str
     amount: float
-    unit: str
+    unit: str = ""
     how: str
     """The computation, in words."""
     low: float | None = None
@@ -65,25 +65,6 @@ class Bill:
     disk_bytes: float
     lines: tuple[BillLine, ...] = ()
     """The rows to print, each with its computation."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Tokens:
-    """Token totals of some rollouts."""
-
-    prompt: int
-    completion: int
-    judged: int
-
-    @classmethod
-    def count(cls, trajectories: Iterable[Trajectory]) -> _Tokens:
-        every = tuple(trajectories)
-        calls = [call for trajectory in every for call in trajectory.transitions if call.replayed_from is None]
-        judged = sum(call.kind is OtherCallKind.JUDGE for trajectory in every for call in trajectory.other_calls)
-        prompt, completion = (
-            sum(map(len, column)) for column in ([c.prompt_ids for c in calls], [c.completion_ids for c in calls])
-        )
-        return cls(prompt=prompt, completion=completion, judged=judged)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,21 +101,10 @@ class _Plan:
             validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
-    def seconds(self, costs: Costs, of: Callable[[Cost], float | None], longer: float = 1.0) -> float | None:
-        """Seconds of the loop, where rollouts take `longer` times what they took; None where a part is not known."""
-        parts = (
-            (costs.collect, longer * self.collect),
-            (costs.learn, longer * self.learn),
-            (costs.validate, longer * self.validate),
-            (costs.save, self.checkpoints),
-            (costs.draw, self.steps + self.validations),
-        )
-        amounts = [(of(cost), times) for cost, times in parts]
-        return (
-            None
-            if any(value is None for value, _ in amounts)
-            else sum((value or 0.0) * times for value, times in amounts)
-        )
+    def cost(self, costs: Costs, longer: float = 1.0) -> Cost:
+        """Cost of the loop, where rollouts take `longer` times what they took."""
+        rollouts = costs.collect * self.collect + costs.learn * self.learn + costs.validate * self.validate
+        return rollouts * longer + costs.save * self.checkpoints + costs.draw * (self.steps + self.validations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,38 +161,33 @@ def make_bill(seen: Observation) -> Bill:
     plan = _Plan.of(seen, _steps(seen))
     outlook = _Outlook.of(seen, plan)
     longer = outlook.tokens.amount
-    trained = _Tokens.count(member for group in seen.groups for member in group.members)
-    checked = _Tokens.count(seen.validation)
+    members = [member for group in seen.groups for member in group.members]
+    judged = sum(call.kind is OtherCallKind.JUDGE for member in members for call in member.other_calls)
+
+    def total(tokens: Callable[[Trajectory], int]) -> float:
+        return plan.tokens * sum(map(tokens, members)) + plan.validate * sum(map(tokens, seen.validation))
+
+    whole = costs.start + plan.cost(costs, longer)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
-    tried = max(1, len(seen.rollouts) + len(seen.validation))
     checkpoints = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
     bill = Bill(
         steps=plan.steps,
         rollouts=rollouts,
-        prompt_tokens=(plan.tokens * trained.prompt + plan.validate * checked.prompt) * outlook.prompts.amount,
-        completion_tokens=(plan.tokens * trained.completion + plan.validate * checked.completion)
-        * outlook.completions.amount,
+        prompt_tokens=total(prompt_tokens) * outlook.prompts.amount,
+        completion_tokens=total(completion_tokens) * outlook.completions.amount,
         trained_tokens=plan.tokens * costs.trained_tokens * outlook.trained.amount,
-        judge_calls=plan.tokens * trained.judged,
-        minutes=_minutes(plan, costs, _wall, longer) or 0.0,
-        cpu_minutes=_minutes(plan, costs, _cpu, longer),
+        judge_calls=plan.tokens * judged,
+        minutes=whole.seconds / 60,
+        cpu_minutes=None if whole.cpu_seconds is None else whole.cpu_seconds / 60,
         memory_bytes=None if seen.machine is None else seen.machine.memory_used,
-        disk_bytes=rollouts * longer * costs.store_bytes / tried + checkpoints * costs.checkpoint_bytes,
+        disk_bytes=rollouts * longer * _stored(seen) + checkpoints * costs.checkpoint_bytes,
     )
     return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, checkpoints)))
 
 
-def _wall(cost: Cost) -> float | None:
-    return cost.seconds
-
-
-def _cpu(cost: Cost) -> float | None:
-    return cost.cpu_seconds
-
-
-def _minutes(plan: _Plan, costs: Costs, of: Callable[[Cost], float | None], longer: float) -> float | None:
-    start, loop = of(costs.start), plan.seconds(costs, of, longer)
-    return None if start is None or loop is None else (start + loop) / 60
+def _stored(seen: Observation) -> float:
+    """Bytes of a rollout in the store."""
+    return seen.costs.store_bytes / max(1, len(seen.tried))
 
 
 def _groups_per_step(seen: Observation) -> float:
@@ -240,7 +205,7 @@ def _steps(seen: Observation) -> int:
         return loop.steps
 
     def seconds(steps: int) -> float:
-        return _Plan.of(seen, steps).seconds(seen.costs, _wall) or 0.0
+        return _Plan.of(seen, steps).cost(seen.costs).seconds
 
     per_step = (seconds(loop.steps) - seconds(0)) / loop.steps
     return min(loop.steps, max(1, math.ceil((60 * loop.minutes - seconds(0)) / max(per_step, 1e-9))))
@@ -248,70 +213,52 @@ def _steps(seen: Observation) -> int:
 
 def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkpoints: int) -> Iterator[BillLine]:
     loop, costs = seen.recipe.loop, seen.costs
-    here, rehearsed = f"{len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks", len(seen.rehearsed)
-    per_step = plan.groups / max(1, plan.steps)
-    early = (
-        f", of {loop.steps}: loop.minutes = {loop.minutes:g} ends it"
-        if plan.steps < loop.steps and loop.minutes
-        else ""
-    )
+    is_early = plan.steps < loop.steps and loop.minutes
+    early = f", of {loop.steps}: loop.minutes = {loop.minutes:g} ends it" if is_early else ""
+    yield BillLine(what="steps", amount=bill.steps, how=f"loop.steps{early}")
     validated = f" + {plan.validations} validations of {len(seen.tasks.validation)}" if plan.validations else ""
-    yield BillLine(what="steps", amount=bill.steps, unit="", how=f"loop.steps{early}")
-    yield BillLine(
-        what="rollouts",
-        amount=bill.rollouts,
-        unit="",
-        how=f"{plan.steps} steps × {per_step:.3g} tasks × {loop.group_size}{validated}",
-    )
+    tasks = f"{plan.groups / max(1, plan.steps):.3g} tasks"
+    how = f"{plan.steps} steps × {tasks} × {loop.group_size}{validated}"
+    yield BillLine(what="rollouts", amount=bill.rollouts, how=how)
+    here = f"as many each as the {len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks"
     for what, tokens, ahead in (
         ("prompt tokens", bill.prompt_tokens, outlook.prompts),
         ("completion tokens", bill.completion_tokens, outlook.completions),
     ):
-        how = f"as many each as the {here}; {outlook.explain(ahead, rehearsed)}"
-        yield _with_range(BillLine(what=what, amount=tokens, unit="", how=how), ahead)
+        how = f"{here}; {outlook.explain(ahead, len(seen.rehearsed))}"
+        yield _with_range(BillLine(what=what, amount=tokens, how=how), ahead)
     signal = (
         f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, "
         "to all of them"
     )
-    yield _with_range(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), outlook.trained)
+    yield _with_range(BillLine(what="trained tokens", amount=bill.trained_tokens, how=signal), outlook.trained)
     if bill.judge_calls:
-        yield BillLine(what="judge calls", amount=bill.judge_calls, unit="", how="as many each as those")
-    for what, amount, of, words in (
-        ("minutes", bill.minutes, _wall, _explain_minutes(plan, outlook, seen)),
-        ("CPU minutes", bill.cpu_minutes, _cpu, "the same, in CPU time of all processes"),
-    ):
-        if amount is not None:
-            low, high = (_minutes(plan, costs, of, end) for end in (outlook.tokens.low, outlook.tokens.high))
-            yield BillLine(what=what, amount=amount, unit="", how=words, low=low, high=high)
+        yield BillLine(what="judge calls", amount=bill.judge_calls, how="as many each as those")
+    ends = [costs.start + plan.cost(costs, longer) for longer in (outlook.tokens.low, outlook.tokens.high)]
+    low, high = (end.seconds / 60 for end in ends)
+    how = _explain_minutes(plan, outlook, seen)
+    yield BillLine(what="minutes", amount=bill.minutes, how=how, low=low, high=high)
+    if bill.cpu_minutes is not None:
+        low, high = ((end.cpu_seconds or 0.0) / 60 for end in ends)
+        how = "the same, in CPU time of all processes"
+        yield BillLine(what="CPU minutes", amount=bill.cpu_minutes, how=how, low=low, high=high)
     if bill.memory_bytes is not None:
-        yield BillLine(
-            what="memory",
-            amount=bill.memory_bytes,
-            unit="bytes",
-            how="the most that all processes had; longer rows need more",
-        )
-    each = outlook.tokens.amount * costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
-    disk = (
-        f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {checkpoints} checkpoints × "
-        f"{costs.checkpoint_bytes / 1e6:.1f} MB"
-    )
-    yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)
+        how = "the most that all processes had; longer rows need more"
+        yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how=how)
+    each = f"{bill.rollouts} rollouts × {outlook.tokens.amount * _stored(seen) / 1e3:.1f} kB"
+    how = f"{each} + {checkpoints} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
+    yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=how)
 
 
 def _explain_minutes(plan: _Plan, outlook: _Outlook, seen: Observation) -> str:
-    costs, longer = seen.costs, outlook.tokens.amount
-    collect, learn, validate = (
-        cost.seconds * times / max(1, count)
-        for cost, times, count in (
-            (costs.collect, plan.collect, plan.steps),
-            (costs.learn, plan.learn, plan.steps),
-            (costs.validate, plan.validate, plan.validations),
-        )
-    )
+    costs, longer, steps = seen.costs, outlook.tokens.amount, max(1, plan.steps)
     has_failed = any(lesson.error for lesson in seen.lessons.values())
-    learning = f"{learn:.1f} s learning{', until it failed' if has_failed else ''}"
-    how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learning})"
-    how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
+    learning = f"{costs.learn.seconds * plan.learn / steps:.1f} s learning{', until it failed' if has_failed else ''}"
+    step = f"({costs.collect.seconds * plan.collect / steps:.1f} s collecting + {learning})"
+    how = f"start {costs.start.seconds:.0f} s + {plan.steps} × {step}"
+    if plan.validations:
+        validation = costs.validate.seconds * plan.validate / plan.validations
+        how += f" + {plan.validations} × {validation:.1f} s validating"
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
     how += f"; collecting, learning, validating × {longer:.2f}, as rollouts change" if round(longer, 2) != 1.0 else ""
     return how

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +30,7 @@ from lightningrl_credit.unread import unread_rewards
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
-from lightningrl_training.doctor.observation import Cost, Costs, Lesson, Observation, Repeat, TriedStep
+from lightningrl_training.doctor.observation import NO_COST, Cost, Costs, Lesson, Observation, Repeat, TriedStep
 from lightningrl_training.doctor.trial_step import failed_lesson, teach
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.loggers import JsonlLogger, draw_curve
@@ -48,7 +47,6 @@ MOST_STEPS = 4
 """Steps that are collected before the first is learned."""
 REPEATS = 8
 """Rollouts that are run again, each of another task."""
-NO_COST: Final = Cost(cpu_seconds=0.0)
 REHEARSED: Final = 1 / 3
 """Share of the run's steps that are rehearsed, at most."""
 
@@ -71,7 +69,7 @@ async def observe(
         start = clock.lap()
         examination = _Examination(recipe=recipe, parts=parts, served=served, starting=starting, rehearse=rehearse)
         seen = await examination.run(scratch, runs)
-    return replace(seen, costs=replace(seen.costs, start=_sum(start, seen.costs.start)))
+    return replace(seen, costs=replace(seen.costs, start=start + seen.costs.start))
 
 
 class _Clock:
@@ -136,8 +134,8 @@ class _Examination:
         costs = Costs(
             start=first,
             draw=draw,
-            collect=_sum(collect, rehearsal.collect),
-            learn=_sum(learn, rehearsal.learn),
+            collect=collect + rehearsal.collect,
+            learn=learn + rehearsal.learn,
             validate=validate,
             save=save,
             checkpoint_bytes=size,
@@ -171,18 +169,19 @@ class _Examination:
     async def _validate(self) -> tuple[list[Trajectory], Cost]:
         clock = _Clock()
         self.starting("a validation")
-        tasks = _some(self.parts.tasks.validation, self._wave()) if self.recipe.validation.every else []
+        wave = self.recipe.loop.tasks_per_step * self.recipe.loop.group_size
+        tasks = _some(self.parts.tasks.validation, wave) if self.recipe.validation.every else []
         return await self._try(plan_validation(tasks, self.recipe, 0)), clock.lap()
 
     async def _collect_steps(self) -> tuple[list[CreditedGroup], int, Cost]:
         """Collect as many steps as there is time for, at least one. Returns their groups, their number and cost."""
         clock = _Clock()
         credited: list[CreditedGroup] = []
-        collect, steps = Cost(seconds=0.0, cpu_seconds=0.0), 0
+        collect, steps = NO_COST, 0
         while steps < MOST_STEPS and (not steps or collect.seconds * (steps + 1) / steps < ENOUGH_S):
             self.starting(f"the agent on the tasks of step {steps + 1}")
             credited += await self._collect(steps)
-            collect, steps = _sum(collect, clock.lap()), steps + 1
+            collect, steps = collect + clock.lap(), steps + 1
         return credited, steps, collect
 
     async def _learn(
@@ -208,7 +207,7 @@ class _Examination:
             done.failed = await self._learn_further(credited)
             if done.failed or self.reward_error:
                 break
-            done.collect, done.learn = _sum(done.collect, collect), _sum(done.learn, clock.lap())
+            done.collect, done.learn = done.collect + collect, done.learn + clock.lap()
             done.steps.append(_tried(credited))
             expected = done.seconds / len(done.steps)
         return done
@@ -244,10 +243,9 @@ class _Examination:
         ]
         rollouts = await self._try(specs)
         sources = {one.rollout_id: one for one in rollouts}
-        points = scorer.branch_points(rollouts)
         branches = [
             spec
-            for point, count in points.items()
+            for point, count in scorer.branch_points(rollouts).items()
             for spec in plan_branches(recipe, sources[point.rollout_id], point, count)
         ]
         left = await self._try(branches)
@@ -281,15 +279,14 @@ class _Examination:
         return rewarded
 
     async def _run(self, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
-        client, ids = self.served.client, [spec.id for spec in specs]
         if not specs:
             return []
-        await client.create_rollouts(specs)
-        return await fetch_ended(client, ids)
+        await self.served.client.create_rollouts(specs)
+        return await fetch_ended(self.served.client, [spec.id for spec in specs])
 
     async def _teach(self, samples: Sequence[Sample]) -> tuple[dict[str, Lesson], Cost]:
         """Take a step of each trained policy. Returns the lessons, and the cost of the steps without the measuring."""
-        took = [Cost(cpu_seconds=0.0)]
+        took: list[Cost] = []
 
         async def learn(rows: Sequence[Sample]) -> LearnReport:
             self._look_at_memory()  # the step's own counts anew
@@ -302,7 +299,7 @@ class _Examination:
             name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn)
             for name in self._trained
         }
-        return lessons, reduce(_sum, took)
+        return lessons, sum(took, NO_COST)
 
     @property
     def _trained(self) -> list[str]:
@@ -310,10 +307,6 @@ class _Examination:
 
     def _look_at_memory(self) -> None:
         self.memory_used = max((used for used in (self.memory_used, memory_used()) if used is not None), default=None)
-
-    def _wave(self) -> int:
-        """Rollouts of a step."""
-        return self.recipe.loop.tasks_per_step * self.recipe.loop.group_size
 
     def _save(self, scratch: Path, *, is_written: bool) -> int:
         """Size of a checkpoint. It is written where there is surely room for it, else guessed: weights and two
@@ -353,7 +346,7 @@ def _draw(scratch: Path) -> tuple[Cost, Cost]:
         try:
             draw_curve(scratch / "metrics.jsonl", scratch / "curve.png", title="")
         except ConfigError:  # nothing is installed that draws
-            return Cost(cpu_seconds=0.0), Cost(cpu_seconds=0.0)
+            return NO_COST, NO_COST
         taken.append(replace(clock.lap(), seconds=0.0))
     return taken[0], taken[1]
 
@@ -369,14 +362,6 @@ def _some(tasks: Sequence[Task], most: int) -> Sequence[Task]:
     """Choose `most` of the tasks, evenly spaced."""
     count = min(len(tasks), most)
     return [tasks[index * len(tasks) // count] for index in range(count)]
-
-
-def _sum(first: Cost, second: Cost) -> Cost:
-    is_known = first.cpu_seconds is not None and second.cpu_seconds is not None
-    return Cost(
-        seconds=first.seconds + second.seconds,
-        cpu_seconds=(first.cpu_seconds or 0.0) + (second.cpu_seconds or 0.0) if is_known else None,
-    )
 
 
 def _unrewarded(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,7 @@ class Diagnosis:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of all findings."""
-        return worst([row.finding.verdict for row in self.rows])
+        return max((row.finding.verdict for row in self.rows), key=list(Verdict).index, default=Verdict.PASS)
 
     def complaints(self, *verdicts: Verdict) -> dict[str, Finding]:
         """Findings that did not pass, or those with one of `verdicts`, by the name of their check."""
@@ -87,8 +87,3 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         checks = [{"check": row.check, "asks": row.asks, **asdict(row.finding)} for row in self.rows]
         return {"verdict": self.verdict, "checks": checks, "bill": None if self.bill is None else asdict(self.bill)}
-
-
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    order = list(Verdict)
-    return max(verdicts, key=order.index, default=Verdict.PASS)

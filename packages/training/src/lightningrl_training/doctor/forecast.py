@@ -99,7 +99,7 @@ def completion_tokens(trajectory: Trajectory) -> int:
 
 def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to_come: ToCome) -> Forecast:
     """Forecast the tokens that `tokens` counts. `tried`: the untrained policy, then each rehearsed step."""
-    last = [group for step in _last(tried) for group in step.groups]
+    last = [group for step in tried[-LAST:] for group in step.groups]
     return _of_run(
         [mean_tokens(step, tokens) for step in tried],
         _by_group(last, tokens),
@@ -111,9 +111,9 @@ def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to
 def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
     """Forecast tokens with an advantage. Groups that teach nothing now may come to; those that teach may fall silent
     one after the other until, at the end of the run, none is left: half of now."""
-    last = [present for step in _last(tried) for present in _trained_by_group(step)]
+    last = [present for step in tried[-LAST:] for present in _trained_by_group(step)]
     mean = fmean(last) if last else 0.0
-    groups = [group for step in _last(tried) for group in step.groups]
+    groups = [group for step in tried[-LAST:] for group in step.groups]
     spread = AS_IT_IS
     if mean:
         longer = _spread(groups, completion_tokens, to_come.groups)
@@ -178,10 +178,6 @@ def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come
         now=now,
         learned=now * rest.learned,
     )
-
-
-def _last(tried: Sequence[TriedStep]) -> Sequence[TriedStep]:
-    return tried[-LAST:] if len(tried) > LAST else tried
 
 
 def _spread(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
 from lightningrl_training.doctor.machine import Machine
 from lightningrl_training.tasks import TaskSets
 
-__all__ = ["Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
+__all__ = ["NO_COST", "Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,18 @@ class Cost:
     seconds: float = 0.0
     cpu_seconds: float | None = None
     """CPU seconds of all our processes; None = the system does not say."""
+
+    def __add__(self, other: Cost) -> Cost:
+        pair = self.cpu_seconds, other.cpu_seconds
+        cpu = None if pair[0] is None or pair[1] is None else pair[0] + pair[1]
+        return Cost(seconds=self.seconds + other.seconds, cpu_seconds=cpu)
+
+    def __mul__(self, times: float) -> Cost:
+        cpu = None if self.cpu_seconds is None else self.cpu_seconds * times
+        return Cost(seconds=self.seconds * times, cpu_seconds=cpu)
+
+
+NO_COST: Final = Cost(cpu_seconds=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +51,7 @@ class Costs:
     """Cost of the validation rollouts that were tried."""
     save: Cost = Cost()
     """Cost of one checkpoint."""
-    draw: Cost = Cost(cpu_seconds=0.0)
+    draw: Cost = NO_COST
     """CPU time of one curve. Each step and each validation has it drawn beside the work, so it takes no seconds."""
     checkpoint_bytes: int = 0
     store_bytes: int = 0
@@ -151,6 +164,11 @@ class Observation:
     def rollouts(self) -> tuple[Trajectory, ...]:
         """Rollouts of the groups, without branches."""
         return tuple(trajectory for group in self.groups for trajectory in group.trajectories)
+
+    @cached_property
+    def tried(self) -> tuple[Trajectory, ...]:
+        """Rollouts of the groups and of the validation, without branches."""
+        return (*self.rollouts, *self.validation)
 
     @cached_property
     def every(self) -> tuple[Trajectory, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from lightningrl.types import TrajectoryGroup
-from lightningrl_training.doctor.findings import Finding, failed, passed, warned
+from lightningrl_training.doctor.findings import Finding, Verdict, failed, passed, warned
 from lightningrl_training.doctor.forecast import way_at_end
 from lightningrl_training.doctor.observation import Lesson, Observation
 
@@ -85,7 +85,7 @@ def rewards_given(seen: Observation) -> Finding:
     """Check that each rollout that succeeded has a finite reward within its range."""
     if seen.reward_error is not None:
         return failed(seen.reward_error, "mend the function")
-    every = (*seen.rollouts, *seen.validation)
+    every = seen.tried
     failures = [rollout for rollout in every if rollout.unrewarded is not None]
     if failures:
         first = f"{failures[0].rollout_id}: {failures[0].unrewarded}"
@@ -149,9 +149,9 @@ def reward_reaches_tokens(seen: Observation) -> Finding:
             "no call of a trained policy and role was recorded, so nothing would be learned", "see the findings above"
         )
     findings = [_taught(name, lesson, many=len(seen.lessons) > 1) for name, lesson in seen.lessons.items()]
-    worst = max(findings, key=lambda finding: ("pass", "warn", "fail").index(finding.verdict))
+    worst = max(findings, key=lambda finding: list(Verdict).index(finding.verdict))
     way, steps = way_at_end(seen), seen.recipe.loop.steps
-    if worst.verdict == "pass" and way is not None and way < LITTLE:
+    if worst.verdict is Verdict.PASS and way is not None and way < LITTLE:
         worst = warned(
             f"{worst.evidence}: in {steps} step{'s' if steps > 1 else ''} that is {100 * way:.2g} % of the way to "
             "where it leads",
