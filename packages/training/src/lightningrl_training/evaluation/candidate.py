@@ -75,13 +75,11 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
         saved = find_checkpoint(run, place if Path(text) != run else None)
         return Candidate(name=f"{run} after step {saved.state.step}", recipe=_of_run(run, recipe), checkpoint=saved)
     if (Path(text) / "config.json").is_file():
-        return Candidate(
-            name=text, recipe=with_settings(_wanted(recipe, text), {"policy.model": str(Path(text).absolute())})
-        )
+        settings = {"policy.model": str(Path(text).absolute())}
+        return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), settings))
     raise ConfigError(
         f"{text!r} is no run folder, no transformers folder and no model of a provider; write RUN, RUN@best, RUN@40, "
-        "a folder with a "
-        "config.json, or MODEL@https://…"
+        "a folder with a config.json, or MODEL@https://…"
     )
 
 
@@ -95,12 +93,8 @@ def _wanted(recipe: Recipe | None, text: str) -> Recipe:
 
 def _of_run(run: Path, recipe: Recipe | None) -> Recipe:
     origin = RunOrigin.read(run)
-    models = {
-        f'policies."{name}".model': model for name, model in origin.models.items() if name != origin.recipe.policy.name
-    }
-    if origin.recipe.policy.name in origin.models:
-        models["policy.model"] = origin.models[origin.recipe.policy.name]
-    own = with_settings(origin.recipe, models)
+    tables = {name: f'policies."{name}"' for name in origin.models} | {origin.recipe.policy.name: "policy"}
+    own = with_settings(origin.recipe, {f"{tables[name]}.model": model for name, model in origin.models.items()})
     if recipe is None:
         return own
     return own.model_copy(update={**{name: getattr(recipe, name) for name in EXAMINED}, "folder": recipe.folder})

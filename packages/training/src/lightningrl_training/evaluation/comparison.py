@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from lightningrl.errors import ConfigError
 from lightningrl_training.evaluation.result import Evaluation
 from lightningrl_training.evaluation.statistics import Bet, Interval, Verdict, bet, holm, mean_interval, sign_flip_p
@@ -68,30 +66,27 @@ def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -
     differences = {task: ours[task] - theirs[task] for task in both}
     low, high = min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])
     bounds = (low - high, high - low) if first.fits_bounds and second.fits_bounds else None
-    values = np.array(list(differences.values()))
+    values = list(differences.values())
     parts = {
         (key, name): values_of_slice
         for key in slices
         for name, tasks in first.by_slice(key).items()
         if (values_of_slice := [differences[task] for task in tasks if task in differences])
     }
-    p_values = holm(
-        {f"{number}": sign_flip_p(values_of_slice) for number, values_of_slice in enumerate(parts.values())}
-    )
+    p_values = holm({part: sign_flip_p(values_of_slice) for part, values_of_slice in parts.items()})
+    horizon = max(len(both), first.asked)
     return Comparison(
         tasks=len(both),
         difference=mean_interval(values, bounds=bounds, level=LEVEL),
-        sequential=None
-        if bounds is None
-        else bet(values, bounds=bounds, level=LEVEL, horizon=max(len(both), first.asked)),
+        sequential=None if bounds is None else bet(values, bounds=bounds, level=LEVEL, horizon=horizon),
         slices=tuple(
             SliceDifference(
                 key=key,
                 value=name,
                 tasks=len(values_of_slice),
                 difference=mean_interval(values_of_slice, bounds=bounds, level=LEVEL),
-                p=p,
+                p=p_values[key, name],
             )
-            for ((key, name), values_of_slice), p in zip(parts.items(), p_values.values(), strict=True)
+            for (key, name), values_of_slice in parts.items()
         ),
     )

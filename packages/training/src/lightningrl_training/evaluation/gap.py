@@ -49,37 +49,33 @@ class Gap:
 
 @dataclass(kw_only=True, slots=True)
 class TokenGaps:
-    """Gaps of one policy, with one number per token in each list."""
+    """Gaps of one policy's tokens."""
 
-    gap: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
-    version: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
-    call: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
-    position: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    tokens: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
+    """Gap, policy version, index of the call and position in the row, by call: `[call][4][token]`."""
 
     def add(self, call: Transition, trainer: NDArray[np.float32]) -> None:
         count = len(call.completion_ids)
-        self.gap.append(np.abs(trainer - call.logprobs))
-        self.version.append(np.full(count, call.policy_version))
-        self.call.append(np.full(count, call.index))
-        self.position.append(len(call.prompt_ids) + np.arange(count))
+        version, index = (np.full(count, number) for number in (call.policy_version, call.index))
+        position = len(call.prompt_ids) + np.arange(count)
+        self.tokens.append(np.stack([np.abs(trainer - call.logprobs), version, index, position]))
 
     def gaps(self) -> tuple[Gap, ...]:
         """Gaps of all tokens and of the parts of them; empty where there are none."""
-        if not self.gap:
+        if not self.tokens:
             return ()
-        gap = np.concatenate(self.gap)
-        version, call, position = (np.concatenate(column) for column in (self.version, self.call, self.position))
-        parts = [_gap("all", gap)]
-        parts += [_gap(f"version {number}", gap[version == number]) for number in np.unique(version)]
-        parts += [_gap(f"call {number}", gap[call == number]) for number in np.unique(call)]
-        power = np.floor(np.log2(np.maximum(position, 1))).astype(int)
-        parts += [
-            _gap(f"position {2**number}-{2 ** (number + 1) - 1}", gap[power == number]) for number in np.unique(power)
-        ]
-        return tuple(parts)
+        gap, version, call, position = np.concatenate(self.tokens, axis=1)
+        begin = 2 ** np.floor(np.log2(np.maximum(position, 1)))
+        columns = ("version {}", version), ("call {}", call), ("position {}-{}", begin)
+        parts = (
+            _gap(name.format(number, 2 * number - 1), gap[column == number])
+            for name, column in columns
+            for number in np.unique(column).astype(int)
+        )
+        return _gap("all", gap), *parts
 
 
-def _gap(part: str, values: NDArray[np.float32]) -> Gap:
+def _gap(part: str, values: NDArray[np.float64]) -> Gap:
     return Gap(
         part=part,
         tokens=len(values),
@@ -124,11 +120,8 @@ def judge_gaps(gaps: Mapping[str, Sequence[Gap]], recipe: Recipe) -> Iterator[Ch
     for policy, parts in gaps.items():
         name = f"probabilities of {policy!r}"
         if not parts:
-            yield Check(
-                name=name,
-                is_passed=None,
-                evidence="no weights of the versions that sampled are at hand, or the backend does not score",
-            )
+            why = "no weights of the versions that sampled are at hand, or the backend does not score"
+            yield Check(name=name, is_passed=None, evidence=why)
             continue
         kind = number_format(recipe, policy)
         may = ROUNDING[kind]
@@ -139,10 +132,8 @@ def judge_gaps(gaps: Mapping[str, Sequence[Gap]], recipe: Recipe) -> Iterator[Ch
         )
         if bad:
             worst = max(bad, key=lambda part: math.inf if math.isnan(part.mean) else part.mean)
-            evidence += (
-                f"; the trainer does not see what was sampled, most in {worst.part}: {worst.mean:.1e}; "
-                f"{_explain(parts, may)}"
-            )
+            evidence += f"; the trainer does not see what was sampled, most in {worst.part}: {worst.mean:.1e}"
+            evidence += f"; {_explain(parts, may)}"
         yield Check(name=name, is_passed=not bad, evidence=evidence)
 
 
@@ -154,8 +145,7 @@ def _is_rounding(part: Gap, may: Rounding) -> bool:
 
 def _explain(parts: Sequence[Gap], may: Rounding) -> str:
     """Explain a gap by where it begins."""
-    versions = [part for part in parts if part.part.startswith("version ")]
-    calls = [part for part in parts if part.part.startswith("call ")]
+    versions, calls = ([part for part in parts if part.part.startswith(kind)] for kind in ("version ", "call "))
     if len(versions) > 1 and _is_rounding(versions[0], may):
         return "the first version is clean: look for weights that did not reach the engine"
     if len(calls) > 1 and _is_rounding(calls[0], may):

@@ -46,9 +46,8 @@ async def find_places(run: StoredRun) -> tuple[Places, int]:
     tokens = offset = 0
     while page := await run.list_rollouts(RolloutFilter(limit=PAGE, offset=offset)):
         offset += len(page)
-        async for trajectory in read_trajectories(
-            run, [rollout.spec.id for rollout in page if rollout.outcome is not None]
-        ):
+        ended = [rollout.spec.id for rollout in page if rollout.outcome is not None]
+        async for trajectory in read_trajectories(run, ended):
             for call in filter(is_sampled, trajectory.transitions):
                 tokens += len(call.completion_ids)
                 rollout_ids = places.setdefault((call.policy, call.policy_version), [])
@@ -108,9 +107,8 @@ async def _measure(
         waiting.clear()
 
     async for trajectory in read_trajectories(run, ids):
-        waiting += [
-            call for call in trajectory.transitions if is_sampled(call) and (call.policy, call.policy_version) == place
-        ]
+        calls = filter(is_sampled, trajectory.transitions)
+        waiting += [call for call in calls if (call.policy, call.policy_version) == place]
         if len(waiting) >= AT_ONCE:
             await ask()
     await ask()
@@ -133,19 +131,14 @@ def judge_steps(steps: Sequence[StepRecord], recipe: Recipe, places: Places) -> 
     }
     name = f"steps of {len(gone)} versions whose weights are gone"
     if not kls:
-        yield Check(
-            name=name,
-            is_passed=None,
-            evidence="no step measured kl_rollout; keep more checkpoints: loop.keep_checkpoints",
-        )
+        why = "no step measured kl_rollout; keep more checkpoints: loop.keep_checkpoints"
+        yield Check(name=name, is_passed=None, evidence=why)
         return
     where, worst = max(kls.items(), key=lambda pair: pair[1])
     options = recipe.backend_options
     several = options.get("epochs", 1) != 1 or options.get("minibatches", 1) != 1 or recipe.loop.max_staleness > 0
-    evidence = (
-        f"kl_rollout {np.mean(list(kls.values())):.1e} on average, at most {worst:.1e} ({where}), as the steps "
-        "recorded it"
-    )
+    mean = np.mean(list(kls.values()))
+    evidence = f"kl_rollout {mean:.1e} on average, at most {worst:.1e} ({where}), as the steps recorded it"
     if several:
         evidence += (
             "; it holds what was learned between the updates of a step, or the age of rollouts, too, so it is "

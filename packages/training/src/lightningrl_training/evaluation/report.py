@@ -41,15 +41,13 @@ class EvaluationReport:
     def numbers(self) -> dict[str, Any]:
         """Values for JSON, with what is computed from the evaluations."""
         rows = [{**msgspec.to_builtins(one), "summary": _summary(one, self.slices)} for one in self.evaluations]
-        verdicts = (
-            None
-            if self.comparison is None
-            else {**msgspec.to_builtins(self.comparison), "verdict": self.comparison.verdict.value}
-        )
-        if verdicts is not None and self.comparison is not None:
-            for row, part in zip(verdicts["slices"], self.comparison.slices, strict=True):
-                row["verdict"] = part.verdict.value
-        return {"evaluations": rows, "comparison": verdicts}
+        if self.comparison is None:
+            return {"evaluations": rows, "comparison": None}
+        parts = self.comparison.slices
+        slices = [{**msgspec.to_builtins(part), "verdict": part.verdict.value} for part in parts]
+        verdict = self.comparison.verdict.value
+        comparison = {**msgspec.to_builtins(self.comparison), "slices": slices, "verdict": verdict}
+        return {"evaluations": rows, "comparison": comparison}
 
 
 async def evaluate_policies(

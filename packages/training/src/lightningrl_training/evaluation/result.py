@@ -10,7 +10,7 @@ counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,44 +167,36 @@ class Evaluation:
     @property
     def tokens(self) -> tuple[float, float] | None:
         """Mean prompt and completion tokens of a rollout; None = the provider does not say."""
-        pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in self._all()]
-        counted = [
-            (prompt, completion) for prompt, completion in pairs if prompt is not None and completion is not None
-        ]
-        if not counted or len(counted) < len(pairs):
+        samples = self._all()
+        prompt = _sum([sample.prompt_tokens for sample in samples])
+        completion = _sum([sample.completion_tokens for sample in samples])
+        if not samples or prompt is None or completion is None:
             return None
-        return float(np.mean([prompt for prompt, _ in counted])), float(
-            np.mean([completion for _, completion in counted])
-        )
+        return prompt / len(samples), completion / len(samples)
 
     @property
     def cost(self) -> float | None:
         """Cost of all rollouts together; None = no price or no tokens are known."""
         if self.price is None or self.tokens is None:
             return None
-        return (
-            sum(tokens * price for tokens, price in zip(self.tokens, self.price, strict=True))
-            * sum(1 for _ in self._all())
-            / 1e6
-        )
+        each = sum(tokens * price for tokens, price in zip(self.tokens, self.price, strict=True))
+        return each * len(self._all()) / 1e6
 
-    def _all(self) -> Iterator[EvaluatedSample]:
-        for task in self.tasks:
-            yield from task.samples
+    def _all(self) -> list[EvaluatedSample]:
+        return [sample for task in self.tasks for sample in task.samples]
 
 
 def sample_of(trajectory: Trajectory) -> EvaluatedSample:
     forwarded = [call for call in trajectory.other_calls if call.kind is OtherCallKind.FORWARDED]
-    usages = [_usage(call) for call in forwarded]
-    prompt, completion = _sum([usage[0] for usage in usages]), _sum([usage[1] for usage in usages])
-    calls = trajectory.transitions
+    sampled = [(len(call.prompt_ids), len(call.completion_ids)) for call in trajectory.transitions]
+    counts = [*sampled, *map(_usage, forwarded)]
     return EvaluatedSample(
         rollout_id=trajectory.rollout_id,
         reward=trajectory.reward,
         outcome=trajectory.outcome,
-        calls=len(calls) + len(forwarded),
-        prompt_tokens=None if prompt is None else prompt + sum(len(call.prompt_ids) for call in calls),
-        completion_tokens=None if completion is None else completion + sum(len(call.completion_ids) for call in calls),
+        calls=len(counts),
+        prompt_tokens=_sum([prompt for prompt, _ in counts]),
+        completion_tokens=_sum([completion for _, completion in counts]),
         seconds=trajectory.duration_s,
     )
 
@@ -213,7 +205,7 @@ PROMPT_NAMES, COMPLETION_NAMES = ("prompt_tokens", "input_tokens"), ("completion
 
 
 def _usage(call: OtherCall) -> tuple[int | None, int | None]:
-    """Mean prompt and completion tokens of a rollout; None = the provider does not say."""
+    """Prompt and completion tokens of a call; None = the provider does not say."""
     if call.status is not None and call.status >= 400:
         return 0, 0
     usage = call.answer.get("usage") if isinstance(call.answer, Mapping) else None

@@ -13,12 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "sign_flip_p", "t_quantile"]
 
+Question = TypeVar("Question")
 Numbers = NDArray[np.float64]
 GRID = 401
 """Candidate means that the betting interval tries."""
@@ -118,13 +120,9 @@ def bet(
     candidates = np.append(np.linspace(0.0, 1.0, GRID), (null - low) / (high - low))
     is_out = _richest(scaled, candidates, level=level, horizon=horizon) >= -math.log(1.0 - level)
     ever: NDArray[np.bool_] = np.asarray(is_out.any(axis=0))
-    remaining = candidates[:-1][~ever[:-1]]
+    remaining = low + (high - low) * candidates[:-1][~ever[:-1]]
     mean = float(raw.mean())
-    edge = (
-        (low + (high - low) * float(remaining.min()), low + (high - low) * float(remaining.max()))
-        if len(remaining)
-        else (mean, mean)
-    )
+    edge = (float(remaining.min()), float(remaining.max())) if len(remaining) else (mean, mean)
     decided, verdict = None, Verdict.NOT_ENOUGH
     if ever[-1]:
         decided = int(np.argmax(is_out[:, -1])) + 1
@@ -160,12 +158,12 @@ def sign_flip_p(differences: Sequence[float] | Numbers, *, seed: int = 0) -> flo
     return float((1 + np.sum(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12)) / (FLIPS + 1))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
     """Correct the p-values of several questions, so that, where each below 0.05 is called different, all of it is right
     95 times in 100 (Holm 1979)."""
-    corrected: dict[str, float] = {}
+    corrected: dict[Question, float] = {}
     largest = 0.0
-    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p))
-        corrected[name] = largest
-    return {name: corrected[name] for name in p_values}
+    for rank, question in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[question]))
+        corrected[question] = largest
+    return {question: corrected[question] for question in p_values}

@@ -5,6 +5,7 @@ steps ─► rows as they were trained ─► every trained token was sampled, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -33,14 +34,14 @@ class TrainedTokens:
     seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     """Calls that were trained."""
     unique: int = 0
-    by_step: dict[int, int] = field(default_factory=dict[int, int])
+    by_step: Counter[int] = field(default_factory=Counter[int])
 
     def add(self, step: int, row: Sample, trajectory: Trajectory) -> None:
         for number in np.unique(row.calls[row.mask]).tolist():
             places = np.flatnonzero(row.calls == number)
             call = trajectory.transitions[number]
             self.tokens += len(places)
-            self.by_step[step] = self.by_step.get(step, 0) + len(places)
+            self.by_step[step] += len(places)
             if (row.rollout_id, number) not in self.seen:
                 self.seen.add((row.rollout_id, number))
                 self.unique += len(places)
@@ -57,29 +58,23 @@ class TrainedTokens:
         """Yield the checks. Where nothing was trained, they are undecided (`is_passed` is None)."""
         has_any = self.tokens > 0
         evidence = f"{self.tokens} trained tokens, {self.unsampled} of them not sampled so, after the same tokens"
-        yield Check(
-            name="trained tokens were sampled", is_passed=self.unsampled == 0 if has_any else None, evidence=evidence
-        )
+        is_passed = self.unsampled == 0 if has_any else None
+        yield Check(name="trained tokens were sampled", is_passed=is_passed, evidence=evidence)
         ratio = self.tokens / max(1, self.unique)
         evidence = f"{self.tokens} trained of {self.unique} different tokens: each {ratio:.2f} times"
-        yield Check(
-            name="each is trained once", is_passed=self.tokens == self.unique if has_any else None, evidence=evidence
-        )
+        is_passed = self.tokens == self.unique if has_any else None
+        yield Check(name="each is trained once", is_passed=is_passed, evidence=evidence)
         forgotten = [step.step for step in steps if step.is_forgotten]
-        judged = (step for step in steps if not step.is_forgotten)
-        differ = [
-            step.step for step in judged if step.metrics.get("trained_tokens", 0.0) != self.by_step.get(step.step, 0)
-        ]
+        counted = {step.step: step.metrics.get("trained_tokens", 0.0) for step in steps if not step.is_forgotten}
+        differ = [step for step, tokens in counted.items() if tokens != self.by_step[step]]
         evidence = "rows made from the record have as many tokens as the steps counted"
-        if forgotten:
+        if differ:
+            step = differ[0]
+            evidence = f"step {step} counted {counted[step]:.0f} tokens, and the record has {self.by_step[step]}"
+        elif forgotten:
             evidence += (
                 f"; nothing is said of steps {forgotten[0]} to {forgotten[-1]}, whose rollouts were forgotten "
                 "(loop.keep_rollouts)"
-            )
-        if differ:
-            counted = next(step.metrics.get("trained_tokens", 0.0) for step in steps if step.step == differ[0])
-            evidence = (
-                f"step {differ[0]} counted {counted:.0f} tokens, and the record has {self.by_step.get(differ[0], 0)}"
             )
         yield Check(name="the record is what was trained", is_passed=not differ, evidence=evidence)
 
@@ -88,9 +83,8 @@ async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
     """Make the rows that teach again, from trajectories and advantages as the store has them."""
     trained, calls = TrainedTokens(), trained_calls(recipe)
     for step in await run.look.steps():
-        trajectories = {
-            trajectory.rollout_id: trajectory async for trajectory in read_trajectories(run, step.rollout_ids)
-        }
+        read = read_trajectories(run, step.rollout_ids)
+        trajectories = {trajectory.rollout_id: trajectory async for trajectory in read}
         scores = {score.rollout_id: score.advantages for score in await run.look.scores(step.rollout_ids)}
         chosen = [only_trained(trajectory, calls) for trajectory in trajectories.values()]
         group = TrajectoryGroup(id=f"step {step.step}", trajectories=tuple(chosen))
@@ -98,8 +92,7 @@ async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
             tuple(scores.get(trajectory.rollout_id, {}).get(call.id) for call in trajectory.transitions)
             for trajectory in chosen
         )
-        for row in teaching_rows(
-            build_samples([group], [advantages], rows=recipe.samples.rows, aggregation="token_mean")
-        ):
+        rows = build_samples([group], [advantages], rows=recipe.samples.rows, aggregation="token_mean")
+        for row in teaching_rows(rows):
             trained.add(step.step, row, trajectories[row.rollout_id])
     return trained
