@@ -118,36 +118,26 @@ async def branch_rollout(
     source = await _copy(make_place(own, parts), spec, recorded, calls)
     weights = saved.folder if saved else None
     async with serve_recipe(recipe, parts, own, weights, starting=lambda what: show(what, 0, 0)) as (recipe, served):
-        specs = {
-            point: plan_branches(
-                recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples
-            )
-            for point in points
-        }
-        await served.client.create_rollouts([spec for group in specs.values() for spec in group])
+        first = BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=0)
+        specs = {calls: plan_branches(recipe, source, replace(first, calls=calls), samples) for calls in points}
+        every = [spec for group in specs.values() for spec in group]
+        await served.client.create_rollouts(every)
         await served.start_workers()
-        branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], show)
-    branches_by_id = {branch.rollout_id: branch for branch in branches}
-    return BranchedRollout(
-        recorded=recorded,
-        states=tuple(
-            BranchedState(calls=point, branches=tuple(branches_by_id[spec.id] for spec in group))
-            for point, group in specs.items()
-        ),
-        step=step,
-        folder=own,
-        answers=answers,
+        branches = await _collect(served, parts, [spec.id for spec in every], show)
+    states = tuple(
+        BranchedState(calls=calls, branches=tuple(branches[spec.id] for spec in group))
+        for calls, group in specs.items()
     )
+    return BranchedRollout(recorded=recorded, states=states, step=step, folder=own, answers=answers)
 
 
 async def _read(folder: Path, rollout_id: str) -> tuple[RolloutSpec, Trajectory, Sequence[CallRecord], tuple[str, ...]]:
     async with open_run(folder) as run:
         spec = (await run.look.rollout(rollout_id)).spec
         if spec.branch is not None:
-            source = spec.branch.rollout_id
+            source = f"{spec.branch.rollout_id!r}"
             raise ConfigError(
-                f"rollout {rollout_id!r} is a branch of {source!r}, and a branch is not branched again; branch "
-                f"{source!r}"
+                f"rollout {rollout_id!r} is a branch of {source}, and a branch is not branched again; branch {source}"
             )
         (recorded,) = await run.look.trajectories([rollout_id])
         trace = await run.trace(rollout_id)
@@ -191,8 +181,9 @@ async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequen
         await store.close()
 
 
-async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], show: Show) -> list[Trajectory]:
+async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], show: Show) -> dict[str, Trajectory]:
+    """Wait for the branches and reward them. Returns them by id."""
     ended = await fetch_ended(served.client, ids, lambda ended: show("branches", ended, len(ids)))
     rewarded = await parts.evaluator.evaluate(ended, served.client.set_scores)
     await served.client.set_scores([score_of(branch) for branch in rewarded])
-    return rewarded
+    return {branch.rollout_id: branch for branch in rewarded}

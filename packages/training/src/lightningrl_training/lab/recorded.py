@@ -7,6 +7,7 @@ branches/step-000040/ROLLOUT/store.sqlite        those of `lightningrl branch`
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from lightningrl.errors import ConfigError
@@ -30,17 +31,10 @@ def check_steps(folder: Path, records: Sequence[StepRecord], steps: Collection[i
 
 def _spans(steps: Sequence[int]) -> str:
     """`step 3`, `steps 1 to 4, 9`; of steps in order."""
-    ends: list[tuple[int, int]] = []
-    for step in steps:
-        if ends and step == ends[-1][1] + 1:
-            ends[-1] = ends[-1][0], step
-        else:
-            ends.append((step, step))
-    shown = [str(first) if first == last else f"{first} to {last}" for first, last in ends]
-    return (
-        f"step{'s' if len(steps) > 1 else ''} "
-        f"{', '.join(shown[:_MOST_SPANS])}{' …' if len(shown) > _MOST_SPANS else ''}"
-    )
+    spans = [[step for _, step in span] for _, span in groupby(enumerate(steps), lambda pair: pair[1] - pair[0])]
+    shown = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans]
+    listed = f"{', '.join(shown[:_MOST_SPANS])}{' …' if len(shown) > _MOST_SPANS else ''}"
+    return f"step{'s' if len(steps) > 1 else ''} {listed}"
 
 
 async def read_rollouts(run: StoredRun, rollout_ids: Sequence[str]) -> tuple[list[Trajectory], list[Trajectory]]:

@@ -118,9 +118,8 @@ def summarize(rollouts: Sequence[Recredit]) -> Rescore:
         key: (_mean(rollout.before.reward for rollout in group), _mean(rollout.after.reward for rollout in group))
         for key, group in by_group.items()
     }
-    values = [
-        value for rollout in rollouts for value in (rollout.before.reward, rollout.after.reward) if value is not None
-    ]
+    before, after = ([getattr(rollout, when).reward for rollout in rollouts] for when in ("before", "after"))
+    values = [value for value in (*before, *after) if value is not None]
     edges = np.histogram_bin_edges(values or [0.0], bins=BINS)
     changed = [
         _rescored(rollout, *middles[rollout.step, rollout.before.group_id])
@@ -131,12 +130,12 @@ def summarize(rollouts: Sequence[Recredit]) -> Rescore:
     return Rescore(
         rollouts=len(rollouts),
         edges=tuple(edges.tolist()),
-        before=_rewards([rollout.before.reward for rollout in rollouts], edges),
-        after=_rewards([rollout.after.reward for rollout in rollouts], edges),
+        before=_rewards(before, edges),
+        after=_rewards(after, edges),
         changed=tuple(changed),
         groups=len(by_group),
-        gained=tuple(name for (_, name), (before, after) in taught.items() if after and not before),
-        lost=tuple(name for (_, name), (before, after) in taught.items() if before and not after),
+        gained=tuple(name for (_, name), (did, would) in taught.items() if would and not did),
+        lost=tuple(name for (_, name), (did, would) in taught.items() if did and not would),
         credit=agree(_by_call(rollouts, "advantages_before"), _by_call(rollouts, "advantages")),
         failures=sum(rollout.after.unrewarded is not None for rollout in rollouts),
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
 from lightningrl.plugins import PluginManager, load_plugins
-from lightningrl.protocols import CreditAssigner, Need
+from lightningrl.protocols import Need
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, Score
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
@@ -78,43 +78,37 @@ class TriedMethod:
             return None
 
 
+@dataclass(kw_only=True, slots=True)
 class RunXRay:
     """X-rays of one run. A step's table is computed once, as a step does not change."""
 
-    def __init__(
-        self,
-        run: StoredRun,
-        folder: Path,
-        recipe: Recipe,
-        plugins: PluginManager,
-        methods: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`methods`: others to show beside those installed, by name: a name, `"file.py:Class"`, `{"use": …, "options":
-        …}`, a class or an object."""
-        self._run = run
-        self._folder = folder
-        self._recipe = recipe
-        self._plugins = plugins
-        self._added = dict(methods or {})
-        self._tables: dict[Any, CreditTable] = {}
-        self._why: dict[str, str] = {}
+    run: StoredRun
+    folder: Path
+    recipe: Recipe
+    plugins: PluginManager
+    methods: Mapping[str, Any]
+    """Others to show beside those installed, by name: a name, `"file.py:Class"`, `{"use": …, "options": …}`, a class or
+    an object."""
+    tables: dict[Any, CreditTable] = field(default_factory=dict[Any, CreditTable])
+    why: dict[str, str] = field(default_factory=dict[str, str])
+    """Reasons why methods cannot be computed, by name."""
 
     async def trained(self) -> tuple[int, int]:
         """The first and the last step that was trained. Raises LightningError where none was."""
-        steps = [record.step for record in await self._run.look.steps()]
+        steps = [record.step for record in await self.run.look.steps()]
         if not steps:
-            raise LightningError(f"run {str(self._folder)!r} has trained no step yet; there is no credit to look at")
+            raise self._untrained
         return steps[0], steps[-1]
 
     async def of_run(self, steps: Collection[int] | None = None, *, most: int | None = MOST) -> XRay:
         """X-ray all steps, or these. Raises LightningError where none was trained, or a step has no rollouts any
         more."""
-        records = await self._run.look.steps()
-        check_steps(self._folder, records, steps or ())
+        records = await self.run.look.steps()
+        check_steps(self.folder, records, steps or ())
         methods = self._methods()
         remembers = any(method.scorer is not None and method.scorer.remembers for method in methods)
         if remembers:
-            self._tables.clear()
+            self.tables.clear()
         tables: list[CreditTable] = []
         for record in records:
             if steps is not None and record.step > max(steps, default=0):
@@ -127,12 +121,12 @@ class RunXRay:
 
     async def of_group(self, group_id: str) -> XRay:
         """X-ray the rollouts of one task that were trained together. Raises ConfigError where there are none."""
-        records = await self._run.list_rollouts(RolloutFilter(group_id=group_id, mode=RolloutMode.TRAIN, limit=1000))
+        records = await self.run.list_rollouts(RolloutFilter(group_id=group_id, mode=RolloutMode.TRAIN, limit=1000))
         members = [record.spec.id for record in reversed(records) if record.trained_step is not None]
         step = next((record.trained_step for record in records if record.trained_step is not None), None)
         if step is None:
             raise ConfigError(
-                f"no group {group_id!r} was trained in run {str(self._folder)!r}; `lightningrl rollouts list` has "
+                f"no group {group_id!r} was trained in run {str(self.folder)!r}; `lightningrl rollouts list` has "
                 "those there are"
             )
         methods = self._methods()
@@ -147,31 +141,34 @@ class RunXRay:
 
     async def of_rollout(self, rollout_id: str) -> XRay:
         """X-ray a rollout's group, with this rollout alone. Raises LightningError where it was not trained."""
-        record = await self._run.look.rollout(rollout_id)
+        record = await self.run.look.rollout(rollout_id)
         if record.trained_step is None or record.spec.branch is not None:
-            kind = (
-                "a branch" if record.spec.branch is not None else f"of mode {record.spec.mode.value!r} and not trained"
-            )
+            mode = f"of mode {record.spec.mode.value!r} and not trained"
+            kind = "a branch" if record.spec.branch is not None else mode
             raise ConfigError(
                 f"rollout {rollout_id!r} is {kind}, so it has no credit of its own; choose one that a step trained"
             )
         xray = await self.of_group(record.spec.group_id)
         return replace(xray, rollouts=tuple(rollout for rollout in xray.rollouts if rollout.rollout_id == rollout_id))
 
+    @property
+    def _untrained(self) -> LightningError:
+        return LightningError(f"run {str(self.folder)!r} has trained no step yet; there is no credit to look at")
+
     # ------------------------------------------------------------------ a step
 
     async def _table(self, step: int, rollout_ids: Sequence[str], methods: Sequence[TriedMethod]) -> CreditTable:
-        measured = find_measured(self._folder, rollout_ids)
+        measured = find_measured(self.folder, rollout_ids)
         key = step, tuple(rollout_ids), tuple((path / "store.sqlite").stat().st_mtime_ns for path in measured.values())
-        if key not in self._tables:
-            rollouts, branches = await read_rollouts(self._run, rollout_ids)
-            scores = await self._run.look.scores([rollout.rollout_id for rollout in rollouts])
+        if key not in self.tables:
+            rollouts, branches = await read_rollouts(self.run, rollout_ids)
+            scores = await self.run.look.scores([rollout.rollout_id for rollout in rollouts])
             by_hand = [branch for path in measured.values() for branch in await read_measured(path)]
-            self._tables[key] = await asyncio.to_thread(
+            self.tables[key] = await asyncio.to_thread(
                 self._compute, step, rollouts, branches, by_hand, scores, methods
             )
-            self._why |= {method.name: method.why for method in methods if method.why}
-        return self._tables[key]
+            self.why |= {method.name: method.why for method in methods if method.why}
+        return self.tables[key]
 
     def _compute(
         self,
@@ -183,7 +180,7 @@ class RunXRay:
         methods: Sequence[TriedMethod],
     ) -> CreditTable:
         scorer = self._scorer
-        groups = scorer.group([classify_tools(rollout, self._plugins) for rollout in rollouts], branches)
+        groups = scorer.group([classify_tools(rollout, self.plugins) for rollout in rollouts], branches)
         used = {
             rollout.rollout_id: [score.advantages.get(call.id) for call in rollout.transitions]
             for rollout, score in zip(rollouts, scores, strict=True)
@@ -195,10 +192,10 @@ class RunXRay:
 
     def _read(self, tables: Sequence[CreditTable], methods: Sequence[TriedMethod], *, most: int | None = None) -> XRay:
         if not tables:
-            raise LightningError(f"run {str(self._folder)!r} has trained no step yet; there is no credit to look at")
+            raise self._untrained
         table = join_tables(tables)
         missing = [
-            MissingMethod(name=method.name, summary=method.summary, why=method.why or self._why.get(method.name, ""))
+            MissingMethod(name=method.name, summary=method.summary, why=method.why or self.why.get(method.name, ""))
             for number, method in enumerate(methods)
             if not table.tokens[number] or (number == 0 and not np.isfinite(table.own_difference))
         ]
@@ -209,18 +206,15 @@ class RunXRay:
     @property
     def _scorer(self) -> Scorer:
         """A scorer of rollouts that were rewarded before: rewards are not loaded."""
-        return build_scorer(self._recipe, build_assigner(self._plugins, "grpo", {}, self._recipe.folder))
+        return build_scorer(self.recipe, build_assigner(self.plugins, "grpo", {}, self.recipe.folder))
 
     def _methods(self) -> list[TriedMethod]:
         """Built anew for each X-ray: one that remembers begins with the first step. The run's own first."""
-        scorer, installed, credit = self._scorer, self._plugins.credit_assigners, self._recipe.credit
+        scorer, installed, credit = self._scorer, self.plugins.credit_assigners, self.recipe.credit
         own = {"use": credit.use, "options": credit.options}
         is_plain = credit.use in installed and not credit.options
-        methods = [
-            self._method(
-                scorer, credit.use if is_plain else "run", f"credit.use = {credit.use!r}, as the run was trained", own
-            )
-        ]
+        summary = f"credit.use = {credit.use!r}, as the run was trained"
+        methods = [self._method(scorer, credit.use if is_plain else "run", summary, own)]
         for name, plugin in installed.items():
             if is_plain and name == credit.use:
                 continue
@@ -233,7 +227,7 @@ class RunXRay:
         for name, (summary, keys) in _VARIANTS.items():
             part = {"use": "sum", "options": {"parts": [{**own, **keys}]}}
             methods.append(self._method(scorer, f"{methods[0].name} {name}", f"the run's own, {summary}", part))
-        for name, part in self._added.items():
+        for name, part in self.methods.items():
             if any(method.name == name and method.scorer is not None for method in methods):
                 raise ConfigError(f"there is a method {name!r} already; give yours another name")
             methods = [method for method in methods if method.name != name]
@@ -245,17 +239,13 @@ class RunXRay:
         return methods
 
     def _method(self, scorer: Scorer, name: str, summary: str, part: Mapping[str, Any]) -> TriedMethod:
+        method = TriedMethod(name=name, summary=summary, needs=installed_needs(self.plugins))
         try:
-            assigner: CreditAssigner = build_assigner(
-                self._plugins, part["use"], part.get("options", {}), self._recipe.folder
-            )
-            by_role = {"agents"} if self._recipe.credit.compare == "role" else set[str]()
-            requires, needs = assigner.requires | by_role, installed_needs(self._plugins)
-            return TriedMethod(
-                name=name, summary=summary, scorer=scorer.with_credit(assigner), requires=requires, needs=needs
-            )
+            assigner = build_assigner(self.plugins, part["use"], part.get("options", {}), self.recipe.folder)
+            by_role = {"agents"} if self.recipe.credit.compare == "role" else set[str]()
+            return replace(method, scorer=scorer.with_credit(assigner), requires=assigner.requires | by_role)
         except (ConfigError, PluginError) as error:
-            return TriedMethod(name=name, summary=summary, why=str(error))
+            return replace(method, why=str(error))
 
 
 @asynccontextmanager
@@ -263,7 +253,7 @@ async def open_xray(folder: Path, methods: Mapping[str, Any] | None = None) -> A
     """Raises RunFolderError where no run lies there."""
     recipe = RunOrigin.read(folder).recipe
     async with open_run(folder) as run:
-        yield RunXRay(run, folder, recipe, load_plugins(), methods)
+        yield RunXRay(run=run, folder=folder, recipe=recipe, plugins=load_plugins(), methods=methods or {})
 
 
 def _left(group: TrajectoryGroup, branches: Sequence[Trajectory]) -> list[Trajectory]:
