@@ -27,7 +27,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from lightningrl.types import GenerateRequest, SamplingSettings
+from lightningrl.backends import GenerateRequest
+from lightningrl.types import SamplingSettings
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.settings import EngineSettings, Settings

@@ -222,7 +222,8 @@ def engine(machine: Machine) -> Figures:
 
 
 async def sample(backend: Any, prompts: list[tuple[int, ...]], new: int) -> None:
-    from lightningrl.types import GenerateRequest, SamplingSettings
+    from lightningrl.backends import GenerateRequest
+    from lightningrl.types import SamplingSettings
 
     async def one(number: int) -> int:
         request = GenerateRequest(id=str(number), prompt_ids=prompts[number], sampling=SamplingSettings(max_tokens=new))

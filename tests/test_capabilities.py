@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
-from lightningrl.protocols import Capabilities
 from lightningrl.recipe import Recipe
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.plugin import lightningrl_trainers

@@ -25,9 +25,9 @@ import pytest
 from rich.console import Console
 from warm import WarmCommand
 
+from lightningrl.backends import LearnReport
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.types import FinishReason
 from lightningrl_client.recipe_file import load_recipe, with_settings

@@ -20,15 +20,13 @@ import torch
 from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 
+from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.types import (
     Advantages,
-    EngineInfo,
-    GenerateRequest,
     Outcome,
     RolloutSpec,
     SamplingSettings,
     Task,
-    TokenChunk,
     Trajectory,
     TrajectoryGroup,
     Transition,

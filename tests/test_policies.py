@@ -15,9 +15,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from lightningrl.backends import Backend
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import Backend
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.build import Parts
 from lightningrl_training.progress import LineProgress

@@ -21,6 +21,7 @@ from methods import Method
 from tasks import states, won
 from values import TrueValues, count_out, encode_prompt, tokenizer_of, true_values, word_probabilities
 
+from lightningrl.backends import GenerateRequest
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Ask
 from lightningrl.recipe import Recipe
@@ -29,7 +30,6 @@ from lightningrl.types import (
     BranchPoint,
     Evidence,
     FinishReason,
-    GenerateRequest,
     IntArray,
     Outcome,
     RolloutMode,

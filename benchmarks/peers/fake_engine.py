@@ -98,7 +98,8 @@ def run(pipe: Connection) -> None:
 
 
 async def serve(pipe: Connection) -> None:
-    from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, TokenChunk
+    from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
+    from lightningrl.types import FinishReason
     from lightningrl_server.engines.link import EngineLink
     from lightningrl_testing.scripted_engine import pseudo_logprobs
     from lightningrl_testing.tokenizers import tiny_tokenizer

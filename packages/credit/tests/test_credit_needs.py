@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from distributions import install_in_place, write_blocks
 
+from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
-from lightningrl.protocols import Capabilities, Need
+from lightningrl.protocols import Need
 from lightningrl.recipe import Recipe
 from lightningrl_credit.identical import IdenticalAssignment
 from lightningrl_credit.needs import check_needs, find_unrecorded, installed_needs

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError
-from lightningrl.protocols import Capabilities
 from lightningrl.recipe import Recipe
 from lightningrl_credit.needs import check_needs
 

@@ -12,8 +12,8 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 from sizes import PATIENCE_S
 
+from lightningrl.backends import GenerateRequest, TokenChunk
 from lightningrl.errors import ServerError
-from lightningrl.types import GenerateRequest, TokenChunk
 from lightningrl_server.engines.link import EngineLink
 from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl_testing.scripted_engine import ScriptedEngine

@@ -15,7 +15,8 @@ import pytest
 from sizes import PATIENCE_S
 from websockets.asyncio.client import connect
 
-from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl.backends import GenerateRequest, TokenChunk
+from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.link import EngineLink
 from lightningrl_server.engines.messages import Hello
 from lightningrl_testing.live_gateway import LiveAttempt, live_gateway

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.types import FinishReason, GenerateRequest, Outcome, TokenChunk, Transition
+from lightningrl.backends import GenerateRequest, TokenChunk
+from lightningrl.types import FinishReason, Outcome, Transition
 from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
 from lightningrl_testing.scripted_engine import ScriptedEngine, pseudo_logprobs
 from lightningrl_testing.tokenizers import tiny_tokenizer

@@ -26,7 +26,7 @@ from lightningrl import control_api as api
 from lightningrl import wire
 from lightningrl.errors import ServerError
 from lightningrl.keys import worker_key
-from lightningrl.records import Lease
+from lightningrl.records import Lease, WorkerState
 from lightningrl.types import Outcome, RolloutState, Trajectory
 from lightningrl_client.control.blocking import ControlClient
 from lightningrl_client.control.client import ServerClient
@@ -340,7 +340,7 @@ async def test_an_attempts_key_reports_and_leases_nothing(control: LiveGateway) 
 async def test_a_worker_that_is_to_stop_is_given_no_more(control: LiveGateway) -> None:
     await lease_of_two(control)
     async with ServerClient(control.url, RUN_KEY) as client:
-        await client.ask(api.BEAT, api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY), wid="w")
+        await client.ask(api.BEAT, api.WorkerBeat(pid=1, host="h", state=WorkerState.READY), wid="w")
         await client.ask(api.STOP_WORKERS, api.WorkerPrefix(prefix="w"))
     assert kept(await send(control.url, make_result(None, THEN))).lease is None
     assert (await control.store.rollout("b")).state is RolloutState.QUEUED

@@ -23,7 +23,7 @@ from sizes import PATIENCE_S
 
 from lightningrl import control_api as api
 from lightningrl.errors import ServerError
-from lightningrl.records import Lease, Score
+from lightningrl.records import Lease, Score, WorkerState
 from lightningrl.types import Outcome, RolloutState, SamplingSettings, ToolStatus, Transition
 from lightningrl_client.control.client import ServerClient
 from lightningrl_server.app import create_app
@@ -77,7 +77,7 @@ def sentence(answer: httpx.Response) -> str:
 
 async def is_still_running(scene: Scene) -> bool:
     """What the server answers to a worker's beat of the first attempt of `a`."""
-    beat = api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY, running=[("a", 1)])
+    beat = api.WorkerBeat(pid=1, host="h", state=WorkerState.READY, running=[("a", 1)])
     return not (await scene.client.ask(api.BEAT, beat, wid="w")).over
 
 
@@ -351,7 +351,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
         answer = await http.post("/api/v1/rollouts", json={"rollouts": [spec]})
         assert answer.status_code == 507 and "no room on the disk for the store" in sentence(answer)
         spec["task"] = {"id": "t", "input": "small"}
-        assert (await http.post("/api/v1/rollouts", json={"rollouts": [spec]})).json() == {"created": 1}
+        assert (await http.post("/api/v1/rollouts", json={"rollouts": [spec]})).json() == {"count": 1}
     await store.close()
 
 

@@ -16,6 +16,7 @@ from sizes import PATIENCE_S
 
 from lightningrl import control_api as api
 from lightningrl.keys import worker_key
+from lightningrl.records import WorkerState
 from lightningrl.types import Outcome, RolloutState
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime import supervisor
@@ -39,7 +40,7 @@ def answer(task):
         time.sleep(3600)
     return os.getpid()
 """
-BEAT = api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY)
+BEAT = api.WorkerBeat(pid=1, host="h", state=WorkerState.READY)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ async def test_the_server_knows_who_works_and_on_what(folder: Path) -> None:
         await pool.wait_ready()
         await control.store.wait_finished(["b"], PATIENCE_S)
         found = await listed(control)
-        assert {(one.host, one.state) for one in found.workers} == {(socket.gethostname(), api.WorkerState.READY)}
+        assert {(one.host, one.state) for one in found.workers} == {(socket.gethostname(), WorkerState.READY)}
         assert sorted(one.leases for one in found.workers) in ([0, 2], [1, 1])
         pids = {one.id: one.pid for one in found.workers}
         (running,) = found.running
@@ -170,7 +171,7 @@ async def test_an_order_to_stop_is_heard_at_once_and_by_those_it_is_for(tmp_path
     ):
         for name in ("a-0", "a-1", "b-0"):
             assert not (await client.ask(api.BEAT, BEAT, wid=name)).stop
-        held = api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY, wait_s=60.0)
+        held = api.WorkerBeat(pid=1, host="h", state=WorkerState.READY, wait_s=60.0)
         waiting = asyncio.create_task(client.ask(api.BEAT, held, wait_s=60.0, wid="a-0"))
         await until(lambda: is_held(waiting))
         assert (await client.ask(api.STOP_WORKERS, api.WorkerPrefix(prefix="a-"))).count == 2
@@ -199,14 +200,14 @@ async def test_a_new_process_of_a_worker_starts_afresh_and_the_list_is_bounded()
     workers.stop("a-")
     (old,) = (await workers.look(api.WorkerFilter(prefix="a-"), nothing)).workers
     assert (old.leases, old.is_stopping) == (1, True)
-    assert not (await workers.beat("a-0", api.WorkerBeat(pid=2, host="h", state=api.WorkerState.STARTING), keep)).stop
+    assert not (await workers.beat("a-0", api.WorkerBeat(pid=2, host="h", state=WorkerState.STARTING), keep)).stop
     (new,) = (await workers.look(api.WorkerFilter(prefix="a-"), nothing)).workers
     assert (new.pid, new.leases, new.is_stopping) == (2, 0, False)
     for number in range(MOST_WORKERS):
         await workers.beat(f"b-{number}", BEAT, keep)
     found = (await workers.look(api.WorkerFilter(), nothing)).workers
     assert len(found) == MOST_WORKERS and found[0].id == "b-0"
-    await workers.beat("c-0", api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY, lease_s=1e-6), keep)
+    await workers.beat("c-0", api.WorkerBeat(pid=1, host="h", state=WorkerState.READY, lease_s=1e-6), keep)
 
     async def is_forgotten() -> bool:
         return not (await workers.look(api.WorkerFilter(prefix="c-"), nothing)).workers

@@ -14,10 +14,11 @@ import pytest
 import torch
 from sizes import PATIENCE_S
 
+from lightningrl.backends import GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl.types import SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_sample

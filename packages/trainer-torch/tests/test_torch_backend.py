@@ -19,11 +19,11 @@ import torch
 from sizes import PATIENCE_S
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lightningrl.backends import Backend, GenerateRequest
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import Backend
 from lightningrl.recipe_keys import check_options
-from lightningrl.types import GenerateRequest, Sample, SamplingSettings
+from lightningrl.types import Sample, SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.plugin import create_backend
 from lightningrl_torch.testing import make_sample

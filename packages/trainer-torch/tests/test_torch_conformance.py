@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.protocols import Backend
+from lightningrl.backends import Backend
 from lightningrl_testing.backend_conformance import BackendConformance
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.losses import LOSSES

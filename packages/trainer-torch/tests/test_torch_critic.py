@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lightningrl.backends import Continuation, GenerateRequest, Valuer
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import Continuation, CreditAssigner, Valuer
+from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
-from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings, Task, Trajectory, Transition
+from lightningrl.types import FinishReason, Sample, SamplingSettings, Task, Trajectory, Transition
 from lightningrl_credit.rewards import NamedReward, RewardSet
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from sizes import PATIENCE_S
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
+from lightningrl.backends import Engine, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
-from lightningrl.protocols import Engine
-from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl.types import FinishReason, SamplingSettings
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._llama import LlamaForward
 from lightningrl_torch._sampling import SamplingBatch, draw_noise, gumbel_of, sample_tokens

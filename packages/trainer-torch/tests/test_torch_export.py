@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lightningrl.backends import GenerateRequest
 from lightningrl.errors import BackendError
-from lightningrl.types import GenerateRequest, SamplingSettings
+from lightningrl.types import SamplingSettings
 from lightningrl_torch import policy as policy_module
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_model, make_sample, make_tokenizer

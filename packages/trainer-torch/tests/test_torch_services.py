@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from lightningrl.backends import Backend, Continuation, GenerateRequest, TokenScorer
 from lightningrl.errors import BackendError, PluginError
-from lightningrl.protocols import Backend, Continuation, TokenScorer
-from lightningrl.types import Array, GenerateRequest, SamplingSettings
+from lightningrl.types import Array, SamplingSettings
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lightningrl.protocols import Backend, LearnReport
+from lightningrl.backends import Backend, LearnReport
 from lightningrl_testing.backend_conformance import generate, make_row
 from lightningrl_verl.plugin import create_backend
 from lightningrl_verl.runner import MEETING_PORTS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from lightningrl.protocols import Backend
+from lightningrl.backends import Backend
 from lightningrl_testing.backend_conformance import BackendConformance
 from lightningrl_torch.losses import LOSSES
 from lightningrl_verl.plugin import create_backend

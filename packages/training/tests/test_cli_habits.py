@@ -150,7 +150,7 @@ def test_ctrl_c_is_answered_at_once_and_once() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(work())
     assert said == ["stopping"]
-    assert errors.Stopped.exit_code == 130
+    assert errors.Interruption.exit_code == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -166,7 +166,7 @@ def test_what_takes_minutes_is_stopped_in_order_and_with_a_sentence(number: sign
             ended.append("in order")
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(errors.Stopped, match="stopped; go on"), progress_bar("stopped; go on"):
+    with pytest.raises(errors.Interruption, match="stopped; go on"), progress_bar("stopped; go on"):
         run_sync(work())
     assert ended == ["in order"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError, ConfigError
-from lightningrl.protocols import LearnReport
 from lightningrl.recipe_tables import TelemetryConfig
 from lightningrl.types import Sample
 from lightningrl_credit.samples import build_samples

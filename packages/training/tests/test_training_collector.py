@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lightningrl.backends import EngineInfo, LearnReport
 from lightningrl.errors import LightningError, RewardError, ServerError
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.records import Score
-from lightningrl.types import EngineInfo, Outcome, RolloutSpec, Sample, Task, Trajectory
+from lightningrl.types import Outcome, RolloutSpec, Sample, Task, Trajectory
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState

@@ -22,12 +22,13 @@ import uvicorn
 from rich.console import Console
 from sizes import PATIENCE_S
 
+from lightningrl.backends import EngineInfo, LearnReport
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
-from lightningrl.protocols import LearnReport, StepReport
+from lightningrl.protocols import StepReport
 from lightningrl.recipe import Recipe
 from lightningrl.records import Lease, RolloutFilter
-from lightningrl.types import EngineInfo, Outcome, RolloutMode, Sample, Task, Trajectory, TrajectoryGroup
+from lightningrl.types import Outcome, RolloutMode, Sample, Task, Trajectory, TrajectoryGroup
 from lightningrl_client.control.client import ServerClient
 from lightningrl_credit import IdenticalAssignment
 from lightningrl_credit.metrics import judge_failures

@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rich.console import Console
 
 from lightningrl.advantages.samples import teaching_rows
+from lightningrl.backends import LearnReport
 from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import hookimpl, load_plugins
-from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.records import Score
 from lightningrl.types import Advantages, Outcome, RolloutMode, RolloutSpec, Sample, Trajectory, TrajectoryGroup

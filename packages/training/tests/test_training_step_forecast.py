@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightningrl.protocols import Speed
+from lightningrl.backends import Speed
 from lightningrl.recipe import Recipe
 from lightningrl_testing.groups import make_group
 from lightningrl_training.progress import LineProgress, LiveProgress

@@ -6,6 +6,15 @@ from lightningrl_client.attribution.role import role as role
 from lightningrl_client.client import report_reward as report_reward, tool as tool
 from lightningrl.advantages.baselines import center as center, mean as mean
 from lightningrl.advantages.spread import spread as spread
+from lightningrl.backends import (
+    Backend as Backend,
+    Capabilities as Capabilities,
+    Engine as Engine,
+    EngineInfo as EngineInfo,
+    GenerateRequest as GenerateRequest,
+    LearnReport as LearnReport,
+    TokenChunk as TokenChunk,
+)
 from lightningrl.dialects import DIALECTS as DIALECTS, Dialect as Dialect
 from lightningrl.errors import (
     BackendError as BackendError,
@@ -17,12 +26,8 @@ from lightningrl_server.gateway.request import Refusal as Refusal
 from lightningrl_server.gateway.request import CallRequest as CallRequest
 from lightningrl.plugins import Plugin as Plugin, PluginManager as PluginManager, hookimpl as hookimpl
 from lightningrl.protocols import (
-    Backend as Backend,
-    Capabilities as Capabilities,
     CreditAssigner as CreditAssigner,
-    Engine as Engine,
     IntermediateReward as IntermediateReward,
-    LearnReport as LearnReport,
     MetricLogger as MetricLogger,
     Need as Need,
     Reward as Reward,
@@ -52,17 +57,14 @@ from lightningrl_client.runtime.supervisor import LocalLauncher as LocalLauncher
 from lightningrl.records import RolloutFilter as RolloutFilter
 from lightningrl.types import (
     Advantages as Advantages,
-    EngineInfo as EngineInfo,
     Evidence as Evidence,
     FinishReason as FinishReason,
-    GenerateRequest as GenerateRequest,
     OtherCall as OtherCall,
     OtherCallKind as OtherCallKind,
     Outcome as Outcome,
     Sample as Sample,
     SamplingSettings as SamplingSettings,
     Task as Task,
-    TokenChunk as TokenChunk,
     ToolCall as ToolCall,
     ToolStatus as ToolStatus,
     Trajectory as Trajectory,

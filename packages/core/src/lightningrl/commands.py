@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from lightningrl.errors import ConfigError, LightningError, PluginError, Stopped
+from lightningrl.errors import ConfigError, Interruption, LightningError, PluginError
 from lightningrl.plugins import Plugin, load_plugins
 
 __all__ = ["EXTRAS", "app", "describe_command", "main", "missing_hint", "run_command"]
@@ -65,7 +65,7 @@ def run_command(command: Callable[[], object]) -> None:
 
         from lightningrl.console import escape
 
-        prefix = "" if isinstance(error, Stopped) else "[bold red]error:[/] "
+        prefix = "" if isinstance(error, Interruption) else "[bold red]error:[/] "
         for sentence in error.args:
             Console(stderr=True).print(f"{prefix}{escape(str(sentence))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)

@@ -10,15 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from lightningrl.call_origin import LONGEST_ROLE
-from lightningrl.records import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
-from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
+from lightningrl.records import (
+    Lease,
+    PolicyStatus,
+    RolloutFilter,
+    RolloutRecord,
+    RunningAttempt,
+    Score,
+    StepRecord,
+    StoreCounts,
+    WorkerRecord,
+    WorkerState,
+)
+from lightningrl.types import Outcome, RolloutSpec, RolloutState, ToolStatus, Trajectory
 
 PREFIX: Final = "/api/v1"
 LARGEST: Final = 2**31 - 1
@@ -47,12 +57,9 @@ class Create(_Body):
     rollouts: Annotated[Sequence[RolloutSpec], Meta(max_length=100_000)]
 
 
-class Created(_Body):
-    created: int
-    """Number of new ones."""
-
-
 class Count(_Body):
+    """Number of rollouts, workers or steps that a request changed; of new ones, where it creates some."""
+
     count: int
 
 
@@ -79,20 +86,6 @@ class LeaseRequest(_ForWorker):
     """The worker runs one attempt at a time: an earlier one of the same `worker_id` is queued again, uncharged."""
 
 
-class WorkerState(StrEnum):
-    """State of a worker, in its own words."""
-
-    STARTING = "starting"
-    """The worker imports the agent."""
-    READY = "ready"
-    FAILED = "failed"
-    """Said by the supervisor of a machine: the agent cannot be run there."""
-    REVOKED = "revoked"
-    """An attempt was taken away and its agent cannot be stopped: it ends with its process."""
-    LOST = "lost"
-    """Said by the supervisor of a machine: its workers cannot go on."""
-
-
 class WorkerBeat(_Body):
     """Say how a worker is and keep its leases (its own key, worker key or run key; `failed` and `lost` take one of
     the last two; long poll). Answered at once where it is to stop or an attempt is over, else after `wait_s`."""
@@ -117,27 +110,6 @@ class Orders(_Body, omit_defaults=False):
     """Finish what runs, take no more."""
     over: Sequence[tuple[str, int]] = ()
     """Attempts that are over: stop working on them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerRecord:
-    """A worker as it stands: until its leases would be over without another beat, and after a restart of the server
-    from its next on."""
-
-    id: str
-    host: str
-    pid: int
-    state: WorkerState
-    since: float
-    """Time of the state, Unix seconds."""
-    last_beat: float
-    """Unix seconds."""
-    error: str = ""
-    grace_s: float = 0.0
-    lease_s: float = 60.0
-    leases: int = 0
-    """Attempts that this process was given."""
-    is_stopping: bool = False
 
 
 class WorkerPrefix(_Body):
@@ -247,7 +219,7 @@ class Wait(_Body):
     min_finished: Annotated[int, Meta(ge=0, le=LARGEST)] | None = None
 
 
-class Finished(_Body):
+class FinishedIds(_Body):
     finished: Sequence[str]
 
 
@@ -368,14 +340,14 @@ _LOGS: Final = (
     "other records are not kept."
 )
 
-CREATE = Endpoint[Create, Created]("POST", f"{PREFIX}/rollouts", Create, Created)
+CREATE = Endpoint[Create, Count]("POST", f"{PREFIX}/rollouts", Create, Count)
 LIST = Endpoint[RolloutFilter, Sequence[RolloutRecord]](
     "GET", f"{PREFIX}/rollouts", RolloutFilter, list[RolloutRecord], about="List rollouts, newest first."
 )
 ROLLOUT = Endpoint[None, RolloutRecord](
     "GET", f"{PREFIX}/rollouts/{{rid}}", None, RolloutRecord, about="One rollout with its attempts."
 )
-WAIT = Endpoint[Wait, Finished]("POST", f"{PREFIX}/wait", Wait, Finished)
+WAIT = Endpoint[Wait, FinishedIds]("POST", f"{PREFIX}/wait", Wait, FinishedIds)
 TRAJECTORIES = Endpoint[RolloutIds, Sequence[Trajectory]](
     "POST", f"{PREFIX}/trajectories", RolloutIds, list[Trajectory]
 )

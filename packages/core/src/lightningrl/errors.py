@@ -16,13 +16,13 @@ __all__ = [
     "ConfigError",
     "ContextOverflow",
     "EngineUnavailable",
+    "Interruption",
     "JudgeError",
     "LightningError",
     "PluginError",
     "RewardError",
     "RunFolderError",
     "ServerError",
-    "Stopped",
     "StoreError",
     "describe_raised",
     "iterate_causes",
@@ -37,7 +37,7 @@ class LightningError(Exception):
     exit_code: int = 1
 
 
-class Stopped(LightningError):
+class Interruption(LightningError):
     """A person stopped the run; nothing went wrong."""
 
     exit_code = 130

@@ -19,7 +19,8 @@ import pluggy
 from lightningrl.errors import LightningError, PluginError, describe_raised
 
 if TYPE_CHECKING:
-    from lightningrl.protocols import Capabilities, StepReport
+    from lightningrl.backends import Capabilities
+    from lightningrl.protocols import StepReport
     from lightningrl.recipe import Recipe
     from lightningrl.types import Advantages, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -28,12 +29,15 @@ __all__ = [
     "DIVERGED_CODE",
     "AttemptRecord",
     "Lease",
+    "PolicyStatus",
     "RolloutFilter",
     "RolloutRecord",
     "RunningAttempt",
     "Score",
     "StepRecord",
     "StoreCounts",
+    "WorkerRecord",
+    "WorkerState",
 ]
 
 DIVERGED_CODE = "diverged"
@@ -207,3 +211,56 @@ class StoreCounts:
     breaks: int
     late: int
     """Calls and results refused because their attempt was over, since this process started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyStatus:
+    """State in which a policy is served now."""
+
+    policy: str
+    version: int | None
+    """Model of the latest engine; None = none was ever connected."""
+    connected: int
+    held: bool
+    in_flight: int
+    """Calls being generated or waiting."""
+    overridden: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Sampling settings that agents asked for and the recipe's replaced (`temperature=0`), with how many calls did,
+    since its start."""
+    ignored: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Fields of calls that nobody reads, with how many calls had them, since its start."""
+
+
+class WorkerState(StrEnum):
+    """State of a worker, in its own words."""
+
+    STARTING = "starting"
+    """The worker imports the agent."""
+    READY = "ready"
+    FAILED = "failed"
+    """Said by the supervisor of a machine: the agent cannot be run there."""
+    REVOKED = "revoked"
+    """An attempt was taken away and its agent cannot be stopped: it ends with its process."""
+    LOST = "lost"
+    """Said by the supervisor of a machine: its workers cannot go on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRecord:
+    """A worker as it stands: until its leases would be over without another beat, and after a restart of the server
+    from its next on."""
+
+    id: str
+    host: str
+    pid: int
+    state: WorkerState
+    since: float
+    """Time of the state, Unix seconds."""
+    last_beat: float
+    """Unix seconds."""
+    error: str = ""
+    grace_s: float = 0.0
+    lease_s: float = 60.0
+    leases: int = 0
+    """Attempts that this process was given."""
+    is_stopping: bool = False

@@ -22,22 +22,18 @@ __all__ = [
     "Advantages",
     "Array",
     "BranchPoint",
-    "EngineInfo",
     "Evidence",
     "FinishReason",
-    "GenerateRequest",
     "IntArray",
     "OtherCall",
     "OtherCallKind",
     "Outcome",
-    "PolicyStatus",
     "RolloutMode",
     "RolloutSpec",
     "RolloutState",
     "Sample",
     "SamplingSettings",
     "Task",
-    "TokenChunk",
     "ToolCall",
     "ToolStatus",
     "Trajectory",
@@ -160,65 +156,6 @@ class SamplingSettings:
     stop: tuple[str, ...] = ()
     """Stop strings; sampling ends with the token that completes one. The tokens stay in the completion."""
     seed: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateRequest:
-    """Question to an engine: prompt ids in."""
-
-    id: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingSettings
-    session: str = ""
-    """Calls of one session (an attempt) grow from each other; an engine of several replicas may send them to one,
-    for its prefix cache."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenChunk:
-    """Some next tokens of a completion. The last chunk of a request, and only that one, has a `finish_reason`."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """log π(token) of the *sampling* distribution's untruncated softmax at the request's temperature, float32; one per
-    token. At temperature 0 the logprob at temperature 1."""
-    policy_version: int
-    finish_reason: FinishReason | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.token_ids) != len(self.logprobs):
-            raise ValueError(
-                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; "
-                "an engine must return one each"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineInfo:
-    """Model that an engine serves."""
-
-    policy: str
-    version: int
-    context_length: int
-    """Most tokens of prompt and completion together."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyStatus:
-    """State in which a policy is served now."""
-
-    policy: str
-    version: int | None
-    """Model of the latest engine; None = none was ever connected."""
-    connected: int
-    held: bool
-    in_flight: int
-    """Calls being generated or waiting."""
-    overridden: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Sampling settings that agents asked for and the recipe's replaced (`temperature=0`), with how many calls did,
-    since its start."""
-    ignored: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Fields of calls that nobody reads, with how many calls had them, since its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

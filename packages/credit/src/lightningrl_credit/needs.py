@@ -14,7 +14,7 @@ from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Need
 
 if TYPE_CHECKING:
-    from lightningrl.protocols import Capabilities
+    from lightningrl.backends import Capabilities
     from lightningrl.recipe import Recipe
     from lightningrl.types import Task, Trajectory, TrajectoryGroup, Transition
 

@@ -243,7 +243,7 @@ def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -
             value_targets[here] = call.targets
         versions[here] = transition.policy_version
         calls_of[here] = call.number
-        # Greedy calls record their logprobs at temperature 1 (types.TokenChunk), so that is where they are trained.
+        # Greedy calls record their logprobs at temperature 1 (backends.TokenChunk), so that is where they are trained.
         temperatures[here] = transition.sampling.temperature or 1.0
     return Sample(
         rollout_id=trajectory.rollout_id,

@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from lightningrl.types import Outcome, PolicyStatus, RolloutState
+from lightningrl.records import PolicyStatus
+from lightningrl.types import Outcome, RolloutState
 from lightningrl_server.store.protocol import Look
 from lightningrl_server.workers import Workers
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
-from lightningrl.control_api import WorkerRecord
-from lightningrl.types import PolicyStatus
+from lightningrl.records import PolicyStatus, WorkerRecord
 from lightningrl_server.store.protocol import Store
 
 __all__ = ["Live", "MakePages", "ServedRun"]

@@ -57,14 +57,14 @@ def run_routes(
 
 
 def _queue_routes(queue: Queue, access: Access, longest_wait_s: float) -> list[BaseRoute]:
-    async def create(_: Request, body: api.Create) -> api.Created:
+    async def create(_: Request, body: api.Create) -> api.Count:
         for spec in body.rollouts:
             _check(spec)
-        return api.Created(created=await queue.create_rollouts(body.rollouts))
+        return api.Count(count=await queue.create_rollouts(body.rollouts))
 
-    async def wait(request: Request, body: api.Wait) -> api.Finished:
+    async def wait(request: Request, body: api.Wait) -> api.FinishedIds:
         waiting = queue.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
-        return api.Finished(finished=await while_connected(request, waiting) or ())
+        return api.FinishedIds(finished=await while_connected(request, waiting) or ())
 
     async def cancel(_: Request, body: api.Cancel) -> api.Count:
         return api.Count(count=await queue.cancel(body.rollout_ids))

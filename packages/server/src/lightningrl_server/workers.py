@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from lightningrl import control_api as api
-from lightningrl.control_api import Orders, WorkerBeat, WorkerFilter, WorkerRecord, WorkerState
+from lightningrl.control_api import Orders, WorkerBeat, WorkerFilter
 from lightningrl.control_api import Workers as WorkerList
-from lightningrl.records import RunningAttempt
+from lightningrl.records import RunningAttempt, WorkerRecord, WorkerState
 from lightningrl_server.access import Access, Forbidden
 from lightningrl_server.routes import route, while_connected
 from lightningrl_server.store.errors import UnknownRecord
@@ -30,7 +30,7 @@ __all__ = ["Workers", "worker_routes"]
 MOST_WORKERS: Final = 10_000
 """Largest number that is remembered; beyond it, the one not heard of for longest is forgotten."""
 
-ENDS: Final = frozenset({api.WorkerState.FAILED, api.WorkerState.LOST})
+ENDS: Final = frozenset({WorkerState.FAILED, WorkerState.LOST})
 """States that end the wait for workers: no process in which an agent runs says so."""
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from typing import cast
 
 import numpy as np
 
+from lightningrl.backends import Backend, GenerateRequest
 from lightningrl.errors import ContextOverflow, LightningError
-from lightningrl.protocols import Backend
-from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings
+from lightningrl.types import FinishReason, Sample, SamplingSettings
 from lightningrl_testing._pytest import pytest
 
 __all__ = ["BackendConformance", "Completion", "generate", "make_row"]

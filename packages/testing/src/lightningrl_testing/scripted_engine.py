@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import ContextOverflow
-from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, TokenChunk
+from lightningrl.types import FinishReason
 
 __all__ = ["Emission", "ScriptedEngine", "pseudo_logprobs"]
 

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightningrl.backends import TokenChunk
 from lightningrl.errors import BackendError
-from lightningrl.types import TokenChunk
 from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from lightningrl.types import FinishReason, GenerateRequest, TokenChunk
+from lightningrl.backends import GenerateRequest, TokenChunk
+from lightningrl.types import FinishReason
 
 __all__ = ["Running", "TextOf", "deliver"]
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from lightningrl.types import GenerateRequest
+from lightningrl.backends import GenerateRequest
 
 __all__ = ["RequestSeeds"]
 

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from lightningrl.protocols import Speed
-from lightningrl.types import GenerateRequest, Sample, SamplingSettings
+from lightningrl.backends import GenerateRequest, Speed
+from lightningrl.types import Sample, SamplingSettings
 from lightningrl_torch._packing import make_row
 from lightningrl_torch.engine import TorchEngine
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from lightningrl.backends import Continuation, LearnReport, Speed
 from lightningrl.errors import BackendError
-from lightningrl.protocols import Continuation, LearnReport, Speed
 from lightningrl.types import Array, IntArray, Sample
 from lightningrl_torch._packing import make_row
 from lightningrl_torch._size import engine_threads, is_large
@@ -47,7 +47,7 @@ LEARNING: Final = ThreadPoolExecutor(1, "learner")
 
 
 class TorchBackend:
-    """Implements `lightningrl.protocols.Backend` with transformers and torch. Keyword parameters: the fields of
+    """Implements `lightningrl.backends.Backend` with transformers and torch. Keyword parameters: the fields of
     `Settings`."""
 
     __signature__ = inspect.signature(Settings)

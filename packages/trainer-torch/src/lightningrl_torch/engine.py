@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
-from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._requests import Running, TextOf
 from lightningrl_torch._seeds import RequestSeeds
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class TorchEngine:
-    """Implements `lightningrl.protocols.Engine` on a transformers causal language model.
+    """Implements `lightningrl.backends.Engine` on a transformers causal language model.
 
     `stop_token_ids` end every completion, beside those of the request. `text_of` turns token ids into text for stop
     strings.

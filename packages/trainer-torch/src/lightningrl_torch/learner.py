@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightningrl.advantages.samples import count_distinct
+from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError
-from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_torch._attention import follows_paths, read_costs
 from lightningrl_torch._metrics import CRITIC, mean_metrics, staleness

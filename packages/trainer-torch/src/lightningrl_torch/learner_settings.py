@@ -9,9 +9,9 @@ import pydantic
 from pydantic import Field
 from pydantic_core import ErrorDetails
 
+from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference
-from lightningrl.protocols import Capabilities
 from lightningrl.recipe_keys import check_options
 from lightningrl_torch.losses import LOSSES
 

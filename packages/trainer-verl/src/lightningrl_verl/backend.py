@@ -25,8 +25,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from lightningrl.advantages.samples import count_distinct
+from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError, LightningError
-from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
@@ -59,7 +59,7 @@ _METRICS = {
 
 
 class VerlBackend:
-    """Implements `lightningrl.protocols.Backend`. Raises BackendError or ConfigError for a run that cannot be, before
+    """Implements `lightningrl.backends.Backend`. Raises BackendError or ConfigError for a run that cannot be, before
     Ray starts."""
 
     def __init__(self, settings: Settings) -> None:

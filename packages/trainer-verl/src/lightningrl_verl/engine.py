@@ -19,8 +19,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
-from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl.types import FinishReason, SamplingSettings
 
 __all__ = ["VerlEngine", "cut_at_stop", "sampling_parameters"]
 
@@ -33,7 +34,7 @@ there."""
 
 
 class VerlEngine:
-    """Implements `lightningrl.protocols.Engine`. Calls may come from any event loop; `hold` and `release` from any
+    """Implements `lightningrl.backends.Engine`. Calls may come from any event loop; `hold` and `release` from any
     thread."""
 
     def __init__(

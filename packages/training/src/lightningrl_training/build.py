@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightningrl.backends import Backend
 from lightningrl.credentials import read_key
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, LightningError, describe_raised
 from lightningrl.loading import is_reference, resolve
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, CreditAssigner
+from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import check_options
 from lightningrl.recipe_tables import RewardConfig

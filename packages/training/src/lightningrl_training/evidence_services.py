@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from lightningrl.backends import Backend, Continuation, TokenScorer, Valuer
 from lightningrl.errors import BackendError, PluginError
-from lightningrl.protocols import Backend, Continuation, TokenScorer, Valuer
 from lightningrl.types import Array, IntArray, Trajectory
 from lightningrl_server.rendering.tokenizer import QuickTokenizer, load_tokenizer
 from lightningrl_training.judge import Judge, Questions

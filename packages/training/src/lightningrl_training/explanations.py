@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from lightningrl.records import PolicyStatus
 from lightningrl.sanitize import one_line
-from lightningrl.types import OtherCallKind, Outcome, PolicyStatus, Trajectory
+from lightningrl.types import OtherCallKind, Outcome, Trajectory
 from lightningrl_training.checkpoints import LoopState
 
 __all__ = [

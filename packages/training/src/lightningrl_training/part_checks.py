@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.loading import is_reference
-from lightningrl.protocols import Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
+from lightningrl.protocols import CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.recipe import Recipe
 from lightningrl_credit.rewards.potential import Joins
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from lightningrl.backends import Backend, LearnReport, Speed
 from lightningrl.errors import RunFolderError
-from lightningrl.protocols import Backend, LearnReport, Speed
 from lightningrl.types import Sample, Trajectory
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, note
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lightningrl.backends import Backend, Speed, SpeedMeter
 from lightningrl.errors import RunFolderError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import Backend, Measured, Speed
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig
 from lightningrl_client.control.client import ServerClient
@@ -227,7 +227,7 @@ def make_place(folder: Path, parts: Parts) -> str:
 
 async def _measure(backend: Backend) -> Speed | None:
     """Measure an engine, once all that starts has started."""
-    return await asyncio.to_thread(backend.measure) if isinstance(backend, Measured) else None
+    return await asyncio.to_thread(backend.measure) if isinstance(backend, SpeedMeter) else None
 
 
 def server_settings(

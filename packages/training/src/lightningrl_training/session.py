@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from lightningrl.backends import Describer
 from lightningrl.keys import view_key
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import Describer
 from lightningrl.recipe import Recipe
 from lightningrl_client.control.client import ServerClient
 from lightningrl_training.build import Parts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightningrl.errors import ConfigError, LightningError, Stopped
+from lightningrl.errors import ConfigError, Interruption, LightningError
 from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.recipe import Recipe
@@ -108,7 +108,7 @@ def begin_run(
         yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=False)
     except LightningError as error:
         is_begun = folder.latest() is not None or folder.has_rollouts()
-        if not isinstance(error, Stopped) and not is_begun and str(folder.logs) not in str(error):
+        if not isinstance(error, Interruption) and not is_begun and str(folder.logs) not in str(error):
             folder.discard()  # and the sentence names no log in it
         raise
     finally:

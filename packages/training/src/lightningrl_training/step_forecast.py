@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightningrl.protocols import Speed
+from lightningrl.backends import Speed
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, Transition
 

@@ -80,7 +80,7 @@ class ServerClient:
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
         """Queue rollouts; returns how many are new."""
-        return (await self.ask(api.CREATE, api.Create(rollouts=specs))).created
+        return (await self.ask(api.CREATE, api.Create(rollouts=specs))).count
 
     async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
         """The finished ones, as soon as there are `min_finished` (None = all) or `wait_s` is over."""

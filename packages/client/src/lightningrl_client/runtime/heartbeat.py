@@ -8,8 +8,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-from lightningrl.control_api import Orders, WorkerBeat, WorkerState
+from lightningrl.control_api import Orders, WorkerBeat
 from lightningrl.errors import ServerError
+from lightningrl.records import WorkerState
 from lightningrl_client.control.blocking import ControlClient
 from lightningrl_client.runtime.attempt import Attempt
 

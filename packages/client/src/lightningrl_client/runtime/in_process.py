@@ -22,9 +22,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
-from lightningrl.control_api import Result, ThenLease, WorkerBeat, WorkerState
+from lightningrl.control_api import Result, ThenLease, WorkerBeat
 from lightningrl.errors import ServerError
-from lightningrl.records import Lease
+from lightningrl.records import Lease, WorkerState
 from lightningrl.types import Outcome
 from lightningrl_client.control.blocking import ControlClient
 from lightningrl_client.control.client import ServerClient

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lightningrl import control_api as api
-from lightningrl.control_api import WorkerState
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import is_worker_key, worker_key
+from lightningrl.records import WorkerRecord, WorkerState
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.agent_loader import agent_reference
 from lightningrl_client.runtime.launcher import WorkerLauncher, WorkerPlan, WorkerPoolError
@@ -159,7 +159,7 @@ class WorkerPool:
                 seen = answer.version
                 self._note(answer.workers)
 
-    def _note(self, workers: Sequence[api.WorkerRecord]) -> None:
+    def _note(self, workers: Sequence[WorkerRecord]) -> None:
         for worker in workers:
             if worker.state is WorkerState.FAILED:
                 self._fail(ConfigError(worker.error))

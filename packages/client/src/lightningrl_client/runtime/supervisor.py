@@ -22,10 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lightningrl import control_api as api
-from lightningrl.control_api import WorkerState
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import process_key
-from lightningrl.records import RunningAttempt
+from lightningrl.records import RunningAttempt, WorkerRecord, WorkerState
 from lightningrl.types import Outcome
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.launcher import WorkerPlan, WorkerPoolError
@@ -245,7 +244,7 @@ class Supervisor:
             await _end(self._client, held.attempt, outcome, error, time.monotonic() - held.started_at)
 
 
-def _record(life: _Life, workers: api.Workers) -> api.WorkerRecord | None:
+def _record(life: _Life, workers: api.Workers) -> WorkerRecord | None:
     """The process's own report of its state, if the server has one."""
     mine = (record for record in workers.workers if record.id == life.worker_id and record.pid == life.process.pid)
     return next(mine, None)

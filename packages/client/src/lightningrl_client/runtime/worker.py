@@ -22,10 +22,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightningrl.control_api import Result, ThenLease, WorkerState
+from lightningrl.control_api import Result, ThenLease
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.processes import die_with_parent
-from lightningrl.records import Lease
+from lightningrl.records import Lease, WorkerState
 from lightningrl.types import Outcome
 from lightningrl_client.attribution.redirect import Redirection
 from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch

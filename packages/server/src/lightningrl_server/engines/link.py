@@ -20,9 +20,8 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from lightningrl.backends import Engine, GenerateRequest, TokenChunk
 from lightningrl.errors import ContextOverflow, ServerError
-from lightningrl.protocols import Engine
-from lightningrl.types import GenerateRequest, TokenChunk
 from lightningrl_server.engines.messages import (
     ENGINES_PATH,
     Cancel,

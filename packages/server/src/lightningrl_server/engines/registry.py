@@ -13,9 +13,10 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from lightningrl.backends import Engine, EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import EngineUnavailable
-from lightningrl.protocols import Engine
-from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, PolicyStatus, TokenChunk
+from lightningrl.records import PolicyStatus
+from lightningrl.types import FinishReason
 
 __all__ = ["EngineGone", "EngineRegistry", "closing"]
 

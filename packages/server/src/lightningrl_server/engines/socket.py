@@ -12,8 +12,8 @@ import msgspec
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow
-from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl_server.engines.messages import (
     ENGINES_PATH,
     Cancel,

@@ -8,8 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import EngineUnavailable
-from lightningrl.types import EngineInfo, GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.request import Answer, CallRequest
 from lightningrl_server.records import AttemptInfo, CallRecord

@@ -20,8 +20,9 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from lightningrl.backends import GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError
-from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl.types import SamplingSettings
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
 from lightningrl_verl_cpu.settings import REPLICA

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightningrl.console import escape
-from lightningrl.errors import Stopped
+from lightningrl.errors import Interruption
 from lightningrl.sanitize import printable
 from lightningrl_training.run_sync import Show
 
@@ -19,7 +19,7 @@ __all__ = ["progress_bar", "stoppable"]
 
 @contextmanager
 def stoppable(sentence: str) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM interrupt the work and raise Stopped(sentence)."""
+    """On Ctrl-C or SIGTERM interrupt the work and raise Interruption(sentence)."""
     handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT),
@@ -28,7 +28,7 @@ def stoppable(sentence: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Stopped(sentence) from None
+        raise Interruption(sentence) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from lightningrl.console import cancel_on_signals
-from lightningrl.errors import ConfigError, Stopped
+from lightningrl.errors import ConfigError, Interruption
 from lightningrl.recipe import Recipe
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState, best_checkpoint
@@ -42,7 +42,9 @@ def train_command(
             state = asyncio.run(_train(console, opened))
         except asyncio.CancelledError:
             shown = shlex.quote(str(_relative(opened.folder.path)))
-            raise Stopped(f"stopped; nothing is lost: go on with `lightningrl train --resume --run {shown}`") from None
+            raise Interruption(
+                f"stopped; nothing is lost: go on with `lightningrl train --resume --run {shown}`"
+            ) from None
         _summarize(page, opened, state)
 
 

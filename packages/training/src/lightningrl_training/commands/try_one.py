@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from lightningrl.console import cancel_on_signals
-from lightningrl.errors import ConfigError, Stopped
+from lightningrl.errors import ConfigError, Interruption
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import RolloutMode, RolloutSpec, Task
@@ -42,7 +42,7 @@ def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping
         try:
             asyncio.run(_attempt(recipe, parts, chosen, scratch, page))
         except asyncio.CancelledError:
-            raise Stopped("stopped") from None
+            raise Interruption("stopped") from None
         show_command(ROLLOUT, run=scratch, runs=scratch, full=full)
 
 

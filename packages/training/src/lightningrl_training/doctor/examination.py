@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightningrl.backends import LearnReport
 from lightningrl.errors import ConfigError, LightningError
-from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
 from lightningrl_credit.scoring import CreditedGroup

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from lightningrl.advantages.samples import teaching_rows
+from lightningrl.backends import Backend, Continuation, LearnReport, TokenScorer
 from lightningrl.errors import LightningError
-from lightningrl.protocols import Backend, Continuation, LearnReport, TokenScorer
 from lightningrl.types import Array, Sample
 from lightningrl_training.doctor.machine import MemoryGrowth
 from lightningrl_training.doctor.observation import GpuMemory, Lesson

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lightningrl.backends import Backend, Continuation, TokenScorer
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import Backend, Continuation, TokenScorer
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.types import Trajectory, Transition

@@ -1,0 +1,252 @@
+"""Trainer backends: an engine that serves a policy, the learner beside it, and what either can tell of itself.
+
+GenerateRequest ─► Engine ─► TokenChunk …           Sample … ─► Backend.learn ─► LearnReport
+Continuation … ─► TokenScorer, Valuer ─► numbers    Speed ◄─ SpeedMeter
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from lightningrl.types import Array, FinishReason, IntArray, Sample, SamplingSettings
+
+__all__ = [
+    "Backend",
+    "Capabilities",
+    "Continuation",
+    "Describer",
+    "Engine",
+    "EngineInfo",
+    "GenerateRequest",
+    "LearnReport",
+    "Speed",
+    "SpeedMeter",
+    "TokenChunk",
+    "TokenScorer",
+    "Valuer",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """Question to an engine: prompt ids in."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingSettings
+    session: str = ""
+    """Calls of one session (an attempt) grow from each other; an engine of several replicas may send them to one,
+    for its prefix cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenChunk:
+    """Some next tokens of a completion. The last chunk of a request, and only that one, has a `finish_reason`."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """log π(token) of the *sampling* distribution's untruncated softmax at the request's temperature, float32; one per
+    token. At temperature 0 the logprob at temperature 1."""
+    policy_version: int
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(
+                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; "
+                "an engine must return one each"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """Model that an engine serves."""
+
+    policy: str
+    version: int
+    context_length: int
+    """Most tokens of prompt and completion together."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Serves one policy: prompt ids in, completion ids + logprobs out."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Yield the completion as it is sampled. Closing the iterator early frees the request's place.
+
+        Raises ContextOverflow when the prompt leaves no room for one token.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """Abilities that a trainer backend declares."""
+
+    losses: frozenset[str]
+    """Values that `learner.loss` may have."""
+    devices: frozenset[str]
+    """Values that `learner.device` may have, beside `auto`."""
+    lora: bool
+    """Takes a table `learner.lora`."""
+    reference_kl: bool
+    """Takes `learner.kl_coef`, the weight of a KL to the starting policy."""
+    own_losses: bool = False
+    """`learner.loss` may be the user's own, `"file.py:loss"`."""
+    critic: bool = False
+    """Can turn a call's reward into token advantages with a learned critic (PPO)."""
+    several_policies: bool = False
+    """A run may have several of it, one for each policy."""
+    services: frozenset[str] = frozenset()
+    """Services that evidence may ask for: `logprobs` (it is a `TokenScorer`), `values` (with a critic it is a
+    `Valuer`)."""
+
+    def __str__(self) -> str:
+        can = {
+            "own losses": self.own_losses,
+            "LoRA": self.lora,
+            "reference KL": self.reference_kl,
+            "critic": self.critic,
+            "several policies": self.several_policies,
+        }
+        return ", ".join(
+            [
+                *sorted(self.devices),
+                *sorted(self.losses),
+                *(name for name, is_able in can.items() if is_able),
+                *sorted(self.services),
+            ]
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnReport:
+    """Report of one optimisation step."""
+
+    policy_version: int
+    """Version of the weights after the step."""
+    tokens: int
+    """Trained (mask) tokens."""
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """`loss`, `kl_rollout` (mean log-ratio k3 estimate), `clip_fraction`, `grad_norm`, `entropy`, `lr` …"""
+
+
+class Backend(Protocol):
+    """Owns engine and optimiser; knows nothing of tasks, rewards or credit."""
+
+    @property
+    def serves_while_learning(self) -> bool:
+        """True where the engine answers calls while `learn` runs, each by one version; else the caller holds them
+        until it is over."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that serves the policy's current weights."""
+        ...
+
+    def learn(self, samples: Iterable[Sample]) -> LearnReport:
+        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. The engine
+        serves the new version afterwards.
+
+        Rows without any advantage are among `samples`: leave them out
+        (`lightningrl.advantages.samples.teaching_rows`) where the loss has no other term, and where none is left
+        make no step: the version stays."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimiser, schedule and RNG; complete when it returns (written beside, then renamed)."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote; learning continues as if it had never stopped."""
+        ...
+
+    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+        """Write an ordinary transformers folder that `AutoModelForCausalLM` loads (LoRA merged): the policy that
+        `engine` serves. `dtype`: `float32`, `bfloat16` or `float16`; None = the policy's own. Raises BackendError
+        for one that it cannot write."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Describer(Protocol):
+    """A backend that says what learns, before the first step."""
+
+    def describe(self) -> str:
+        """In a line: parameters, which of them learn, at what rate, in which numbers, where."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Speed that a backend measured before the first call, in tokens a second."""
+
+    parameters: int
+    trained: int
+    """Number of those that learn; adapters alone where a policy learns by adapters."""
+    read: float
+    """Tokens of prompts."""
+    sampled: float
+    """Tokens of all calls together, `calls` at once."""
+    calls: int
+    learned: float
+    """In rows of a step, prompts included."""
+    read_cpu: float | None = None
+    """Tokens of prompts in a second of CPU time of all cores together, which a busy machine gives as an idle one
+    does; so the next two. None = the backend does not say."""
+    sampled_cpu: float | None = None
+    learned_cpu: float | None = None
+
+
+@runtime_checkable
+class SpeedMeter(Protocol):
+    """A backend that knows how fast it is: the run says what a step will take, and gives rollouts the time that they
+    need."""
+
+    def measure(self) -> Speed | None:
+        """Blocking, once, before anything is asked of it; nothing is learned. None = fast enough that nobody waits
+        for it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Continuation:
+    """Tokens after a context, which is not empty."""
+
+    context: IntArray
+    tokens: IntArray
+    temperature: float = 1.0
+    """Temperature of the softmax that logprobs are taken from."""
+
+
+@runtime_checkable
+class TokenScorer(Protocol):
+    """A backend that tells how likely tokens are, beside serving and learning. Blocking; call it in a thread."""
+
+    def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> Sequence[Array]:
+        """For each its tokens' logprobs, of the weights of now; `reference`: of those that it started from. Computed
+        in forward passes of bounded tokens. Raises BackendError where it keeps no reference, or tokens are not the
+        policy's."""
+        ...
+
+
+@runtime_checkable
+class Valuer(Protocol):
+    """A backend with a critic. Blocking; call it in a thread."""
+
+    def values(self, continuations: Sequence[Continuation]) -> Sequence[Array]:
+        """For each the value after its context and after each of its tokens, one more than tokens. Computed in
+        forward passes of bounded tokens. Raises BackendError where there is no critic, or tokens are not the
+        policy's."""
+        ...
