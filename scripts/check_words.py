@@ -44,15 +44,15 @@ class Breach:
     what: str
 
 
-def breaches(code: str, most_lines: int = MOST_LINES) -> list[Breach]:
+def breaches(code: str) -> list[Breach]:
     """The breaches in a module's code, in the order of its lines."""
     tree, lines = ast.parse(code), code.splitlines()
-    return sorted([*_sizes(tree, lines, most_lines), *_docstrings(tree), *_names(tree), *_classes(tree)])
+    return sorted([*_sizes(tree, lines), *_docstrings(tree), *_names(tree), *_classes(tree)])
 
 
-def _sizes(tree: ast.Module, lines: Sequence[str], most_lines: int) -> Iterator[Breach]:
-    if len(lines) > most_lines:
-        yield Breach(line=1, what=f"a module of {len(lines)} lines; at most {most_lines}")
+def _sizes(tree: ast.Module, lines: Sequence[str]) -> Iterator[Breach]:
+    if len(lines) > MOST_LINES:
+        yield Breach(line=1, what=f"a module of {len(lines)} lines; at most {MOST_LINES}")
     for number, line in enumerate(lines, 1):
         if len(line) > MOST_COLUMNS:
             yield Breach(line=number, what=f"{len(line)} columns; at most {MOST_COLUMNS}")
