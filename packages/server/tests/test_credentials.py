@@ -31,6 +31,7 @@ from lightningrl_client.attribution.scope import ActiveRollout
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_client.runtime.environment import worker_environment
+from lightningrl_client.runtime.recipe_pool import withheld_variables
 from lightningrl_client.runtime.report import report_exception
 from lightningrl_client.runtime.work import work_command
 from lightningrl_server.forwarding import ExportForwarder
@@ -386,15 +387,15 @@ def test_variables_that_a_recipe_names_as_secrets_do_not_reach_agents() -> None:
         "LIGHTNINGRL_KEY",
     )
     given = {**dict.fromkeys(secrets, KEY), "SEARCH_API_KEY": "tool"}
-    left = worker_environment("http://h:1", given, withheld=recipe.withheld_variables({}))
+    left = worker_environment("http://h:1", given, withheld=withheld_variables(recipe, {}))
     assert KEY not in left.values()
     assert left["SEARCH_API_KEY"] == "tool"
     shared = with_settings(recipe, {"runtime.environment": ["PGPASSWORD"]})
-    assert "PGPASSWORD" in worker_environment("http://h:1", given, withheld=shared.withheld_variables({}))
+    assert "PGPASSWORD" in worker_environment("http://h:1", given, withheld=withheld_variables(shared, {}))
 
 
 def test_a_recipe_without_them_leaves_the_environment_as_it_is() -> None:
-    assert Recipe.model_validate(RECIPE).withheld_variables({}) == ()
+    assert withheld_variables(Recipe.model_validate(RECIPE), {}) == ()
 
 
 def test_exceptions_from_the_proxy_are_those_of_both_spellings() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import Annotated, Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import pydantic
@@ -38,15 +38,7 @@ from lightningrl.recipe_tables import (
 )
 from lightningrl.types import SamplingSettings
 
-if TYPE_CHECKING:
-    from lightningrl.plugins import Plugin
-
 __all__ = ["LoopConfig", "Recipe"]
-
-STORE_VARIABLES: Final = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE", "PGSSLKEY")
-"""Variables that open the database of `store_url`."""
-LOGGER_VARIABLES: Final = {"wandb": ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")}
-"""Variables with the keys of our own loggers, also where these are not installed: on a worker's machine."""
 
 
 class LoopConfig(Table):
@@ -174,19 +166,6 @@ class Recipe(Table):
     def all_policies(self) -> dict[str, PolicyConfig | OtherPolicyConfig]:
         """Every policy of the run by name, the one under `[policy]` first."""
         return {self.policy.name: self.policy, **self.policies}
-
-    def withheld_variables(self, loggers: Mapping[str, Plugin]) -> tuple[str, ...]:
-        """Environment variables with the run's own secrets, which agents do not get, less `runtime.environment`;
-        `loggers`: those that are installed, by name."""
-        upstreams = [] if self.upstream is None else [self.upstream, *self.upstream.models.values()]
-        names = [
-            *(asked.api_key_env for asked in (self.judge, *upstreams) if asked is not None),
-            *(() if self.telemetry is None else self.telemetry.headers_env.values()),
-            *(STORE_VARIABLES if self.store_url is not None else ()),
-            *(variable for name in self.loggers for variable in LOGGER_VARIABLES.get(name, ())),
-            *(variable for name in self.loggers if name in loggers for variable in loggers[name].secrets),
-        ]
-        return tuple(dict.fromkeys(name for name in names if name and name not in self.runtime.environment))
 
     @property
     def validation_sampling(self) -> SamplingSettings:

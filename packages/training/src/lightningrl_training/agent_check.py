@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl_client.runtime.agent_loader import agent_reference, check_agent_file, load_agent, runs_in_process
+from lightningrl_client.runtime.recipe_pool import withheld_variables
 
 if TYPE_CHECKING:
     from lightningrl.plugins import PluginManager
@@ -66,7 +67,7 @@ def _start(agent: str, recipe: Recipe, plugins: PluginManager) -> subprocess.Pop
     """Start the process that imports the agent."""
     from lightningrl_client.runtime.environment import worker_environment
 
-    withheld = recipe.withheld_variables(plugins.records("lightningrl_loggers"))
+    withheld = withheld_variables(recipe, plugins.records("lightningrl_loggers"))
     return subprocess.Popen(
         [sys.executable, "-m", "lightningrl_training.agent_check", agent, str(recipe.folder), *recipe.adapters],
         stdin=subprocess.DEVNULL,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightningrl.dialects import DIALECTS, Dialect
-from lightningrl.plugins import PluginManager
+from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl_client.runtime.agent_loader import runs_in_process
 from lightningrl_client.runtime.in_process import ThreadLauncher
 from lightningrl_client.runtime.launcher import build_launcher
 from lightningrl_client.runtime.pool import WorkerPool
 
-__all__ = ["start_pool"]
+__all__ = ["start_pool", "withheld_variables"]
+
+STORE_VARIABLES: Final = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE", "PGSSLKEY")
+"""Variables that open the database of `store_url`."""
+LOGGER_VARIABLES: Final = {"wandb": ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")}
+"""Variables with the keys of our own loggers, also where these are not installed: on a worker's machine."""
 
 
 def start_pool(
@@ -45,9 +50,23 @@ def start_pool(
         adapters=recipe.adapters,
         base_urls=recipe.runtime.base_urls,
         dialects=dialects,
-        withheld=recipe.withheld_variables(plugins.records("lightningrl_loggers")),
+        withheld=withheld_variables(recipe, plugins.records("lightningrl_loggers")),
         base_dir=recipe.folder,
         log_folder=logs,
         launcher=ThreadLauncher(agent) if is_here else build_launcher(recipe.runtime, plugins),
         patience_s=patience_s,
     )
+
+
+def withheld_variables(recipe: Recipe, loggers: Mapping[str, Plugin]) -> tuple[str, ...]:
+    """Environment variables with the run's own secrets, which agents do not get, less `runtime.environment`;
+    `loggers`: those that are installed, by name."""
+    upstreams = [] if recipe.upstream is None else [recipe.upstream, *recipe.upstream.models.values()]
+    names = [
+        *(asked.api_key_env for asked in (recipe.judge, *upstreams) if asked is not None),
+        *(() if recipe.telemetry is None else recipe.telemetry.headers_env.values()),
+        *(STORE_VARIABLES if recipe.store_url is not None else ()),
+        *(variable for name in recipe.loggers for variable in LOGGER_VARIABLES.get(name, ())),
+        *(variable for name in recipe.loggers if name in loggers for variable in loggers[name].secrets),
+    ]
+    return tuple(dict.fromkeys(name for name in names if name and name not in recipe.runtime.environment))
