@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from measuring import least_cpu_ms
 
-from lightningrl.advantages.samples import count_distinct
+from lightningrl.advantages import count_distinct
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
 from lightningrl_credit.samples import Rows, build_samples
 from lightningrl_testing.groups import make_trajectory, make_transition

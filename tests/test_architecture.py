@@ -23,7 +23,7 @@ PAGES = [
     *ROOT.glob("examples/*/README.md"),
     *TEMPLATES.rglob("README.md.template"),
 ]
-MOST_CORE_MODULES, MOST_CORE_LINES = 33, 5_900
+MOST_CORE_MODULES, MOST_CORE_LINES = 29, 5_000
 HEAVY = (
     "torch",
     "transformers",

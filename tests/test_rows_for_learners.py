@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import teaching_rows
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.advantages.baselines import Baseline, baseline_advantages
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, TrajectoryGroup
 from lightningrl_credit import ByRole, Clip, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten, assign_credit
+from lightningrl_credit.baselines import Baseline, baseline_advantages
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from lightningrl.advantages.baselines import Baseline, center, mean
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import center, mean, teaching_rows
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.types import Advantages, TrajectoryGroup, Transition
@@ -24,6 +23,7 @@ from lightningrl_credit import (
     has_signal,
     whiten,
 )
+from lightningrl_credit.baselines import Baseline
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls

@@ -33,7 +33,7 @@ FILE = '''
 import asyncio
 import numpy as np
 from lightningrl import Evidence
-from lightningrl.advantages.baselines import mean
+from lightningrl import mean
 
 def tasks():
     return [{"id": "t", "input": 1}]

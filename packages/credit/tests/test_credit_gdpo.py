@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightningrl.advantages.baselines import Baseline
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 from lightningrl_credit import IdenticalAssignment, TurnReturns, assign_credit, has_signal
+from lightningrl_credit.baselines import Baseline
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_training.build import build_credit

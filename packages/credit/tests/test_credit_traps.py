@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.advantages.baselines import Baseline
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 from lightningrl_credit import ByRole, IdenticalAssignment, StateGroups, TurnReturns, assign_credit, whiten
+from lightningrl_credit.baselines import Baseline
 from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 

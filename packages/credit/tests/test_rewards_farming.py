@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from sizes import sized
 
-from lightningrl.advantages.baselines import Baseline
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 from lightningrl_credit import TurnReturns
+from lightningrl_credit.baselines import Baseline
 from lightningrl_credit.reward_hacking import FarmingWatch
 from lightningrl_credit.rewards import NamedReward, RewardSet, ToolStatusReward, ToolStatusShaping, TurnReward
 from lightningrl_credit.scoring import Scorer

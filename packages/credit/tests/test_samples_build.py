@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import teaching_rows
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.types import Advantages, RolloutMode, Sample, TrajectoryGroup
 from lightningrl_credit import IdenticalAssignment

@@ -18,8 +18,8 @@ import pytest
 import typer
 
 import lightningrl
-from lightningrl.advantages import samples
 from lightningrl.errors import RunFolderError
+from lightningrl_credit import samples
 from lightningrl_torch import backend as torch_backend
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_model, make_tokenizer

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from lightningrl.advantages.samples import count_distinct
+from lightningrl.advantages import count_distinct
 from lightningrl.types import Sample
 from lightningrl_torch import _paths
 from lightningrl_torch._attention import Paths, follows_paths

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.console import Console
 
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import teaching_rows
 from lightningrl.backends import LearnReport
 from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import hookimpl, load_plugins

@@ -16,7 +16,8 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Tracer
 from pydantic import ValidationError
 
-from lightningrl.instrumentation import AskedTool, close_tool_span, open_tool_span, text_of
+from lightningrl.instrumentation import AskedTool, close_tool_span, open_tool_span
+from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 from lightningrl_autogen.streams import step_through
 
@@ -111,7 +112,7 @@ class Tools:
         call_id = args[2] if len(args) > 2 else kwargs.get("call_id")
         asked = self._find(call_id, tool.name, arguments)
         if asked is None:
-            span = self._open(None, tool.name, text_of(arguments), call_id)
+            span = self._open(None, tool.name, as_text(arguments), call_id)
         else:
             asked.has_run = True
             span = self._open(asked, asked.name, asked.arguments, asked.id)

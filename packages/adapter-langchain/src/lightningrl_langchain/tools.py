@@ -15,8 +15,8 @@ from opentelemetry.trace import Span
 from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
-from lightningrl import instrumentation
 from lightningrl.instrumentation import AskedTool
+from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 from lightningrl_langchain.runs import Run
 
@@ -153,4 +153,4 @@ def has_structured_response(outputs: Any) -> bool:
 
 def text_of(value: Any) -> str:
     """Text as it is, the content of a message, anything else as JSON (or as Python prints it)."""
-    return instrumentation.text_of(value.content if isinstance(value, ToolMessage) else value)
+    return as_text(value.content if isinstance(value, ToolMessage) else value)

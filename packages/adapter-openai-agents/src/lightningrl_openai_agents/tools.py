@@ -9,8 +9,8 @@ from typing import Any, Final
 from agents import exceptions
 from pydantic import BaseModel
 
-from lightningrl import instrumentation
 from lightningrl.conventions import AskedCall
+from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 
 __all__ = ["HostedTool", "asked_tools", "hosted_tools", "status_of_error", "text_of"]
@@ -85,4 +85,4 @@ def field_of(item: Any, name: str) -> Any:
 
 def text_of(value: Any) -> str:
     """Text as it is, anything else as JSON (or as Python prints it)."""
-    return value.model_dump_json() if isinstance(value, BaseModel) else instrumentation.text_of(value)
+    return value.model_dump_json() if isinstance(value, BaseModel) else as_text(value)

@@ -12,7 +12,12 @@ from typing import Any, Final
 from lightningrl.lazy import read_homes
 
 _HOMES = read_homes(__file__)
-_EXTRAS: Final = {"client": "worker", "server": "server", "training": "torch"}
+_INSTALLED_BY: Final = {
+    "lightningrl_client": "lightningrl[worker]",
+    "lightningrl_credit": "lightningrl-credit",
+    "lightningrl_server": "lightningrl[server]",
+    "lightningrl_training": "lightningrl[torch]",
+}
 
 __all__ = sorted(_HOMES)
 
@@ -24,12 +29,10 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(home)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(home.partition(".")[0].removeprefix("lightningrl_"))
-        if extra is None or error.name != home.partition(".")[0]:
+        if error.name not in _INSTALLED_BY or error.name != home.partition(".")[0]:
             raise
-        raise ModuleNotFoundError(
-            f"lightningrl.{name} is not installed; pip install 'lightningrl[{extra}]'", name=error.name
-        ) from None
+        remedy = f"pip install '{_INSTALLED_BY[error.name]}'"
+        raise ModuleNotFoundError(f"lightningrl.{name} is not installed; {remedy}", name=error.name) from None
     return getattr(module, name) if name in vars(module) else importlib.import_module(f"{home}.{name}")
 
 

@@ -4,8 +4,8 @@ from lightningrl import conventions as conventions
 from lightningrl.call_origin import CallOrigin as CallOrigin
 from lightningrl_client.attribution.role import role as role
 from lightningrl_client.client import report_reward as report_reward, tool as tool
-from lightningrl.advantages.baselines import center as center, mean as mean
-from lightningrl.advantages.spread import spread as spread
+from lightningrl.advantages import center as center, mean as mean
+from lightningrl_credit.spread import spread as spread
 from lightningrl.backends import (
     Backend as Backend,
     Capabilities as Capabilities,

@@ -158,7 +158,7 @@ class Backend(Protocol):
         serves the new version afterwards.
 
         Rows without any advantage are among `samples`: leave them out
-        (`lightningrl.advantages.samples.teaching_rows`) where the loss has no other term, and where none is left
+        (`lightningrl.advantages.teaching_rows`) where the loss has no other term, and where none is left
         make no step: the version stays."""
         ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ __all__ = [
     "fail_span",
     "open_chat_span",
     "open_tool_span",
-    "text_of",
 ]
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -109,8 +107,3 @@ def fail_span(span: Span, error_type: str) -> None:
 
     span.set_attribute(conventions.ERROR_TYPE, error_type)
     span.set_status(Status(StatusCode.ERROR))
-
-
-def text_of(value: Any) -> str:
-    """Text as it is, anything else as JSON (or as Python prints it)."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
@@ -67,72 +67,60 @@ class Plugin:
             ) from error
 
 
-class HookSpecs:
+class HookSpecs(Protocol):
     """Every extension point there is."""
 
     @hookspec
     def lightningrl_adapters(self) -> Iterable[Plugin]:
         """Yield adapters; each factory returns an OpenTelemetry `BaseInstrumentor`."""
-        return ()
 
     @hookspec
     def lightningrl_trainers(self) -> Iterable[Plugin]:
         """Yield trainer backends with their `capabilities`; each factory returns a `Backend`."""
-        return ()
 
     @hookspec
     def lightningrl_reward_functions(self) -> Iterable[Plugin]:
         """Yield terminal rewards; each factory returns a `Reward`."""
-        return ()
 
     @hookspec
     def lightningrl_intermediate_rewards(self) -> Iterable[Plugin]:
         """Yield automatic intermediate rewards; each factory returns an `IntermediateReward`."""
-        return ()
 
     @hookspec
     def lightningrl_credit_assigners(self) -> Iterable[Plugin]:
         """Yield credit assigners; each factory returns a `CreditAssigner`."""
-        return ()
 
     @hookspec
     def lightningrl_credit_needs(self) -> Iterable[Plugin]:
         """Yield what credit assigners may need of a run (`requires`); each factory returns a `lightningrl.Need`."""
-        return ()
 
     @hookspec
     def lightningrl_worker_launchers(self) -> Iterable[Plugin]:
         """Yield places where agent workers run; each factory returns a `WorkerLauncher`."""
-        return ()
 
     @hookspec
     def lightningrl_pages(self) -> Iterable[Plugin]:
         """Yield pages of a running run, which its server mounts at `/NAME`; each factory takes `run`, a `ServedRun`,
         and returns an ASGI application."""
-        return ()
 
     @hookspec
     def lightningrl_view_pages(self) -> Iterable[Plugin]:
         """Yield pages of the viewer: `name` is the path below a run, `summary` the title. Each factory returns an
         `async` function of a run that somebody looks at, which returns HTML."""
-        return ()
 
     @hookspec
     def lightningrl_dialects(self) -> Iterable[Plugin]:
         """Yield APIs that agents speak; each factory returns a `lightningrl.Dialect`."""
-        return ()
 
     @hookspec
     def lightningrl_loggers(self) -> Iterable[Plugin]:
         """Yield loggers of metrics; each factory takes `folder` (the run's), `run` (its name) and `config` (its
         recipe), and returns a `lightningrl.MetricLogger`."""
-        return ()
 
     @hookspec
     def lightningrl_commands(self) -> Iterable[Plugin]:
         """Yield commands of `lightningrl`; each factory returns a function that `typer` reads, or a `typer.Typer` of
         several."""
-        return ()
 
     @hookspec(firstresult=True)
     def lightningrl_classify_tool_result(self, tool_call: ToolCall) -> ToolStatus | None:
@@ -181,6 +169,16 @@ def _raise(error: PluginError) -> None:
     raise error
 
 
+class _Records:
+    """A manager's plugins of one kind by name, as an attribute of it."""
+
+    def __init__(self, hook: str) -> None:
+        self._hook = hook
+
+    def __get__(self, manager: PluginManager, _: type[PluginManager]) -> Mapping[str, Plugin]:
+        return manager.records(self._hook)
+
+
 class PluginManager:
     """The plugins of one run. Build it once (`load_plugins`) and pass it on."""
 
@@ -193,6 +191,16 @@ class PluginManager:
         self._failures = 0
         self._warned: set[tuple[str, str]] = set()
         """Plugin and hook of each warning given."""
+
+    adapters = _Records("lightningrl_adapters")
+    trainers = _Records("lightningrl_trainers")
+    rewards = _Records("lightningrl_reward_functions")
+    intermediate_rewards = _Records("lightningrl_intermediate_rewards")
+    credit_assigners = _Records("lightningrl_credit_assigners")
+    worker_launchers = _Records("lightningrl_worker_launchers")
+    dialects = _Records("lightningrl_dialects")
+    pages = _Records("lightningrl_pages")
+    commands = _Records(COMMANDS)
 
     @property
     def hook(self) -> Any:
@@ -254,42 +262,6 @@ class PluginManager:
         """Raise PluginError for a broken plugin of any kind, also of one that nobody has asked for yet."""
         for hook in YIELDING:
             self.records(hook)
-
-    @property
-    def adapters(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_adapters")
-
-    @property
-    def trainers(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_trainers")
-
-    @property
-    def rewards(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_reward_functions")
-
-    @property
-    def intermediate_rewards(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_intermediate_rewards")
-
-    @property
-    def credit_assigners(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_credit_assigners")
-
-    @property
-    def worker_launchers(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_worker_launchers")
-
-    @property
-    def dialects(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_dialects")
-
-    @property
-    def pages(self) -> Mapping[str, Plugin]:
-        return self.records("lightningrl_pages")
-
-    @property
-    def commands(self) -> Mapping[str, Plugin]:
-        return self.records(COMMANDS)
 
     def find(self, hook: str, name: str) -> Plugin:
         """Find the plugin called `name`. Raises PluginError naming what is installed."""

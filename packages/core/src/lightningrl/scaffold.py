@@ -12,21 +12,12 @@ from lightningrl.errors import ConfigError
 __all__ = ["new_agent", "new_package"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
-CLASS_ENDINGS: Final = {
-    "adapter": "Adapter",
-    "backend": "Backend",
-    "command": "Command",
-    "credit": "Credit",
-    "dialect": "Format",
-    "page": "Page",
-    "reward": "Reward",
-}
 
 
 def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
     """Write a plugin package called `lightningrl-NAME` and return its folder (default: `./lightningrl-NAME`).
 
-    `kind`: one of `CLASS_ENDINGS`. It installs, runs, and passes its conformance suite as it is.
+    `kind`: a folder of `templates`. It installs, runs, and passes its conformance suite as it is.
     Raises ConfigError: bad name, folder in use.
     """
     module = name.replace("-", "_")
@@ -40,7 +31,7 @@ def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
         "NAME_MODULE": module,
         "NAME_UPPER": module.upper(),
         "NAME_DIST": distribution,
-        "NAME_CLASS": "".join(part.title() for part in module.split("_")) + CLASS_ENDINGS[kind],
+        "NAME_CLASS": "".join(part.title() for part in module.split("_")),
     }
     target = Path(folder) if folder is not None else Path(f"lightningrl-{distribution}")
     return _copy(TEMPLATES / kind, target, words)

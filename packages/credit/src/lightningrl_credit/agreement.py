@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages.baselines import FloatArray
+from lightningrl.advantages import FloatArray
 
 __all__ = ["Agreement", "Columns", "agree"]
 

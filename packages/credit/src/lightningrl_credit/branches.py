@@ -20,10 +20,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightningrl.advantages.baselines import FloatArray, mean
-from lightningrl.advantages.spread import to_tokens
+from lightningrl.advantages import FloatArray, mean
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Array, BranchPoint, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.spread import to_tokens
 
 __all__ = ["Branches", "states"]
 

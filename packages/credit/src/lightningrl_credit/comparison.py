@@ -18,12 +18,12 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from lightningrl.advantages.baselines import mean
-from lightningrl.advantages.spread import Counted, ReturnBased, spread
+from lightningrl.advantages import mean
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.rewards.weights import RewardWeights
+from lightningrl_credit.spread import Counted, ReturnBased, spread
 
 __all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members", "whiten"]
 

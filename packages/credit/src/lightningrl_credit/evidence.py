@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.advantages.baselines import FloatArray
+from lightningrl.advantages import FloatArray
 from lightningrl.errors import PluginError
 from lightningrl.types import Evidence, Trajectory, TrajectoryGroup
 

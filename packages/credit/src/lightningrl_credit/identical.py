@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightningrl.advantages.baselines import Baseline, FloatArray, check_baseline
-from lightningrl.advantages.spread import spread
+from lightningrl.advantages import FloatArray
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
+from lightningrl_credit.baselines import Baseline, check_baseline
+from lightningrl_credit.spread import spread
 
 __all__ = ["IdenticalAssignment", "with_epsilon", "without_epsilon"]
 

@@ -32,15 +32,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
-from lightningrl.advantages.spread import to_tokens
+from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
 from lightningrl.protocols import Services
 from lightningrl.sanitize import as_text
 from lightningrl.types import Advantages, Evidence, IntArray, Task, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.baselines import Baseline, baseline_advantages, check_baseline
 from lightningrl_credit.evidence import evidence_of, mean_evidence
 from lightningrl_credit.options import options_of_kind
+from lightningrl_credit.spread import to_tokens
 from lightningrl_credit.turns import TurnReturns
 
 __all__ = ["Answer", "Compared", "Follows", "Hindsight", "InformationGain", "likelihood"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import teaching_rows
 from lightningrl.types import OtherCallKind, Outcome, Sample, Trajectory
 
 __all__ = ["describe_branches", "describe_rollouts", "describe_rows", "judge_failures"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightningrl.advantages.baselines import center
+from lightningrl.advantages import center
 from lightningrl.types import Trajectory, TrajectoryGroup
 
 __all__ = ["FarmingWatch"]

@@ -33,15 +33,16 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages.baselines import FloatArray, are_equal, baseline_advantages
-from lightningrl.advantages.spread import call_advantages, to_tokens
+from lightningrl.advantages import FloatArray, are_equal
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
+from lightningrl_credit.baselines import baseline_advantages
 from lightningrl_credit.identical import IdenticalAssignment
 from lightningrl_credit.options import check_gamma
 from lightningrl_credit.rewards.lineages import following
 from lightningrl_credit.rewards.potential import Joins
 from lightningrl_credit.rewards.tools import tools_of_calls
+from lightningrl_credit.spread import call_advantages, to_tokens
 from lightningrl_credit.state_keys import StateKey, find_key, normalize, state_keys
 from lightningrl_credit.turns import TurnReturns, turn_rewards
 

@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages.baselines import FloatArray, mean
+from lightningrl.advantages import FloatArray, mean
 from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup
 from lightningrl_credit.branches import Branches
 from lightningrl_credit.state_keys import KEYS, state_keys

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lightningrl.advantages.baselines import FloatArray
+from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition

@@ -23,12 +23,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lightningrl.advantages.baselines import Baseline, FloatArray, check_baseline
-from lightningrl.advantages.spread import Channel, spread
+from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.baselines import Baseline, check_baseline
 from lightningrl_credit.options import check_gamma
 from lightningrl_credit.rewards.lineages import following
+from lightningrl_credit.spread import Channel, spread
 
 __all__ = ["ComparedTurns", "TurnReturns", "turn_rewards"]
 

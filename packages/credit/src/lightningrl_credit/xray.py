@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages.baselines import FloatArray
+from lightningrl.advantages import FloatArray
 from lightningrl_credit.agreement import Agreement, Columns
 from lightningrl_credit.table import CreditTable, RolloutXRay, TableRow
 

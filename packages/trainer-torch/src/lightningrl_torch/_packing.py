@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages.samples import sort_by_tokens
+from lightningrl.advantages import sort_by_tokens
 from lightningrl.types import Sample
 from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
 

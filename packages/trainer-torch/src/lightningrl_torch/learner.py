@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lightningrl.advantages.samples import count_distinct
+from lightningrl.advantages import count_distinct
 from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError
 from lightningrl.types import Sample

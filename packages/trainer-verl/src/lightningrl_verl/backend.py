@@ -24,7 +24,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from lightningrl.advantages.samples import count_distinct
+from lightningrl.advantages import count_distinct
 from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError, LightningError
 from lightningrl.types import Sample

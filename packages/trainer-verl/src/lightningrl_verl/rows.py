@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import teaching_rows
 from lightningrl.errors import BackendError
 from lightningrl.types import Sample
 from lightningrl_verl.settings import Settings

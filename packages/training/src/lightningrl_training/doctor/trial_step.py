@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import teaching_rows
 from lightningrl.backends import Backend, Continuation, LearnReport, TokenScorer
 from lightningrl.errors import LightningError
 from lightningrl.types import Array, Sample

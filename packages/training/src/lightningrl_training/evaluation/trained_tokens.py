@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightningrl.advantages.samples import teaching_rows
+from lightningrl.advantages import teaching_rows
 from lightningrl.recipe import Recipe
 from lightningrl.records import StepRecord
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup

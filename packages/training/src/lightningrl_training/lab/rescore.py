@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lightningrl.advantages.baselines import FloatArray, mean
+from lightningrl.advantages import FloatArray, mean
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.types import Array
 from lightningrl_client.recipe_file import with_settings

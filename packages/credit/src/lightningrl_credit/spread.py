@@ -9,8 +9,9 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages.baselines import Baseline, FloatArray, are_equal, baseline_advantages
+from lightningrl.advantages import FloatArray, are_equal
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.baselines import Baseline, baseline_advantages
 
 __all__ = ["Channel", "Counted", "ReturnBased", "call_advantages", "spread", "to_tokens"]
 

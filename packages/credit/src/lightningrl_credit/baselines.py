@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from lightningrl.advantages import FloatArray, are_equal, mean
 from lightningrl.errors import ConfigError
 
-__all__ = ["Baseline", "FloatArray", "are_equal", "baseline_advantages", "center", "check_baseline", "mean"]
+__all__ = ["Baseline", "baseline_advantages", "check_baseline"]
 
 Baseline = Literal["grpo", "dr_grpo", "rloo", "maxrl", "opo", "none"]
-FloatArray = NDArray[np.float64]
-
-_ROUNDING = 1e-12
-"""Values that differ by less than this share of the largest are equal: 0.1 + 0.2 is not 0.3."""
-
-
-def mean(values: Iterable[float]) -> float:
-    """The mean; 0.0 of no values. Equal values give exactly that value: `sum(values) / len(values)` may be rounded."""
-    array = np.fromiter(values, dtype=np.float64)
-    if not array.size:
-        return 0.0
-    low = array.min()
-    return float(low + (array - low).mean())
-
-
-def center(values: ArrayLike) -> FloatArray:
-    """The values less their mean: R - μ. Values that are equal but for rounding give exact zeros."""
-    array = np.asarray(values, dtype=np.float64)
-    return np.zeros_like(array) if are_equal(array) else array - mean(array)
 
 
 def check_baseline(baseline: str) -> None:
@@ -90,8 +71,3 @@ def baseline_advantages(
         return centred / (middle + epsilon)  # A_i = (R_i - μ) / (μ + ε)  (MaxRL, arXiv 2602.02710, algorithm 1)
     variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
     return centred / (math.sqrt(variance) + epsilon)  # A_i = (R_i - μ) / (σ + ε)  (GRPO, outcome supervision)
-
-
-def are_equal(values: FloatArray) -> bool:
-    """True if the values are the same but for rounding, or if there are none."""
-    return not values.size or bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())

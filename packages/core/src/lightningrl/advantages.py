@@ -1,13 +1,41 @@
-"""Rows for the learner as a trainer backend takes them: which of them teach, and what they share."""
+"""Arithmetic of advantages: exact means, and rows of the learner that teach or share their tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from lightningrl.types import Sample, common_tokens
 
-__all__ = ["count_distinct", "sort_by_tokens", "teaching_rows"]
+__all__ = ["FloatArray", "are_equal", "center", "count_distinct", "mean", "sort_by_tokens", "teaching_rows"]
+
+FloatArray = NDArray[np.float64]
+
+_ROUNDING = 1e-12
+"""Values that differ by less than this share of the largest are equal: 0.1 + 0.2 is not 0.3."""
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean; 0.0 of no values. Equal values give exactly that value: `sum(values) / len(values)` may be rounded."""
+    array = np.fromiter(values, dtype=np.float64)
+    if not array.size:
+        return 0.0
+    low = array.min()
+    return float(low + (array - low).mean())
+
+
+def center(values: ArrayLike) -> FloatArray:
+    """The values less their mean: R - μ. Values that are equal but for rounding give exact zeros."""
+    array = np.asarray(values, dtype=np.float64)
+    return np.zeros_like(array) if are_equal(array) else array - mean(array)
+
+
+def are_equal(values: FloatArray) -> bool:
+    """True if the values are the same but for rounding, or if there are none."""
+    return not values.size or bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
 
 def teaching_rows(samples: Iterable[Sample]) -> list[Sample]:
