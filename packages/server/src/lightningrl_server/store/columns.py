@@ -7,7 +7,7 @@ agents send is stored without lone surrogates.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Dialect, Enum, Float, LargeBinary, Text
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from lightningrl import wire
 from lightningrl.errors import StoreError
@@ -25,6 +25,7 @@ from lightningrl.types import Array, IntArray, SamplingSettings
 __all__ = [
     "Choice",
     "CleanText",
+    "Encoded",
     "Finite",
     "Floats",
     "Json",
@@ -49,7 +50,7 @@ _COMPRESS_FROM = 200
 """Texts shorter than this (bytes) are kept as they are."""
 
 _json = msgspec.json.Encoder(order="deterministic")
-_sampling = msgspec.json.Decoder(SamplingSettings)
+decode_sampling: Final = msgspec.json.Decoder(SamplingSettings).decode
 
 
 def as_number(value: int) -> int:
@@ -127,16 +128,15 @@ def column_text(text: str) -> str:
     return clean_text(text).replace("\0", "\ufffd")
 
 
-def encode_text(text: str | None) -> bytes | None:
+def encode_text(text: str) -> bytes | None:
+    """Compress where that pays; None for an empty text."""
     if not text:
         return None
     data = clean_text(text).encode()
     return b"z" + zlib.compress(data, 1) if len(data) >= _COMPRESS_FROM else b"p" + data
 
 
-def decode_text(data: bytes | None) -> str:
-    if data is None:
-        return ""
+def decode_text(data: bytes) -> str:
     plain = zlib.decompress(data[1:]) if data[:1] == b"z" else data[1:]
     return plain.decode()
 
@@ -154,26 +154,18 @@ def encode_json(value: Any, what: str) -> str:
         ) from None
 
 
-def decode_json(text: str | bytes) -> Any:
-    return msgspec.json.decode(text)
-
-
 def decode_output(text: str) -> Any:
     """Decode the output of an agent; None in place of parts too deep to be sent on."""
     if not text:
         return None
     try:
-        value = decode_json(text)
+        value = msgspec.json.decode(text)
     except RecursionError:
         return None
     return clean_json(value, cut=True) if text.count("[") + text.count("{") > DEEPEST else value
 
 
-def decode_sampling(text: str) -> SamplingSettings:
-    return _sampling.decode(text)
-
-
-def encode_span(span_id: str | None) -> bytes | None:
+def encode_span(span_id: str) -> bytes | None:
     """Eight bytes for the 16 hexadecimal digits of a span id; anything else as text."""
     if not span_id:
         return None
@@ -186,124 +178,78 @@ def encode_span(span_id: str | None) -> bytes | None:
     return b"s" + span_id.encode()
 
 
-def decode_span(data: bytes | None) -> str | None:
-    if data is None:
-        return None
+def decode_span(data: bytes) -> str:
     return data.hex() if len(data) == 8 else data[1:].decode()
 
 
 # ------------------------------------------------------------------ column types
 
 
-class Floats(TypeDecorator[Array]):
-    """float32 array ↔ little-endian bytes."""
+class Encoded(TypeDecorator[Any]):
+    """A value of Python's ↔ what a column holds of it; None is NULL, and NULL is `null`."""
 
-    impl = LargeBinary
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: Array | None, dialect: Dialect) -> bytes | None:
-        return None if value is None else np.asarray(value, dtype="<f4").tobytes()
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Array | None:
-        return None if value is None else np.frombuffer(value, "<f4")
-
-
-class LongText(TypeDecorator[str]):
-    """Text ↔ bytes, compressed where that pays; empty = NULL = empty."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
-        return encode_text(value)
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str:
-        return decode_text(value)
-
-
-class LongJson(TypeDecorator[Any]):
-    """Any JSON ↔ bytes, compressed where that pays; None = NULL. Parts too deep to be sent on are None when read."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
-        return None if value is None else encode_text(encode_json(value, "what a model was asked or answered"))
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
-        return None if value is None else decode_output(decode_text(value))
-
-
-class Wire(TypeDecorator[Any]):
-    """A frozen type ↔ its wire's JSON, compressed where that pays."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def __init__(self, kind: type[Any]) -> None:
+    def __init__(
+        self,
+        encode: Callable[[Any], Any],
+        decode: Callable[[Any], Any],
+        kind: TypeEngine[Any] | None = None,
+        null: Any = None,
+    ) -> None:
+        """`kind`: what the column holds, bytes unless it is said."""
         super().__init__()
-        self.kind: Final = kind
+        self.impl = kind or self.impl
+        self.encode: Final = encode
+        self.decode: Final = decode
+        self.null: Final = null
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
-        return None if value is None else encode_text(wire.encode(value).decode())
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else self.encode(value)
 
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
-        return None if value is None else wire.decode(decode_text(value).encode(), self.kind)
-
-
-class CleanText(TypeDecorator[str]):
-    """Short text of an agent's, without lone surrogates and NUL."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else column_text(value)
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        return self.null if value is None else self.decode(value)
 
 
-class SpanId(TypeDecorator[str]):
-    """16 hexadecimal digits ↔ 8 bytes."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
-        return encode_span(value)
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str | None:
-        return decode_span(value)
-
-
-class Json(TypeDecorator[Any]):
-    """A value of one type ↔ deterministic JSON; None and what is equal to `empty` are NULL, and NULL is `empty`."""
-
-    impl = Text
-    cache_ok = True
-
-    def __init__(self, kind: Any, what: str, empty: Any = None) -> None:
-        super().__init__()
-        self.what: Final = what
-        self.empty: Final = empty
-        self._decode = msgspec.json.Decoder(kind).decode
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None or value == self.empty else encode_json(value, self.what)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return self.empty if value is None else self._decode(value)
+Floats: Final = Encoded(
+    lambda values: np.asarray(values, dtype="<f4").tobytes(), lambda data: np.frombuffer(data, "<f4")
+)
+"""float32 array ↔ little-endian bytes."""
+LongText: Final = Encoded(encode_text, decode_text, null="")
+"""Text ↔ bytes, compressed where that pays; empty = NULL = empty."""
+LongJson: Final = Encoded(
+    lambda value: encode_text(encode_json(value, "what a model was asked or answered")),
+    lambda data: decode_output(decode_text(data)),
+)
+"""Any JSON ↔ bytes, compressed where that pays. Parts too deep to be sent on are None when read."""
+CleanText: Final = Encoded(column_text, str, Text())
+"""Short text of an agent's, without lone surrogates and NUL."""
+SpanId: Final = Encoded(encode_span, decode_span)
+"""16 hexadecimal digits ↔ 8 bytes."""
+Finite: Final = Encoded(finite, float, Float())
+"""A float that an agent may have sent: NaN and infinity become 0."""
 
 
-class Finite(TypeDecorator[float]):
-    """A float that an agent may have sent: NaN and infinity become 0."""
-
-    impl = Float
-    cache_ok = True
-
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
-        return None if value is None else finite(value)
+def Wire(kind: type[Any]) -> Encoded:  # noqa: N802  (stands where a type does, as the next ones)
+    """Make the type of a frozen type, kept as its wire's JSON, compressed where that pays."""
+    return Encoded(
+        lambda value: encode_text(wire.encode(value).decode()),
+        lambda data: wire.decode(decode_text(data).encode(), kind),
+    )
 
 
-def Choice(kind: type[StrEnum]) -> Enum:  # noqa: N802  (stands where a type does)
+def Json(kind: Any, what: str, empty: Any = None) -> Encoded:  # noqa: N802
+    """Make the type of a value kept as deterministic JSON; what is equal to `empty` is NULL, and NULL is `empty`."""
+    return Encoded(
+        lambda value: None if value == empty else encode_json(value, what),
+        msgspec.json.Decoder(kind).decode,
+        Text(),
+        null=empty,
+    )
+
+
+def Choice(kind: type[StrEnum]) -> Enum:  # noqa: N802
     """Make the type of a member of a StrEnum, stored by its value."""
     return Enum(
         kind,

@@ -10,6 +10,8 @@ tasks ◄─ rollouts ◄─ attempts ◄─ calls ─► toolsets      words: i
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     Boolean,
     CheckConstraint,
@@ -24,6 +26,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+from sqlalchemy.schema import SchemaItem
 
 from lightningrl.types import (
     BranchPoint,
@@ -70,37 +73,35 @@ SCHEMA_VERSION = 1
 
 metadata = MetaData()
 
+
+def _numbered(name: str, *columns: SchemaItem) -> Table:
+    """Make a table whose rows have numbers."""
+    return Table(name, metadata, Column("pk", Integer, primary_key=True), *columns)
+
+
 FORGOTTEN = "forgotten"
 """Key of `meta`: the last step whose rollouts were deleted, and how many were so far. A cache of rollouts is read anew
 when it changes."""
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 
-words = Table(
-    "words", metadata, Column("pk", Integer, primary_key=True), Column("text", Text, nullable=False, unique=True)
-)
+words = _numbered("words", Column("text", Text, nullable=False, unique=True))
 
-tasks = Table(
+tasks = _numbered(
     "tasks",
-    metadata,
-    Column("pk", Integer, primary_key=True),
     Column("digest", LargeBinary, nullable=False, unique=True),
     Column("task_id", CleanText, nullable=False),
     Column("body", LongText, nullable=False),
 )
 
-toolsets = Table(
+toolsets = _numbered(
     "toolsets",
-    metadata,
-    Column("pk", Integer, primary_key=True),
     Column("digest", LargeBinary, nullable=False, unique=True),
     Column("body", LongText, nullable=False),  # `Transition.offered`
 )
 
-rollouts = Table(
+rollouts = _numbered(
     "rollouts",
-    metadata,
-    Column("pk", Integer, primary_key=True),
     Column("id", Text, nullable=False, unique=True),
     Column("task_pk", ForeignKey(tasks.c.pk), nullable=False),
     Column("group_id", Text, nullable=False),
@@ -123,10 +124,8 @@ partial_index("rollouts_queue", rollouts.c.pk, "state = 'queued'")
 Index("rollouts_step", rollouts.c.step)
 Index("rollouts_group", rollouts.c.group_id)
 
-attempts = Table(
+attempts = _numbered(
     "attempts",
-    metadata,
-    Column("pk", Integer, primary_key=True),
     Column("rollout_pk", ForeignKey(rollouts.c.pk), nullable=False),
     Column("number", Integer, nullable=False),
     Column("worker_id", Text, nullable=False),
@@ -145,10 +144,18 @@ attempts = Table(
 partial_index("attempts_running", attempts.c.expires_at, "outcome IS NULL")
 partial_index("attempts_worker", attempts.c.worker_id, "outcome IS NULL")
 
-calls = Table(
+
+def _of_attempt(name: str, *columns: Column[Any]) -> Table:
+    """Make a table of attempts, one row each, or of a column's values for each where that is of the key, too."""
+    has_several = any(column.primary_key for column in columns)
+    key = Column(
+        "attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement="auto" if has_several else False
+    )
+    return Table(name, metadata, key, *columns, **(CLUSTERED if has_several else {}))
+
+
+calls = _numbered(
     "calls",
-    metadata,
-    Column("pk", Integer, primary_key=True),
     Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False),
     Column("idx", Integer, nullable=False),
     Column("id", Text, nullable=False),
@@ -180,10 +187,8 @@ calls = Table(
 partial_index("calls_cut", calls.c.attempt_pk, "finish_reason = 'length'")
 partial_index("calls_break", calls.c.attempt_pk, "CAST(is_break AS INTEGER) = 1")
 
-tool_calls = Table(
+tool_calls = _numbered(
     "tool_calls",
-    metadata,
-    Column("pk", Integer, primary_key=True),
     Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False),
     Column("id", CleanText, nullable=False),
     Column("name", Integer, nullable=False),
@@ -205,10 +210,8 @@ is_shown = (tool_calls.c.span >= DIALOGUE) & (tool_calls.c.span < DIALOGUE.repla
 partial_index("tool_calls_attempt", tool_calls.c.attempt_pk, "span IS NULL")
 Index("tool_calls_status", tool_calls.c.name, tool_calls.c.status)
 
-other_calls = Table(
+other_calls = _numbered(
     "other_calls",
-    metadata,
-    Column("pk", Integer, primary_key=True),
     Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False, index=True),
     Column("kind", Choice(OtherCallKind), nullable=False),
     Column("path", CleanText, nullable=False),
@@ -223,61 +226,25 @@ other_calls = Table(
     Column("duration_s", Finite, nullable=False),
 )
 
-spans = Table(
+spans = _of_attempt(
     "spans",
-    metadata,
-    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
     Column("span", SpanId, primary_key=True),
     Column("parent", SpanId),
     Column("agent", Integer),
-    **CLUSTERED,
 )
-
 rewards, computed = (
-    Table(
+    _of_attempt(
         name,
-        metadata,
-        Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
         Column("idx", Integer, primary_key=True),
         Column("name", Integer, primary_key=True),
         Column("value", Float),
-        **CLUSTERED,
     )
     for name in ("rewards", "computed")
 )
-
-digests = Table(
-    "digests",
-    metadata,
-    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
-    Column("part", Integer, primary_key=True),
-    Column("digest", Integer, nullable=False),
-    **CLUSTERED,
-)
-
-evidence = Table(
-    "evidence",
-    metadata,
-    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
-    Column("data", Wire(Evidence), nullable=False),
-)
-
-scores = Table(
-    "scores",
-    metadata,
-    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
-    Column("reward", Float),
-    Column("unrewarded", CleanText),
-)
-
-advantages = Table(
-    "advantages",
-    metadata,
-    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
-    Column("idx", Integer, primary_key=True),
-    Column("data", LargeBinary),
-    **CLUSTERED,
-)
+digests = _of_attempt("digests", Column("part", Integer, primary_key=True), Column("digest", Integer, nullable=False))
+advantages = _of_attempt("advantages", Column("idx", Integer, primary_key=True), Column("data", LargeBinary))
+evidence = _of_attempt("evidence", Column("data", Wire(Evidence), nullable=False))
+scores = _of_attempt("scores", Column("reward", Float), Column("unrewarded", CleanText))
 
 steps = Table(
     "steps",
