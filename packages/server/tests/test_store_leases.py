@@ -17,7 +17,7 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl_server.store import SqlStore
-from lightningrl_server.store.queue import LeaseClock
+from lightningrl_server.store.databases import LeaseClock
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_testing.store_conformance import leased, make_spec
 

@@ -13,7 +13,6 @@ import textwrap
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -354,7 +353,8 @@ async def test_a_database_that_goes_away_in_mid_transaction_is_waited_for_once_f
     monkeypatch.setattr(
         "lightningrl_server.store.writer.time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
     )
-    peers: Any = SimpleNamespace(is_lost=lambda error: True, regain=lambda: None, tell=lambda db, events: None)
+    monkeypatch.setattr(database, "is_lost", lambda error: True)
+    monkeypatch.setattr(database, "regain", lambda: None)
     is_away, is_busy, is_grouped = (threading.Event() for _ in range(3))
 
     def fail(*_: object) -> None:
@@ -372,7 +372,7 @@ async def test_a_database_that_goes_away_in_mid_transaction_is_waited_for_once_f
         fail()
 
     event.listen(database.writing, "do_connect", fail)
-    writer = Writer(replace(database, peers=peers), asyncio.get_running_loop(), lambda events: None)
+    writer = Writer(database, asyncio.get_running_loop(), lambda events: None)
     before = writer.submit(wait_for_group)
     await asyncio.to_thread(is_busy.wait)
     group = [writer.submit(go_away), *(writer.submit(lambda tx: None) for _ in range(3))]

@@ -19,11 +19,11 @@ from lightningrl_server.store import tables
 from lightningrl_server.store.columns import as_number, column_text, encode_json, encode_tokens
 from lightningrl_server.store.databases import Database, EndEvent, Event, StartEvent
 from lightningrl_server.store.errors import AttemptOver, Conflict, UnknownRecord
+from lightningrl_server.store.participants import LiveAttempt
 from lightningrl_server.store.reader import CALL_COLUMNS, OTHER_CALLS, Reader, chunks
-from lightningrl_server.store.statements import PreparedStatement
 from lightningrl_server.store.tables import attempts, calls, is_shown, other_calls, rollouts, tool_calls
 from lightningrl_server.store.tool_calls import append_spans, append_tool_calls
-from lightningrl_server.store.transaction import LiveAttempt, Transaction, over
+from lightningrl_server.store.transaction import PreparedStatement, Transaction, over
 from lightningrl_server.store.writer import StorePart, reading, writing
 
 __all__ = [
@@ -47,8 +47,8 @@ def append_calls(
     first = records[0]
     live = tx.live(first.rollout_id, first.attempt, f"call {first.transition.id!r}")
     keys = [column_text(record.call_key) for record in records]
-    is_repeated = any(key in live.keys for key in keys)
-    before = {call.call_key: call for call in tx.reader.calls(tx.db, live.pk)} if is_repeated else {}
+    is_repeated = any(key in live.keys for key in keys)  # read without a cache: a rollback gives a word's number anew
+    before = {call.call_key: call for call in Reader().calls(tx.db, live.pk)} if is_repeated else {}
     for key, record in zip(keys, records, strict=True):
         if key not in before:
             tx.add_call(_call_row(tx, live, key, record))
@@ -96,7 +96,7 @@ def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) 
     }
     live.ids[call.id] = live.keys[key] = index
     live.ends.append(len(call.prompt_ids) + len(call.completion_ids))
-    live.participants.callers.add((row["agent"], call.span_id or call.id))
+    live.callers.add((row["agent"], call.span_id or call.id))
     return row
 
 
@@ -296,6 +296,4 @@ class SqlCallLog(StorePart):
 _CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(
     calls.c.attempt_pk.in_(bindparam("pks", expanding=True))
 )
-_ADD_OTHER_CALLS = PreparedStatement(
-    insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"]
-)
+_ADD_OTHER_CALLS = PreparedStatement(insert(other_calls))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from lightningrl.errors import StoreError
 
 __all__ = ["AttemptOver", "Conflict", "EmptyStore", "StoreFull", "StoreTrouble", "UnknownRecord"]
@@ -30,3 +32,11 @@ class StoreTrouble(StoreError):
 
 class StoreFull(StoreTrouble):
     """No room on the disk. Nothing of the request was kept; the store works again once there is room. HTTP 507."""
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Make the error of the store `name`."""
+        return cls(
+            f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and "
+            "repeat it"
+        )

@@ -15,7 +15,6 @@ from lightningrl_server.store.call_log import add_other_calls, call_index, call_
 from lightningrl_server.store.columns import decode_advantages, encode_advantages
 from lightningrl_server.store.errors import Conflict, UnknownRecord
 from lightningrl_server.store.reader import Reader, chunks, read_forgotten
-from lightningrl_server.store.statements import PreparedStatement
 from lightningrl_server.store.tables import (
     FORGOTTEN,
     advantages,
@@ -27,7 +26,7 @@ from lightningrl_server.store.tables import (
     steps,
     trained,
 )
-from lightningrl_server.store.transaction import Transaction
+from lightningrl_server.store.transaction import WITH_ROLLOUT, PreparedStatement, Transaction
 from lightningrl_server.store.writer import StorePart, reading, writing
 
 __all__ = ["SqlLedger"]
@@ -42,7 +41,9 @@ _AT_ONCE = 100
 def _set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
     # One statement for each table, whatever the number of scores.
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    attempts_ = tx.attempts([score.rollout_id for score in scores])
+    parts = chunks(tuple(dict.fromkeys(score.rollout_id for score in scores)))
+    attempt_rows = (row for ids in parts for row in tx.db.execute(WITH_ROLLOUT.where(rollouts.c.id.in_(ids))))
+    attempts_ = {(row.rollout_id, row.number): row for row in attempt_rows}
     places = [(score.rollout_id, score.attempt) for score in scores if score.transition_rewards or score.advantages]
     indices_of = call_indices(tx, [attempts_[place].pk for place in places if place in attempts_])
     for score in scores:
@@ -220,7 +221,7 @@ _PLANNED_THROUGH = (
     .limit(_AT_ONCE)
 )
 _OF_ATTEMPTS = tuple(table for table in tables.metadata.sorted_tables if "attempt_pk" in table.c)
-_TRAIN = PreparedStatement(insert(trained), columns=("rollout_pk", "step"))
+_TRAIN = PreparedStatement(insert(trained))
 _TRAINED = (
     select(trained.c.step, rollouts.c.id).join(rollouts, rollouts.c.pk == trained.c.rollout_pk).order_by(rollouts.c.pk)
 )

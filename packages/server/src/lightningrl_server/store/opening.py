@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Final
 
-from sqlalchemy import insert, inspect, select, update
+from sqlalchemy import insert, inspect, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from lightningrl.errors import StoreError
-from lightningrl_server.store.databases import Database, explain
+from lightningrl_server.store.databases import Database
 from lightningrl_server.store.errors import EmptyStore
-from lightningrl_server.store.postgresql import GRACE_S, open_postgresql
+from lightningrl_server.store.postgresql import open_postgresql
 from lightningrl_server.store.sqlite import open_sqlite
-from lightningrl_server.store.tables import SCHEMA_VERSION, attempts, meta, metadata, rollouts
+from lightningrl_server.store.tables import SCHEMA_VERSION, meta, metadata, rollouts
 
 __all__ = ["has_rollouts", "open_database"]
 
@@ -40,11 +39,10 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
     database = open_(parsed, read_only=read_only, pragmas=pragmas or {})
     try:
         _prepare(database, read_only=read_only)
-        if database.peers is not None:
-            database.peers.settle()
+        database.settle()
     except database.errors as error:
         database.close()
-        raise explain(error, database) from error
+        raise database.explain(error) from error
     except BaseException:
         database.close()
         raise
@@ -66,7 +64,7 @@ def has_rollouts(url: str) -> bool:
         with database.reading.connect() as db:
             return db.execute(select(rollouts.c.pk).limit(1)).scalar() is not None
     except database.errors as error:
-        raise explain(error, database) from error
+        raise database.explain(error) from error
     finally:
         database.close()
 
@@ -88,6 +86,4 @@ def _prepare(database: Database, *, read_only: bool) -> None:
             metadata.create_all(db)
             db.execute(insert(meta).values(key="schema", value=str(SCHEMA_VERSION)))
         if not read_only:
-            until = (time.time() if database.peers is None else database.peers.now()) + GRACE_S
-            nobody_heard = attempts.c.outcome.is_(None) & (attempts.c.expires_at < until)
-            db.execute(update(attempts).where(nobody_heard).values(expires_at=until))
+            database.renew(db)

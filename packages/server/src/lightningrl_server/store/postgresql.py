@@ -17,7 +17,8 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,17 +31,16 @@ from sqlalchemy.pool import NullPool
 
 from lightningrl.errors import StoreError
 from lightningrl.types import RolloutState
-from lightningrl_server.store.databases import READERS, Database, EndEvent, Event, QueueEvent, explain, take_lock
+from lightningrl_server.store.databases import READERS, Database, EndEvent, Event, QueueEvent, take_lock
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
 from lightningrl_server.store.location import find_store
 
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["GRACE_S", "check_database", "create_schema", "drop_schema", "move_schema", "open_postgresql"]
+__all__ = ["check_database", "create_schema", "drop_schema", "move_schema", "open_postgresql"]
 
-GRACE_S: Final = 30.0
-"""Seconds for the first heartbeat of a worker that runs an attempt while nobody can hear it."""
+_STOOD_STILL_S = 5.0
 _OPEN, _WRITE = 0x1167, 0x1168
 """Numbers of our advisory locks: one is shared while a store is open, one taken to write it. Each with the schema
 beside it."""
@@ -61,7 +61,7 @@ _SOCKET: Final[Mapping[str, Any]] = {
     "application_name": "lightningrl",
 }
 """Settings by which a machine that has vanished is noticed."""
-_RENEW = text("UPDATE attempts SET expires_at = :until WHERE outcome IS NULL AND expires_at < :until")
+_TAKE_TURN = f"SELECT pg_advisory_xact_lock({_WRITE}, hashtext(current_schema()))"
 _NOTIFY = text("SELECT pg_notify(:channel, :message)")
 
 
@@ -75,46 +75,65 @@ class _Notification(msgspec.Struct, array_like=True):
     """True if there was more than it can hold: look at everything."""
 
 
-class _Peers:
-    """The processes that have one schema open; `lightningrl_server.store.databases.Peers`."""
+class PostgresqlDatabase(Database):
+    """One schema, and the processes that have it open."""
 
-    def __init__(self, connect_args: Mapping[str, Any], writing: Engine, name: str) -> None:
-        """Raises psycopg.Error and StoreError."""
+    insert = staticmethod(postgresql.insert)
+
+    def __init__(self, name: str, writing: Engine, reading: Engine, connect_args: Mapping[str, Any] | None) -> None:
+        """`connect_args`: for a connection beside the engines', None = this process only reads. Raises StoreError."""
         import psycopg
 
+        super().__init__(name, writing, reading)
+        self.errors = SQLAlchemyError, psycopg.Error
+        self.is_shared: bool = connect_args is not None
+        self._operational = psycopg.OperationalError
+        self._held = ExitStack()
+        if connect_args is None:
+            return
         self._connect_args = connect_args
-        self._writing = writing
         self._me = secrets.token_hex(8)
         self._decode = msgspec.json.Decoder(_Notification).decode
-        self._errors: tuple[type[Exception], ...] = (psycopg.Error, OSError)
-        self._operational = psycopg.OperationalError
-        self._holder: psycopg.Connection[Any] = psycopg.connect(**connect_args, autocommit=True)
         try:
-            schema = self._ask("current_schema()")
-            if schema is None:
-                raise StoreTrouble(
-                    f"the store {name!r} is gone: its database has no such schema; restore it, or start a new run"
-                )
-            self._schema = str(schema)
-            self._ahead_s = float(self._ask("extract(epoch FROM clock_timestamp())")) - time.monotonic()
-            self.is_alone = self._lock("pg_try_advisory_lock")
-            if not self.is_alone:
-                take_lock(lambda: self._lock("pg_try_advisory_lock_shared"), name)
+            self._holder: psycopg.Connection[Any] = psycopg.connect(**connect_args, autocommit=True)
+            self._held.callback(self._holder.close)
+            self._join()
+        except psycopg.Error as error:
+            self.close()
+            raise self.explain(error) from error
         except BaseException:
-            self._holder.close()
+            self.close()
             raise
 
+    def _join(self) -> None:
+        """Take part among the processes that have the schema open."""
+        schema = self._ask("current_schema()")
+        if schema is None:
+            raise StoreTrouble(
+                f"the store {self.name!r} is gone: its database has no such schema; restore it, or start a new run"
+            )
+        self._channel = f"lightningrl {schema}".replace('"', "")[:63]
+        self._ahead_s = float(self._ask("extract(epoch FROM clock_timestamp())")) - time.monotonic()
+        self._looked_at = self.now()
+        self._is_alone = self._lock("pg_try_advisory_lock")
+        if not self._is_alone:
+            take_lock(lambda: self._lock("pg_try_advisory_lock_shared"), self.name)
+
+    def unlock(self) -> None:
+        self._held.close()
+
     def settle(self) -> None:
-        if self.is_alone:
+        if self._is_alone:
             self._lock("pg_advisory_lock_shared")
             self._lock("pg_advisory_unlock")
-            self.is_alone = False
-
-    def close(self) -> None:
-        self._holder.close()
+            self._is_alone = False
 
     def now(self) -> float:
         return time.monotonic() + self._ahead_s
+
+    def has_stood_still(self) -> bool:
+        looked_at, self._looked_at = self._looked_at, self.now()
+        return self._looked_at - looked_at > _STOOD_STILL_S
 
     def tell(self, db: Connection, events: Sequence[Event]) -> None:
         ends = [event for event in events if isinstance(event, EndEvent)]
@@ -143,26 +162,15 @@ class _Peers:
                             yield None
                         elif news.sender != self._me:
                             yield (*([QueueEvent()] if news.queued else []), *(EndEvent(*end) for end in news.ended))
-            except self._errors:
+            except (psycopg.Error, OSError):
                 await asyncio.sleep(_AGAIN_S)
 
     def is_lost(self, error: BaseException) -> bool:
         original = error.orig if isinstance(error, StatementError) else error
-        if not isinstance(original, self._operational):
+        if not self.is_shared or not isinstance(original, self._operational):
             return False
         state: str | None = getattr(original, "sqlstate", None)
         return state is None or state[:2] == "08" or state in ("57P01", "57P02", "57P03", "25P03")
-
-    def renew(self, db: Connection) -> None:
-        db.execute(_RENEW, {"until": self.now() + GRACE_S})
-
-    def regain(self) -> None:
-        with self._writing.begin() as db:
-            self.renew(db)
-
-    @property
-    def _channel(self) -> str:
-        return f"lightningrl {self._schema}".replace('"', "")[:63]
 
     def _ask(self, what: str) -> Any:
         row = self._holder.execute(f"SELECT {what}".encode()).fetchone()
@@ -171,11 +179,37 @@ class _Peers:
     def _lock(self, function: str) -> bool:
         return bool(self._ask(f"{function}({_OPEN}, hashtext(current_schema()))"))
 
+    def means(self, error: BaseException) -> StoreError | None:
+        import psycopg
 
-def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Database:
+        name, detail = self.name, " ".join(str(error).split())
+        if not isinstance(error, psycopg.Error):
+            return None
+        if error.sqlstate == "53100":  # disk_full
+            return StoreFull.of(self.name)
+        if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
+            return StoreError(f"the store {name!r} cannot keep a value ({detail})")
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            return StoreTrouble(
+                f"the store {name!r} may not be used by its user ({detail}); `GRANT CREATE ON DATABASE` lets runs make "
+                "their schemas"
+            )
+        if isinstance(error, psycopg.OperationalError) and "password" in detail:
+            return StoreTrouble(
+                f"the store {name!r} is not opened by this password ({detail}); set PGPASSWORD or write it to ~/.pgpass"
+            )
+        if isinstance(error, psycopg.OperationalError):
+            return StoreTrouble(
+                f"the store {name!r} cannot be written or read ({detail}); check that its server runs and may be "
+                "reached"
+            )
+        return None
+
+
+def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> PostgresqlDatabase:
     name = url.render_as_string(hide_password=True)
     try:
-        import psycopg
+        import psycopg  # noqa: F401
     except ImportError:
         raise StoreError(f'the store {name!r} needs psycopg; `pip install "lightningrl[postgres]"`') from None
 
@@ -188,7 +222,7 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
         url = url.set(password=password)  # less the line's end that a file leaves there
     writing = create_engine(url, poolclass=NullPool, connect_args=_SOCKET)
     event.listen(writing, "connect", _bound_stalls)
-    event.listen(writing, "begin", _take_turn)
+    event.listen(writing, "begin", partial(Connection.exec_driver_sql, statement=_TAKE_TURN))
     reading = create_engine(
         url,
         pool_size=READERS,
@@ -198,58 +232,13 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
         execution_options={"postgresql_readonly": True},
         connect_args=_SOCKET,
     )
-    try:
-        peers = None if read_only else _Peers({**writing.dialect.create_connect_args(url)[1], **_SOCKET}, writing, name)
-    except psycopg.Error as error:
-        raise _meaning(error, name) or error from error
-    return Database(
-        name=name,
-        writing=writing,
-        reading=reading,
-        insert=postgresql.insert,
-        means=lambda error: _meaning(error, name),
-        errors=(SQLAlchemyError, psycopg.Error),
-        unlock=peers.close if peers is not None else lambda: None,
-        peers=peers,
-    )
-
-
-def _meaning(error: BaseException, name: str) -> StoreError | None:
-    import psycopg
-
-    detail = " ".join(str(error).split())
-    if not isinstance(error, psycopg.Error):
-        return None
-    if error.sqlstate == "53100":  # disk_full
-        return StoreFull(
-            f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and "
-            "repeat it"
-        )
-    if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
-        return StoreError(f"the store {name!r} cannot keep a value ({detail})")
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return StoreTrouble(
-            f"the store {name!r} may not be used by its user ({detail}); `GRANT CREATE ON DATABASE` lets runs make "
-            "their schemas"
-        )
-    if isinstance(error, psycopg.OperationalError) and "password" in detail:
-        return StoreTrouble(
-            f"the store {name!r} is not opened by this password ({detail}); set PGPASSWORD or write it to ~/.pgpass"
-        )
-    if isinstance(error, psycopg.OperationalError):
-        return StoreTrouble(
-            f"the store {name!r} cannot be written or read ({detail}); check that its server runs and may be reached"
-        )
-    return None
+    connect_args = {**writing.dialect.create_connect_args(url)[1], **_SOCKET}
+    return PostgresqlDatabase(name, writing, reading, None if read_only else connect_args)
 
 
 def _bound_stalls(connection: psycopg.Connection[Any], _: object) -> None:
     connection.execute(f"SET idle_in_transaction_session_timeout = '{_STALLED}'".encode())
     connection.commit()
-
-
-def _take_turn(connection: Connection) -> None:
-    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE}, hashtext(current_schema()))")
 
 
 # ------------------------------------------------------------------ the schemas of runs
@@ -310,7 +299,7 @@ def _writing(url: URL) -> Iterator[Connection]:
         with database.writing.begin() as db:
             yield db
     except SQLAlchemyError as error:
-        raise explain(error, database) from error
+        raise database.explain(error) from error
     finally:
         database.close()
 

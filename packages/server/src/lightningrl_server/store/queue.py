@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,51 +17,19 @@ from lightningrl.types import Outcome, RolloutState
 from lightningrl_server.records import AttemptEnd, AttemptInfo
 from lightningrl_server.store import queue_writes
 from lightningrl_server.store.call_log import key_digest
-from lightningrl_server.store.databases import Database, EndEvent, Event, LeaseEvent, Peers, QueueEvent
+from lightningrl_server.store.databases import LOOK_S, Database, EndEvent, Event, LeaseEvent, QueueEvent
 from lightningrl_server.store.errors import AttemptOver, UnknownRecord
 from lightningrl_server.store.reader import Reader, chunks, decode_task
 from lightningrl_server.store.tables import attempts, rollouts
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_server.store.writer import StorePart, reading, writing
 
-__all__ = ["LeaseClock", "SharedClock", "SqlQueue"]
+__all__ = ["SqlQueue"]
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
-"""Longest time between two looks at the lease clock while this process runs."""
-_STOOD_STILL_S = 5.0
 _LOOK_AT_OTHERS_S = 5.0
 """Time between two looks at leases that other servers of the store gave: one of them may be gone."""
-
-
-class LeaseClock:
-    """The clock of leases. It starts with the time of day and does not jump with it; where this process stood still,
-    and so heard no heartbeat, it stood still too."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._now = time.time()
-        self._looked_at = monotonic()
-
-    def now(self) -> float:
-        looked_at = self._monotonic()
-        self._now += min(looked_at - self._looked_at, _LOOK_S)
-        self._looked_at = looked_at
-        return self._now
-
-
-class SharedClock:
-    """The clock of leases of a store of several servers: one for all."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
-        self._looked_at = now()
-
-    def stood_still(self) -> bool:
-        """True if this process stood still since the last call."""
-        looked_at, self._looked_at = self._looked_at, self.now()
-        return self._looked_at - looked_at > _STOOD_STILL_S
 
 
 @dataclass(slots=True, eq=False)
@@ -98,14 +65,13 @@ class SqlQueue(StorePart):
         self._queued = asyncio.Condition()
         self._queued_count = 0
         self._waiters: set[_Waiter] = set()
-        self._clock = LeaseClock() if database.peers is None else SharedClock(database.peers.now)
         self._next_expiry: float | None = 0.0
         self._expiry_changed = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
         if not read_only:
             self._spawn(self._sweep())
-        if database.peers is not None:
-            self._listening = self._loop.create_task(self._listen(database.peers))
+        if database.is_shared:
+            self._listening = self._loop.create_task(self._listen())
 
     create_rollouts = writing(queue_writes.create_rollouts)
     release = writing(queue_writes.release)
@@ -227,9 +193,9 @@ class SqlQueue(StorePart):
         async with self._queued:
             self._queued.notify_all()
 
-    async def _listen(self, peers: Peers) -> None:
+    async def _listen(self) -> None:
         """Take note of other servers' commits as if they were made here."""
-        async for events in peers.listen():
+        async for events in self._database.listen():
             if events is not None:
                 self._on_events(events)
                 continue
@@ -244,10 +210,9 @@ class SqlQueue(StorePart):
     async def _now(self) -> float:
         """Return the time by the clock of leases. Where this process stood still and others of the store did not,
         leases that nobody could renew go on."""
-        peers = self._database.peers
-        if peers is not None and isinstance(self._clock, SharedClock) and self._clock.stood_still():
-            await self._write(lambda tx: peers.renew(tx.db))  # what is asked later is done later
-        return self._clock.now()
+        if self._database.has_stood_still():
+            await self._write(lambda tx: self._database.renew(tx.db))  # what is asked later is done later
+        return self._database.now()
 
     async def _sweep(self) -> None:
         """End attempts whose lease is over, as soon as it is."""
@@ -262,12 +227,12 @@ class SqlQueue(StorePart):
                     instants = (instant for instant in (soonest, self._next_expiry) if instant is not None)
                     self._next_expiry = min(instants, default=None)
             except StoreError:
-                now = self._clock.now()
+                now = self._database.now()
                 self._next_expiry = now + 1.0  # no room, perhaps: the next lease tries again too
             self._expiry_changed.clear()
             if self._closing:
                 return
-            left = _LOOK_S / 2
+            left = LOOK_S / 2
             if self._next_expiry is not None:
                 left = max(0.005, min(self._next_expiry - now, left))
             try:

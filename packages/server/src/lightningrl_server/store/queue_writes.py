@@ -20,10 +20,9 @@ from lightningrl_server.store.databases import EndEvent, LeaseEvent, QueueEvent
 from lightningrl_server.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl_server.store.protocol import RETRYABLE
 from lightningrl_server.store.reader import chunks
-from lightningrl_server.store.statements import PreparedStatement
 from lightningrl_server.store.tables import attempts, calls, other_calls, rewards, rollouts, spans, tasks, tool_calls
 from lightningrl_server.store.tool_calls import append_spans, append_tool_calls
-from lightningrl_server.store.transaction import ATTEMPT_COLUMNS, Transaction, over
+from lightningrl_server.store.transaction import WITH_ROLLOUT, PreparedStatement, Transaction, over
 
 __all__ = [
     "cancel",
@@ -178,7 +177,7 @@ def _end_expired(tx: Transaction, now: float) -> None:
     for row in tx.rows(_EXPIRED, now=now):
         error = f"lease expired: worker {row.worker_id!r} sent no heartbeat in time"
         again = row.number < row.max_attempts + row.forgiven
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)
+        _end(tx, row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)
 
 
 def interrupt(tx: Transaction, reason: str, workers: str = "") -> int:
@@ -195,7 +194,7 @@ def _interrupt(tx: Transaction, rows: Sequence[Any], reason: str) -> None:
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN
         again = forgive or row.number < row.max_attempts + row.forgiven
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, forgive=forgive, error=reason)
+        _end(tx, row, Outcome.INFRASTRUCTURE_ERROR, again=again, forgive=forgive, error=reason)
 
 
 def finish(
@@ -225,7 +224,8 @@ def finish(
     if may_diverge and (why := _divergence(tx, row)):
         outcome, error = Outcome.DIVERGED, why
     again = outcome in RETRYABLE and end.may_go_again and attempt < row.max_attempts + row.forgiven
-    state = tx.end(
+    state = _end(
+        tx,
         row,
         outcome,
         again=again,
@@ -235,6 +235,24 @@ def finish(
         left_threads=tuple(map(clean_text, end.left_threads)),
     )
     return state, True, None
+
+
+def _end(
+    tx: Transaction, row: Any, outcome: Outcome, *, again: bool, forgive: bool = False, **values: Any
+) -> RolloutState:
+    """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not
+    charged."""
+    no_result = {"output": None, "error": None, "duration_s": 0.0, "left_threads": ()}
+    participants = tx.take_live(row).columns()
+    tx.run(_END_ATTEMPT, of_pk=row.pk, **{"outcome": outcome, "ended_at": tx.now, **no_result, **values})
+    state = RolloutState.SUCCEEDED if outcome is Outcome.SUCCEEDED else RolloutState.FAILED
+    state = RolloutState.QUEUED if again else state
+    after = {"state": state, "outcome": None if again else outcome, "deciding": row.number, "more": int(forgive)}
+    tx.run(_END_ROLLOUT, of_pk=row.rollout_pk, **after, **participants)
+    tx.add_event(EndEvent(row.rollout_id, row.number, state))
+    if again:
+        tx.add_event(QueueEvent())
+    return state
 
 
 def _finish_again(tx: Transaction, row: Any, end: AttemptEnd) -> tuple[RolloutState, bool, AttemptOver | None]:
@@ -288,7 +306,7 @@ def cancel(tx: Transaction, rollout_ids: Sequence[str]) -> int:
             nobody = {"worker_id": "", "key_digest": b"", "expires_at": tx.now, "started_at": tx.now}
             tx.run(_START_ATTEMPT, rollout_pk=row.pk, number=number, **nobody)
             tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(started=number))
-        tx.end(tx.attempt(rollout_id, number), Outcome.CANCELLED, again=False, error="cancelled")
+        _end(tx, tx.attempt(rollout_id, number), Outcome.CANCELLED, again=False, error="cancelled")
         cancelled += 1
     return cancelled
 
@@ -308,9 +326,7 @@ def retry(tx: Transaction, rollout_ids: Sequence[str], timeout_s: float) -> int:
     return retried
 
 
-_running = (
-    select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
-)
+_running = WITH_ROLLOUT.where(attempts.c.outcome.is_(None))
 _RUNNING = PreparedStatement(_running)
 _RUNNING_AT = PreparedStatement(_running.where(attempts.c.worker_id == bindparam("of_worker")))
 _EXPIRED = PreparedStatement(_running.where(attempts.c.expires_at <= bindparam("now")))
@@ -340,3 +356,13 @@ _COUNT_REFUSED = PreparedStatement(
     update(attempts).where(attempts.c.pk == bindparam("of_pk")).values(results_refused=attempts.c.results_refused + 1)
 )
 _OUTPUT = PreparedStatement(select(attempts.c.output).where(attempts.c.pk == bindparam("of_pk")))
+_END_ATTEMPT = PreparedStatement(
+    update(attempts).where(attempts.c.pk == bindparam("of_pk")),
+    columns=("outcome", "ended_at", "output", "error", "duration_s", "left_threads"),
+)
+_END_ROLLOUT = PreparedStatement(
+    update(rollouts)
+    .where(rollouts.c.pk == bindparam("of_pk"))
+    .values(forgiven=rollouts.c.forgiven + bindparam("more")),
+    columns=("state", "outcome", "deciding", "roles", "tools", "failed_tools"),
+)

@@ -1,7 +1,6 @@
 """`Reader`: rows to records, with a cache of interned words; any thread may use it with a connection of its own.
 
-Reads of what is not committed yet go through a Reader of their own (`Transaction.reader`): after a rollback a word's
-number may be given anew.
+A read of what is not committed yet takes a Reader of its own: after a rollback a word's number may be given anew.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from lightningrl_server.lru import LruCache
 from lightningrl_server.records import CallRecord
 from lightningrl_server.store.columns import as_number, decode_many, decode_sampling
 from lightningrl_server.store.errors import UnknownRecord
-from lightningrl_server.store.statements import PreparedStatement
 from lightningrl_server.store.tables import (
     FORGOTTEN,
     attempts,
@@ -37,6 +35,7 @@ from lightningrl_server.store.tables import (
     trained,
     words,
 )
+from lightningrl_server.store.transaction import PreparedStatement
 
 __all__ = [
     "CALL_COLUMNS",

@@ -4,7 +4,7 @@ store = await SqlStore.open("sqlite:///runs/1/store.db")
 
 queue     who works on what       queue.py, queue_writes.py    ┐ over one writing thread (group commit) and a few that
 call log  model calls, tools      call_log.py, tool_calls.py   │ read (writer.py); each operation is a function of a
-ledger    scores, steps           ledger.py                    │ Transaction (transaction.py, statements.py), each query
+ledger    scores, steps           ledger.py                    │ Transaction (transaction.py, participants.py), each query
 look      rollouts, trajectories  look.py, trajectories.py     ┘ one of a read-only connection (reader.py)
 """
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
@@ -23,7 +23,29 @@ from lightningrl_server.store.errors import StoreFull, StoreTrouble
 __all__ = ["open_sqlite"]
 
 
-def open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Database:
+class SqliteDatabase(Database):
+    """A file that one process has locked."""
+
+    insert = staticmethod(sqlite.insert)
+    errors = (SQLAlchemyError, sqlite3.Error, OSError)
+
+    def __init__(self, name: str, writing: Engine, reading: Engine, lock: IO[bytes] | None) -> None:
+        super().__init__(name, writing, reading)
+        self._lock = lock
+
+    def means(self, error: BaseException) -> StoreError | None:
+        return _meaning(error, self.name)
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            import fcntl
+
+            if not self._lock.closed:  # closed alone, it would be held by processes that were forked meanwhile
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()
+
+
+def open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> SqliteDatabase:
     if not url.database or url.database == ":memory:":
         raise StoreError(f"store URL {str(url)!r} names no SQLite file; write 'sqlite:///path/to/store.db'")
     path = Path(url.database)
@@ -33,24 +55,15 @@ def open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Dat
         _refuse_other(path)
     lock = None if read_only else _lock_file(path)
     wal: dict[str, int | str] = {"journal_mode": "WAL", "synchronous": "FULL", **pragmas}
-    return Database(
-        name=str(path),
-        writing=_make_engine(path, "BEGIN IMMEDIATE", wal, pool=NullPool),
-        reading=_make_engine(path, "BEGIN", {"query_only": 1}, pool=QueuePool, pool_size=READERS, max_overflow=0),
-        insert=sqlite.insert,
-        means=lambda error: _meaning(error, str(path)),
-        errors=(SQLAlchemyError, sqlite3.Error, OSError),
-        unlock=partial(_unlock_file, lock) if lock is not None else lambda: None,
-    )
+    writing = _make_engine(path, "BEGIN IMMEDIATE", wal, pool=NullPool)
+    reading = _make_engine(path, "BEGIN", {"query_only": 1}, pool=QueuePool, pool_size=READERS, max_overflow=0)
+    return SqliteDatabase(str(path), writing, reading, lock)
 
 
 def _meaning(error: BaseException, name: str) -> StoreError | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
-        return StoreFull(
-            f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and "
-            "repeat it"
-        )
+        return StoreFull.of(name)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreTrouble(
             f"the store {name!r} is no readable SQLite database ({error}); restore a copy or start in a new folder"
@@ -81,7 +94,7 @@ def _make_engine(
             connection.execute(f"PRAGMA {name} = {value}")
 
     event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    event.listen(engine, "begin", partial(Connection.exec_driver_sql, statement=begin))
     return engine
 
 
@@ -125,14 +138,6 @@ def _lock_file(path: Path) -> IO[bytes] | None:
         raise
     os.set_inheritable(lock.fileno(), False)
     return lock
-
-
-def _unlock_file(lock: IO[bytes]) -> None:
-    import fcntl
-
-    if not lock.closed:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # closed alone, it would be held by processes that were forked meanwhile
-    lock.close()
 
 
 def _open_private(path: Path) -> IO[bytes]:

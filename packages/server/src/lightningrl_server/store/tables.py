@@ -148,7 +148,7 @@ partial_index("attempts_worker", attempts.c.worker_id, "outcome IS NULL")
 def _of_attempt(name: str, *columns: Column[Any]) -> Table:
     """Make a table of attempts, one row each, or of a column's values for each where that is of the key, too."""
     has_several = any(column.primary_key for column in columns)
-    key = Column(
+    key: Column[int] = Column(
         "attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement="auto" if has_several else False
     )
     return Table(name, metadata, key, *columns, **(CLUSTERED if has_several else {}))

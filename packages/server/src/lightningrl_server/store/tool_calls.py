@@ -18,10 +18,9 @@ from lightningrl.types import ToolCall, ToolStatus
 from lightningrl_server.records import DIALOGUE, SpanRecord, ToolCallRecord
 from lightningrl_server.store import tables
 from lightningrl_server.store.columns import column_text
-from lightningrl_server.store.participants import SpanNode
-from lightningrl_server.store.statements import PreparedStatement
+from lightningrl_server.store.participants import LiveAttempt, SpanNode
 from lightningrl_server.store.tables import is_shown, tool_calls
-from lightningrl_server.store.transaction import LiveAttempt, Transaction
+from lightningrl_server.store.transaction import PreparedStatement, Transaction
 
 __all__ = ["append_spans", "append_tool_calls"]
 
@@ -55,10 +54,10 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
             continue
         if not record.is_of_dialogue:
             shown = f"{DIALOGUE}{call_id}"
-            if shown in live.participants.shown:
+            if shown in live.shown:
                 replaced.add(shown)
                 tool_call = _without_gaps(tx, live, shown, tool_call)
-                if live.participants.shown[shown][1] is ToolStatus.ERROR and tool_call.status is ToolStatus.OK:
+                if live.shown[shown][1] is ToolStatus.ERROR and tool_call.status is ToolStatus.OK:
                     tool_call = replace(tool_call, status=ToolStatus.ERROR, contradicted=1)
             live.note_reported(call_id, has_gaps=_has_gaps(tool_call))
         if span is not None:
@@ -71,7 +70,7 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
             "parent_span": record.parent_span_id,
             "started_at": record.started_at,
         }
-        live.participants.add_tool(row["name"], tool_call.status, shown=span if record.is_of_dialogue else None)
+        live.add_tool(row["name"], tool_call.status, shown=span if record.is_of_dialogue else None)
         rows.append(row)
     live.tool_calls += len(rows)
     _check_number(live.tool_calls, "tool calls", rollout_id)
@@ -99,7 +98,7 @@ def _report_again(tx: Transaction, live: LiveAttempt, rows: Sequence[dict[str, A
             before = {name: getattr(stored, name) for name in _STATUS_COLUMNS}
             tx.run(_CHANGE, of_pk=stored.pk, **before | changes)
     if "status" in changes:
-        live.participants.add_tool(tx.word(tool_call.name), tool_call.status)
+        live.add_tool(tx.word(tool_call.name), tool_call.status)
 
 
 def _merged(stored: Mapping[str, Any], record: ToolCallRecord) -> dict[str, Any]:
@@ -144,7 +143,7 @@ def _fill_gaps(tx: Transaction, live: LiveAttempt, call_id: str, shown: ToolCall
         status = shown.status if row.status is ToolStatus.UNKNOWN else row.status
         values = {"arguments": row.arguments or shown.arguments, "result": row.result or shown.result}
         tx.run(_FILL, of_pk=row.pk, status=status, **values)
-        live.participants.add_tool(row.name, status)
+        live.add_tool(row.name, status)
 
 
 def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None:
@@ -159,8 +158,8 @@ def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence
         for record in spans
     ]
     for row in rows:
-        live.participants.tree[row["span"]] = SpanNode(row["parent"], row["agent"])
-    _check_number(len(live.participants.tree), "spans", rollout_id)
+        live.tree[row["span"]] = SpanNode(row["parent"], row["agent"])
+    _check_number(len(live.tree), "spans", rollout_id)
     tx.replace(tables.spans, rows)
 
 
@@ -169,7 +168,7 @@ def _check_number(count: int, what: str, rollout_id: str) -> None:
         raise StoreError(f"rollout {rollout_id!r} would have {count} {what}, more than {MOST_REPORTED}; report fewer")
 
 
-_ADD = PreparedStatement(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
+_ADD = PreparedStatement(insert(tool_calls))
 _is_attempt = tool_calls.c.attempt_pk == bindparam("of_attempt")
 _is_id, _is_span = tool_calls.c.id == bindparam("of_id"), tool_calls.c.span == bindparam("of_span")
 _is_pk = tool_calls.c.pk == bindparam("of_pk")

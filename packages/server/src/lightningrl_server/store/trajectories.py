@@ -22,8 +22,8 @@ from lightningrl_server.store.reader import (
     decode_task,
     prompts_and_completions,
 )
-from lightningrl_server.store.statements import PreparedStatement
 from lightningrl_server.store.tables import attempts, calls, rollouts, scores, spans, tasks, tool_calls
+from lightningrl_server.store.transaction import PreparedStatement
 
 __all__ = ["read_trajectories"]
 

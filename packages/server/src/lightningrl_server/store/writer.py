@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from lightningrl.errors import StoreError
-from lightningrl_server.store.databases import READERS, Database, Event, explain
+from lightningrl_server.store.databases import READERS, Database, Event
 from lightningrl_server.store.errors import AttemptOver, StoreTrouble
 from lightningrl_server.store.reader import Reader
 from lightningrl_server.store.transaction import Transaction
@@ -52,11 +52,11 @@ def patiently(database: Database, work: Callable[[], T]) -> T:
         try:
             return work()
         except database.errors as error:
-            if database.peers is None or not database.peers.is_lost(error) or time.monotonic() > give_up:
+            if not database.is_lost(error) or time.monotonic() > give_up:
                 raise
         time.sleep(_PAUSE_S)
         with contextlib.suppress(*database.errors):
-            database.peers.regain()
+            database.regain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Writer:
         return done, events
 
     def _explained(self, error: Exception) -> Exception:
-        explained = explain(error, self._database)
+        explained = self._database.explain(error)
         if not isinstance(explained, StoreError):
             logger.error("store %s: an operation failed", self._database.name, exc_info=error)
         return explained
@@ -254,7 +254,7 @@ class StorePart:
             try:
                 return patiently(self._database, ask)
             except self._database.errors as error:
-                raise explain(error, self._database) from error
+                raise self._database.explain(error) from error
 
         if self._closing:
             raise StoreTrouble(f"the store {self._database.name!r} is closed; open it again")
