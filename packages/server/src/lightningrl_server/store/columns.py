@@ -25,7 +25,7 @@ from lightningrl.types import Array, IntArray, SamplingSettings
 __all__ = [
     "Choice",
     "CleanText",
-    "Encoded",
+    "ColumnCodec",
     "Finite",
     "Floats",
     "Json",
@@ -185,7 +185,7 @@ def decode_span(data: bytes) -> str:
 # ------------------------------------------------------------------ column types
 
 
-class Encoded(TypeDecorator[Any]):
+class ColumnCodec(TypeDecorator[Any]):
     """A value of Python's ↔ what a column holds of it; None is NULL, and NULL is `null`."""
 
     impl: TypeEngine[Any] | type[TypeEngine[Any]] = LargeBinary
@@ -212,36 +212,36 @@ class Encoded(TypeDecorator[Any]):
         return self.null if value is None else self.decode(value)
 
 
-Floats: Final = Encoded(
+Floats: Final = ColumnCodec(
     lambda values: np.asarray(values, dtype="<f4").tobytes(), lambda data: np.frombuffer(data, "<f4")
 )
 """float32 array ↔ little-endian bytes."""
-LongText: Final = Encoded(encode_text, decode_text, null="")
+LongText: Final = ColumnCodec(encode_text, decode_text, null="")
 """Text ↔ bytes, compressed where that pays; empty = NULL = empty."""
-LongJson: Final = Encoded(
+LongJson: Final = ColumnCodec(
     lambda value: encode_text(encode_json(value, "what a model was asked or answered")),
     lambda data: decode_output(decode_text(data)),
 )
 """Any JSON ↔ bytes, compressed where that pays. Parts too deep to be sent on are None when read."""
-CleanText: Final = Encoded(column_text, str, Text())
+CleanText: Final = ColumnCodec(column_text, str, Text())
 """Short text of an agent's, without lone surrogates and NUL."""
-SpanId: Final = Encoded(encode_span, decode_span)
+SpanId: Final = ColumnCodec(encode_span, decode_span)
 """16 hexadecimal digits ↔ 8 bytes."""
-Finite: Final = Encoded(finite, float, Float())
+Finite: Final = ColumnCodec(finite, float, Float())
 """A float that an agent may have sent: NaN and infinity become 0."""
 
 
-def Wire(kind: type[Any]) -> Encoded:  # noqa: N802  (stands where a type does, as the next ones)
+def Wire(kind: type[Any]) -> ColumnCodec:  # noqa: N802  (stands where a type does, as the next ones)
     """Make the type of a frozen type, kept as its wire's JSON, compressed where that pays."""
-    return Encoded(
+    return ColumnCodec(
         lambda value: encode_text(wire.encode(value).decode()),
         lambda data: wire.decode(decode_text(data).encode(), kind),
     )
 
 
-def Json(kind: Any, what: str, empty: Any = None) -> Encoded:  # noqa: N802
+def Json(kind: Any, what: str, empty: Any = None) -> ColumnCodec:  # noqa: N802
     """Make the type of a value kept as deterministic JSON; what is equal to `empty` is NULL, and NULL is `empty`."""
-    return Encoded(
+    return ColumnCodec(
         lambda value: None if value == empty else encode_json(value, what),
         msgspec.json.Decoder(kind).decode,
         Text(),

@@ -89,6 +89,7 @@ class PostgresqlDatabase(Database):
         self.is_shared: bool = connect_args is not None
         self._operational = psycopg.OperationalError
         self._held = ExitStack()
+        self._is_alone = False
         if connect_args is None:
             return
         self._connect_args = connect_args

@@ -9,17 +9,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
 from sqlalchemy import BindParameter, Connection, Row, bindparam, case, func, select
 
-from lightningrl.types import Evidence, IntArray, OtherCall, RolloutMode, SamplingSettings, Task, Transition
+from lightningrl.types import Evidence, OtherCall, RolloutMode, SamplingSettings, Task, Transition
 from lightningrl.wire import assemble
 from lightningrl_server.lru import LruCache
 from lightningrl_server.records import CallRecord
 from lightningrl_server.store.columns import as_number, decode_many, decode_sampling
 from lightningrl_server.store.errors import UnknownRecord
+from lightningrl_server.store.participants import SpanNode, named_agent
 from lightningrl_server.store.tables import (
     FORGOTTEN,
     attempts,
@@ -43,15 +45,15 @@ __all__ = [
     "PKS",
     "STEP",
     "Reader",
-    "build_transition",
     "chunks",
     "decode_task",
-    "prompts_and_completions",
     "read_forgotten",
     "same_columns",
 ]
 
 _K = TypeVar("_K")
+CallRewards = Mapping[int, Mapping[str, float | None]]
+"""Rewards of an attempt's calls, by index and name."""
 Rewards = tuple[dict[int, dict[str, float | None]], dict[int, dict[int, dict[str, float | None]]]]
 """Rewards by name: of each attempt, and of its calls by index."""
 _IN_MOST = 500
@@ -83,16 +85,10 @@ class Reader:
         self._offered = LruCache[int, str](_MOST_TOOLSETS, _LONGEST_TOOLSET)
 
     def word(self, db: Connection, pk: int | None) -> str | None:
-        if pk is None:
-            return None
-        word = self._words.get(pk)
-        if word is None:
-            word = str(db.execute(_WORD, {"pk": pk}).scalar_one())
-            self._words.put(pk, word, len(word))
-        return word
+        return None if pk is None else self.text(db, pk)
 
     def text(self, db: Connection, pk: int) -> str:
-        return self.word(db, pk) or ""
+        return _read_once(self._words, _WORD, db, pk)
 
     def sampling(self, db: Connection, row: Row[Any]) -> SamplingSettings:
         """Return the settings of a call's row."""
@@ -104,13 +100,7 @@ class Reader:
 
     def offered(self, db: Connection, pk: int | None) -> str:
         """Return `Transition.offered` by the key of its toolset."""
-        if pk is None:
-            return ""
-        toolset = self._offered.get(pk)
-        if toolset is None:
-            toolset = str(db.execute(_TOOLSET, {"pk": pk}).scalar_one())
-            self._offered.put(pk, toolset, len(toolset))
-        return toolset
+        return "" if pk is None else _read_once(self._offered, _TOOLSET, db, pk)
 
     def attempt_pk(self, db: Connection, rollout_id: str, attempt: int) -> int:
         """Look up the attempt's key. Raises UnknownRecord."""
@@ -127,26 +117,46 @@ class Reader:
         """Read an attempt's calls as they were recorded, without rewards."""
         place = db.execute(_PLACE, {"pk": attempt_pk}).one()
         rows = db.execute(select(calls).where(calls.c.attempt_pk == attempt_pk).order_by(calls.c.idx)).all()
-        tokens = prompts_and_completions(rows)
         return tuple(
             CallRecord(
                 rollout_id=place.id,
                 attempt=place.number,
                 call_key=row.call_key,
                 history_key=row.history_key,
-                transition=build_transition(
-                    row,
-                    *tokens[row.idx],
-                    policy=self.text(db, row.policy),
-                    sampling=self.sampling(db, row),
-                    agent=self.word(db, row.agent),
-                    offered=self.offered(db, row.toolset),
-                    parent_id=None if row.parent is None else rows[row.parent].id,
-                    rewards={},
-                    reported={},
-                ),
+                transition=transition,
             )
-            for row in rows
+            for row, transition in zip(rows, self.transitions(db, rows), strict=True)
+        )
+
+    def transitions(
+        self,
+        db: Connection,
+        rows: Sequence[Any],
+        tree: Mapping[str, SpanNode] = MappingProxyType({}),
+        rewards: CallRewards = MappingProxyType({}),
+        reported: CallRewards = MappingProxyType({}),
+    ) -> tuple[Transition, ...]:
+        """Build them from all rows of `calls` of one attempt, in order, with whole prompts. `tree`: its spans, which
+        may name the agents of those calls that do not."""
+        parts = decode_many([data for row in rows for data in (row.suffix, row.completion)])
+        tokens = assemble(list(zip((row.parent for row in rows), parts[::2], parts[1::2], strict=True)))
+        return tuple(
+            Transition(
+                **dict(zip(CALL_COLUMNS, _call_columns(row), strict=True)),
+                index=row.idx,
+                prompt_ids=prompt_ids,
+                completion_ids=completion_ids,
+                policy=self.text(db, row.policy),
+                sampling=self.sampling(db, row),
+                agent=self.word(
+                    db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id or row.id)
+                ),
+                offered=self.offered(db, row.toolset),
+                parent_id=None if row.parent is None else rows[row.parent].id,
+                rewards=rewards.get(row.idx, {}),
+                reported=reported.get(row.idx, {}),
+            )
+            for row, (prompt_ids, completion_ids) in zip(rows, tokens, strict=True)
         )
 
     def other_calls(self, db: Connection, rows: Sequence[Any]) -> tuple[OtherCall, ...]:
@@ -198,42 +208,12 @@ def same_columns(row: Any, kind: type[Any], but: Sequence[str]) -> dict[str, Any
 decode_task: Final = msgspec.json.Decoder(Task).decode
 
 
-# ------------------------------------------------------------------ rows of calls to transitions, with whole prompts
-
-
-def prompts_and_completions(rows: Sequence[Row[Any]]) -> list[tuple[IntArray, IntArray]]:
-    """Assemble the tokens of all calls of one attempt, in order."""
-    parts = decode_many([data for row in rows for data in (row.suffix, row.completion)])
-    return assemble(list(zip((row.parent for row in rows), parts[::2], parts[1::2], strict=True)))
-
-
-def build_transition(
-    row: Row[Any],
-    prompt_ids: IntArray,
-    completion_ids: IntArray,
-    *,
-    policy: str,
-    sampling: SamplingSettings,
-    agent: str | None,
-    offered: str,
-    parent_id: str | None,
-    rewards: Mapping[str, float | None],
-    reported: Mapping[str, float | None],
-) -> Transition:
-    """Build it from a row of `calls`, whose `CALL_COLUMNS` are taken as they are."""
-    return Transition(
-        **dict(zip(CALL_COLUMNS, _call_columns(row), strict=True)),
-        index=row.idx,
-        policy=policy,
-        prompt_ids=prompt_ids,
-        completion_ids=completion_ids,
-        sampling=sampling,
-        agent=agent,
-        offered=offered,
-        parent_id=parent_id,
-        rewards=rewards,
-        reported=reported,
-    )
+def _read_once(cache: LruCache[int, str], statement: Any, db: Connection, pk: int) -> str:
+    text = cache.get(pk)
+    if text is None:
+        text = str(db.execute(statement, {"pk": pk}).scalar_one())
+        cache.put(pk, text, len(text))
+    return text
 
 
 _INTERNED = ("policy", "sampling", "agent")

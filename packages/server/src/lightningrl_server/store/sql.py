@@ -4,8 +4,8 @@ store = await SqlStore.open("sqlite:///runs/1/store.db")
 
 queue     who works on what       queue.py, queue_writes.py    ┐ over one writing thread (group commit) and a few that
 call log  model calls, tools      call_log.py, tool_calls.py   │ read (writer.py); each operation is a function of a
-ledger    scores, steps           ledger.py                    │ Transaction (transaction.py, participants.py), each query
-look      rollouts, trajectories  look.py, trajectories.py     ┘ one of a read-only connection (reader.py)
+ledger    scores, steps           ledger.py                    │ Transaction (transaction.py), each query one of a
+look      rollouts, trajectories  look.py, trajectories.py     ┘ read-only connection (reader.py)
 """
 
 from __future__ import annotations

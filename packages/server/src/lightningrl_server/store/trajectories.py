@@ -13,15 +13,7 @@ from lightningrl.types import ToolCall, Trajectory, Transition
 from lightningrl_server.store.columns import decode_output
 from lightningrl_server.store.errors import Conflict, UnknownRecord
 from lightningrl_server.store.participants import SpanNode, named_agent
-from lightningrl_server.store.reader import (
-    OTHER_CALLS,
-    PKS,
-    Reader,
-    build_transition,
-    chunks,
-    decode_task,
-    prompts_and_completions,
-)
+from lightningrl_server.store.reader import OTHER_CALLS, PKS, Reader, chunks, decode_task, same_columns
 from lightningrl_server.store.tables import attempts, calls, rollouts, scores, spans, tasks, tool_calls
 from lightningrl_server.store.transaction import PreparedStatement
 
@@ -34,20 +26,10 @@ _TOOL_CALLS = PreparedStatement(
 _SPANS = PreparedStatement(select(spans).where(spans.c.attempt_pk.in_(PKS)))
 _HEADS = PreparedStatement(
     select(
-        rollouts.c.id,
-        rollouts.c.group_id,
-        rollouts.c.mode,
-        rollouts.c.step,
-        rollouts.c.branch,
+        *(rollouts.c[name] for name in ("id", "group_id", "mode", "step", "branch")),
         tasks.c.body,
-        attempts.c.pk,
-        attempts.c.number,
-        attempts.c.outcome,
-        attempts.c.output,
-        attempts.c.error,
-        attempts.c.duration_s,
-        attempts.c.left_threads,
-        attempts.c.results_refused,
+        *(attempts.c[name] for name in ("pk", "number", "outcome", "output", "error", "duration_s")),
+        *(attempts.c[name] for name in ("left_threads", "results_refused")),
         scores.c.reward,
         scores.c.unrewarded,
     )
@@ -56,6 +38,8 @@ _HEADS = PreparedStatement(
     .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
     .where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
 )
+_OF_HEAD = ("group_id", "mode", "step", "branch", "left_threads", "reward", "unrewarded", "duration_s")
+"""Columns of these that are fields of a Trajectory."""
 
 
 def read_trajectories(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
@@ -85,30 +69,23 @@ def _read_some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> di
         head = heads[rollout_id]
         tree = {row.span: SpanNode(row.parent, row.agent) for row in span_rows.get(head.pk, ())}
         rewards = turns.get(head.pk, {}), reported_of_calls.get(head.pk, {})
-        transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, *rewards)
+        transitions = reader.transitions(db, call_rows.get(head.pk, ()), tree, *rewards)
         trajectories[rollout_id] = Trajectory(
             rollout_id=rollout_id,
             attempt=head.number,
             task=decode_task(head.body),
-            group_id=head.group_id,
             outcome=head.outcome,
             transitions=transitions,
             tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
             other_calls=reader.other_calls(db, other_rows.get(head.pk, ())),
             results_refused=head.results_refused or 0,
-            left_threads=head.left_threads,
             output=decode_output(head.output),
             error=head.error or None,
             rewards=terminal.get(head.pk, {}),
             reported=reported.get(head.pk, {}),
-            reward=head.reward,
-            unrewarded=head.unrewarded,
             digests=digests.get(head.pk, {}),
             evidence=evidence.get(head.pk),
-            mode=head.mode,
-            step=head.step,
-            branch=head.branch,
-            duration_s=head.duration_s,
+            **{name: getattr(head, name) for name in _OF_HEAD},
         )
     return trajectories
 
@@ -120,33 +97,6 @@ def _by_attempt(rows: Sequence[Any]) -> dict[int, list[Any]]:
     return grouped
 
 
-def _transitions(
-    reader: Reader,
-    db: Connection,
-    rows: Sequence[Any],
-    tree: Mapping[str, SpanNode],
-    rewards: Mapping[int, Mapping[str, float | None]],
-    reported: Mapping[int, Mapping[str, float | None]],
-) -> tuple[Transition, ...]:
-    tokens = prompts_and_completions(rows)
-    return tuple(
-        build_transition(
-            row,
-            *tokens[position],
-            policy=reader.text(db, row.policy),
-            sampling=reader.sampling(db, row),
-            agent=reader.word(
-                db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id or row.id)
-            ),
-            offered=reader.offered(db, row.toolset),
-            parent_id=None if row.parent is None else rows[row.parent].id,
-            rewards=rewards.get(row.idx, {}),
-            reported=reported.get(row.idx, {}),
-        )
-        for position, row in enumerate(rows)
-    )
-
-
 def _tool_calls(
     reader: Reader, db: Connection, rows: Sequence[Any], tree: Mapping[str, SpanNode], transitions: Sequence[Transition]
 ) -> tuple[ToolCall, ...]:
@@ -156,16 +106,10 @@ def _tool_calls(
     by_span = {transition.span_id: transition.id for transition in transitions if transition.span_id is not None}
     return tuple(
         ToolCall(
-            id=row.id,
+            **same_columns(row, ToolCall, but=("name", "transition_id", "agent")),
             name=reader.text(db, row.name),
-            arguments=row.arguments,
-            result=row.result,
-            status=row.status,
-            duration_s=row.duration_s,
             transition_id=row.transition_id or by_call.get(row.id) or by_span.get(row.parent_span or ""),
             agent=reader.word(db, row.agent if row.agent is not None else named_agent(tree, row.parent_span)),
-            error_type=row.error_type,
-            contradicted=row.contradicted,
         )
         for row in rows
     )

@@ -273,11 +273,11 @@ class Transaction:
 
     def _interned(self, table: Table, column: str, key: Any, **others: Any) -> int:
         """Find the row of a key, or insert it; returns its number."""
-        found = self.db.execute(select(table.c.pk).where(table.c[column] == key)).scalar()
-        if found is None:
+        number = self.db.execute(select(table.c.pk).where(table.c[column] == key)).scalar()
+        if number is None:
             statement = insert(table).values({column: key, **others}).returning(table.c.pk)
-            found = self.db.execute(statement).scalar_one()
-        return int(found)
+            number = self.db.execute(statement).scalar_one()
+        return int(number)
 
     # ------------------------------------------------------------------ attempts
 
