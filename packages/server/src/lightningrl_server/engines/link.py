@@ -20,7 +20,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from lightningrl.backends import Engine, GenerateRequest, TokenChunk
+from lightningrl.backends import Engine, GenerateRequest
 from lightningrl.errors import ContextOverflow, ServerError
 from lightningrl_server.engines.messages import (
     ENGINES_PATH,
@@ -35,9 +35,8 @@ from lightningrl_server.engines.messages import (
     Release,
     Welcome,
     first_to_end,
-    pack_floats,
-    pack_ids,
-    unpack_ids,
+    pack,
+    unpack,
 )
 from lightningrl_server.engines.registry import closing
 
@@ -67,8 +66,8 @@ class EngineLink:
         self._released.set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._sampling = 0
-        self._tokens = 0
+        self.tokens = 0
+        """Sampled so far, those of calls that were left included."""
         self._call_seconds = 0.0
         """Seconds of all calls that are over, together."""
         self._began: dict[str, float] = {}
@@ -87,11 +86,6 @@ class EngineLink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    @property
-    def tokens(self) -> int:
-        """Sampled so far, those of calls that were left included."""
-        return self._tokens
 
     @property
     def call_seconds(self) -> float:
@@ -158,15 +152,9 @@ class EngineLink:
             except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
                 logger.warning("engine link to %s: %s; trying again in %.1f s", self.url, error, self._wait_s)
             except (msgspec.DecodeError, ValueError) as error:
-                logger.warning(
-                    "engine link to %s: a frame cannot be read: %s; connecting anew in %.1f s",
-                    self.url,
-                    error,
-                    self._wait_s,
-                )
-            except (
-                Exception
-            ):  # the boundary to the server: whatever broke, the engine serves again once it is connected anew
+                what = "engine link to %s: a frame cannot be read: %s; connecting anew in %.1f s"
+                logger.warning(what, self.url, error, self._wait_s)
+            except Exception:  # whatever broke at this boundary, the engine serves again once it is connected anew
                 logger.exception("engine link to %s broke; connecting anew in %.1f s", self.url, self._wait_s)
             await asyncio.sleep(self._wait_s)
             self._wait_s = min(self._wait_s * 2, self._backoff_s[1])
@@ -178,7 +166,7 @@ class EngineLink:
         self._outbox = outbox
         self._socket = socket
         try:
-            await first_to_end(self._read(socket, outbox), _write(socket, outbox))
+            await first_to_end(self._read(socket, outbox), outbox.deliver(socket.send))
         finally:
             self._connected.clear()
             self._outbox = self._socket = None
@@ -211,14 +199,11 @@ class EngineLink:
         while not self._released.is_set():  # a call that crossed our Hold on its way
             await self._released.wait()
         self._began[message.id] = time.monotonic()
-        self._sampling += 1
         self._idle.clear()
         try:
+            prompt_ids = unpack("i", message.prompt_ids)
             request = GenerateRequest(
-                id=message.id,
-                prompt_ids=unpack_ids(message.prompt_ids),
-                sampling=message.sampling,
-                session=message.session,
+                id=message.id, prompt_ids=prompt_ids, sampling=message.sampling, session=message.session
             )
             await self._sample(request, outbox, whole=message.whole)
         except ContextOverflow as error:
@@ -228,8 +213,7 @@ class EngineLink:
             outbox.put(Failure(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
         finally:
             self._call_seconds += time.monotonic() - self._began.pop(message.id)
-            self._sampling -= 1
-            if self._sampling == 0:
+            if not self._began:
                 self._idle.set()
 
     async def _sample(self, request: GenerateRequest, outbox: Outbox, *, whole: bool) -> None:
@@ -241,21 +225,17 @@ class EngineLink:
         async with closing(self._engine.generate(request)) as chunks:
             async for chunk in chunks:
                 if version is not None and chunk.policy_version != version:
-                    outbox.put(
-                        Failure(
-                            request.id,
-                            "engine",
-                            f"weights changed from version {version} to {chunk.policy_version} in mid-call",
-                        )
-                    )
+                    why = f"weights changed from version {version} to {chunk.policy_version} in mid-call"
+                    outbox.put(Failure(request.id, "engine", why))
                     return
                 version = chunk.policy_version
-                self._tokens += len(chunk.token_ids)
+                self.tokens += len(chunk.token_ids)
                 tokens.extend(chunk.token_ids)
                 logprobs.extend(chunk.logprobs)
                 is_due = not whole and tokens and loop.time() - sent_at >= _TOGETHER_S
                 if is_due or chunk.finish_reason is not None:
-                    outbox.put(_chunk(request.id, tokens, logprobs, chunk))
+                    packed = pack("i", tokens), pack("f", logprobs)
+                    outbox.put(Chunk(request.id, *packed, chunk.policy_version, chunk.finish_reason))
                     tokens, logprobs, sent_at = [], [], loop.time()
                 if chunk.finish_reason is not None:
                     return
@@ -292,12 +272,3 @@ class EngineLinks:
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links))
-
-
-def _chunk(call_id: str, tokens: list[int], logprobs: list[float], last: TokenChunk) -> Chunk:
-    return Chunk(call_id, pack_ids(tokens), pack_floats(logprobs), last.policy_version, last.finish_reason)
-
-
-async def _write(socket: ClientConnection, outbox: Outbox) -> None:
-    while True:
-        await socket.send(await outbox.frame())

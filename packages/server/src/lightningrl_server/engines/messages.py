@@ -12,8 +12,8 @@ from __future__ import annotations
 import array
 import asyncio
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -33,10 +33,8 @@ __all__ = [
     "Release",
     "Welcome",
     "first_to_end",
-    "pack_floats",
-    "pack_ids",
-    "unpack_floats",
-    "unpack_ids",
+    "pack",
+    "unpack",
 ]
 
 
@@ -107,32 +105,16 @@ FromEngine = Hello | Chunk | Failure | Hold | Release
 FromServer = Welcome | Generate | Cancel
 
 
-def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Little-endian int32."""
-    return _bytes(array.array("i", token_ids))
+def pack(code: Literal["i", "f"], values: Sequence[float]) -> bytes:
+    """Little-endian int32 or float32."""
+    return _little_endian(array.array(code, values)).tobytes()
 
 
-def unpack_ids(data: bytes) -> tuple[int, ...]:
-    return tuple(_array("i", data))
+def unpack(code: Literal["i", "f"], data: bytes) -> tuple[Any, ...]:
+    return tuple(_little_endian(array.array(code, data)))
 
 
-def pack_floats(values: Sequence[float]) -> bytes:
-    """Little-endian float32."""
-    return _bytes(array.array("f", values))
-
-
-def unpack_floats(data: bytes) -> tuple[float, ...]:
-    return tuple(_array("f", data))
-
-
-def _bytes(values: array.array[int] | array.array[float]) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
-
-
-def _array(code: str, data: bytes) -> array.array[int]:
-    values: array.array[int] = array.array(code, data)
+def _little_endian(values: array.array[Any]) -> array.array[Any]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
@@ -171,9 +153,10 @@ class Outbox:
             ) from error
         self._ready.set()
 
-    async def frame(self) -> bytes:
-        """The next frame; waits for a message."""
-        await self._ready.wait()
-        self._ready.clear()
-        messages, self._messages = self._messages, []
-        return self._encode(messages)
+    async def deliver(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send frames until that fails."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            messages, self._messages = self._messages, []
+            await send(self._encode(messages))

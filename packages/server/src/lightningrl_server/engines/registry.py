@@ -79,13 +79,14 @@ class EngineRegistry:
         policy.seats = [seat for seat in policy.seats if seat.engine is not engine]
         policy.refresh()
 
-    def hold(self, engine: Engine) -> None:
-        """New calls wait; those in flight go on."""
-        self._set_held(engine, held=True)
-
-    def release(self, engine: Engine) -> None:
-        """Serve again, what waits first."""
-        self._set_held(engine, held=False)
+    def hold(self, engine: Engine, *, held: bool = True) -> None:
+        """Let new calls wait while those in flight go on; where it is no longer `held`, serve again, what waits
+        first."""
+        policy = self._policies[engine.info.policy]
+        for seat in policy.seats:
+            if seat.engine is engine:
+                seat.held = held
+        policy.refresh()
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -180,13 +181,6 @@ class EngineRegistry:
             raise EngineUnavailable(
                 f"policy {policy!r} {why} after {self.wait_s:g} s; is the trainer running?"
             ) from None
-
-    def _set_held(self, engine: Engine, *, held: bool) -> None:
-        policy = self._policies[engine.info.policy]
-        for seat in policy.seats:
-            if seat.engine is engine:
-                seat.held = held
-        policy.refresh()
 
 
 def _note(counts: Counter[str], names: Iterable[str]) -> None:

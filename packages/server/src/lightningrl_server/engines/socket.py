@@ -27,9 +27,8 @@ from lightningrl_server.engines.messages import (
     Release,
     Welcome,
     first_to_end,
-    pack_ids,
-    unpack_floats,
-    unpack_ids,
+    pack,
+    unpack,
 )
 from lightningrl_server.engines.registry import EngineGone, EngineRegistry
 
@@ -53,8 +52,8 @@ class _Call:
         if isinstance(message, Chunk):
             try:
                 return TokenChunk(
-                    token_ids=unpack_ids(message.token_ids),
-                    logprobs=unpack_floats(message.logprobs),
+                    token_ids=unpack("i", message.token_ids),
+                    logprobs=unpack("f", message.logprobs),
                     policy_version=message.policy_version,
                     finish_reason=message.finish_reason,
                 )
@@ -100,7 +99,7 @@ class RemoteEngine:
         call = _Call(self._info.policy)
         try:
             if request.prompt_ids is not self._packed[0]:
-                self._packed = request.prompt_ids, pack_ids(request.prompt_ids)
+                self._packed = request.prompt_ids, pack("i", request.prompt_ids)
             self.outbox.put(Generate(request.id, self._packed[1], request.sampling, whole, request.session))
         except (OverflowError, ValueError) as error:
             raise BackendError(f"the engine of policy {self._info.policy!r} cannot be asked: {error}") from error
@@ -176,13 +175,12 @@ def _take(registry: EngineRegistry, engine: RemoteEngine, message: FromEngine) -
         registry.hold(engine)
     elif isinstance(message, Release):
         engine.set_version(message.version)
-        registry.release(engine)
+        registry.hold(engine, held=False)
 
 
 async def _write(socket: WebSocket, outbox: Outbox) -> None:
     try:
-        while True:
-            await socket.send_bytes(await outbox.frame())
+        await outbox.deliver(socket.send_bytes)
     except (WebSocketDisconnect, RuntimeError, OSError) as error:
         logger.info("an engine's socket closed while sending: %s", error)
 

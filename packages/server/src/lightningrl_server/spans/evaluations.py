@@ -6,7 +6,7 @@ gen_ai.response.id, spans around it ────┴► Evaluation ─► `server
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from lightningrl import conventions
 from lightningrl.sanitize import clean_text
 from lightningrl_server.spans.tool_spans import SeenSpan
 
-__all__ = ["Evaluation", "ToldRecord", "read_evaluations", "read_told_records"]
+__all__ = ["Evaluation", "read_evaluations", "read_log_evaluations"]
 
 LONGEST_NAME: Final = 200
 MOST: Final = 1000
@@ -48,15 +48,6 @@ class Evaluation:
     """Ids of the calls of those spans that are a tool's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToldRecord:
-    """A log record that is an evaluation."""
-
-    span_id: str | None
-    """The span that was current; None = none was."""
-    attributes: Mapping[str, Any]
-
-
 def read_evaluations(spans: Sequence[SeenSpan]) -> list[Evaluation]:
     """The evaluations in the order of the spans; without what has no name, or no score that may be a reward."""
     by_id = {span.span_id: span for span in spans}
@@ -72,9 +63,10 @@ def read_evaluations(spans: Sequence[SeenSpan]) -> list[Evaluation]:
     return [evaluation for evaluation in evaluations if evaluation is not None][:MOST]
 
 
-def read_told_records(records: Sequence[ToldRecord]) -> list[Evaluation]:
-    """The evaluations of log records, like `read_evaluations`; of the spans around, a record has the current one."""
-    evaluations = [_read(record.attributes, [record.span_id] if record.span_id else [], []) for record in records]
+def read_log_evaluations(records: Iterable[tuple[str | None, Mapping[str, Any]]]) -> list[Evaluation]:
+    """The evaluations of log records, like `read_evaluations`; of the spans around, a record has the current one.
+    `records`: that span's id, None = there was none, and attributes."""
+    evaluations = [_read(attributes, [span_id] if span_id else [], []) for span_id, attributes in records]
     return [evaluation for evaluation in evaluations if evaluation is not None][:MOST]
 
 

@@ -32,7 +32,7 @@ from lightningrl.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
 from lightningrl_server.records import SpanRecord, ToolCallRecord
-from lightningrl_server.spans.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records
+from lightningrl_server.spans.evaluations import Evaluation, read_evaluations, read_log_evaluations
 from lightningrl_server.spans.tool_spans import SeenSpan, read_tools
 
 __all__ = [
@@ -94,7 +94,6 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
     spans = [
         SpanRecord(span_id=span.span_id, parent_span_id=span.parent_span_id, agent=span.reading.agent) for span in seen
     ]
-    models = [span for span in seen if span.reading.kind is Kind.MODEL]
     tools = read_tools(seen)
     return ParsedExport(
         request=request,
@@ -103,8 +102,8 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         spans=spans,
         answers=[
             (str(span.attributes[conventions.RESPONSE_ID]), span.span_id)
-            for span in models
-            if span.attributes.get(conventions.RESPONSE_ID)
+            for span in seen
+            if span.reading.kind is Kind.MODEL and span.attributes.get(conventions.RESPONSE_ID)
         ],
         evaluations=read_evaluations(seen),
         rejected=rejected,
@@ -116,8 +115,12 @@ def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> Parse
     request = _decode(body, media_type, encoding, limit, ExportLogsServiceRequest())
     scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
     _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
-    records = [_tell(record) for scope in scopes for record in scope.log_records if _is_evaluation(record)]
-    return ParsedExport(request=request, evaluations=read_told_records(records))
+    records = [record for scope in scopes for record in scope.log_records if _is_evaluation(record)]
+    evaluations = read_log_evaluations(
+        (record.span_id.hex() if len(record.span_id) == 8 else None, _plain_attributes(record.attributes))
+        for record in records
+    )
+    return ParsedExport(request=request, evaluations=evaluations)
 
 
 def encode_answer(media_type: str, rejected: int) -> bytes:
@@ -144,13 +147,6 @@ def _is_evaluation(record: LogRecord) -> bool:
         return record.event_name == conventions.EVALUATION_RESULT
     names = [attribute.value.string_value for attribute in record.attributes if attribute.key == "event.name"]
     return conventions.EVALUATION_RESULT in names
-
-
-def _tell(record: LogRecord) -> ToldRecord:
-    return ToldRecord(
-        span_id=record.span_id.hex() if len(record.span_id) == 8 else None,
-        attributes=_plain_attributes(record.attributes),
-    )
 
 
 def _has_id(span: Span) -> bool:

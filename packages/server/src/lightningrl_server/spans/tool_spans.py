@@ -103,14 +103,18 @@ def _is_foreign_model(span: SeenSpan) -> bool:
 
 
 def _tools(spans: Sequence[SeenSpan]) -> list[SeenSpan]:
-    """The tools' spans, each once, with what a span inside of one says of it."""
+    """The tools' spans, each once, with the outcome that a span inside of one tells where its own tells none."""
     executed = {
         span.parent_span_id: status for span in spans if (status := read_execution(span.attributes)) is not None
     }
     by_span: dict[str, SeenSpan] = {}
     for span in spans:
-        if span.reading.kind is Kind.TOOL:
-            by_span.setdefault(span.span_id, _with_outcome(span, executed.get(span.span_id)))
+        if span.reading.kind is not Kind.TOOL:
+            continue
+        status = executed.get(span.span_id)
+        if status is not None and span.reading.status is ToolStatus.UNKNOWN:
+            span = replace(span, reading=replace(span.reading, status=status))
+        by_span.setdefault(span.span_id, span)
     return list(by_span.values())
 
 
@@ -121,13 +125,6 @@ def _unknown_tools(left: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> l
         request.call.id: request for request in left if not request.is_offered and request.call.name not in agents
     }
     return [_unrun(request, ToolStatus.UNKNOWN_TOOL) for request in unknown.values()]
-
-
-def _with_outcome(tool: SeenSpan, status: ToolStatus | None) -> SeenSpan:
-    """The tool with the outcome that a span inside of it tells, where its own tells none."""
-    if status is None or tool.reading.status is not ToolStatus.UNKNOWN:
-        return tool
-    return replace(tool, reading=replace(tool.reading, status=status))
 
 
 def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:

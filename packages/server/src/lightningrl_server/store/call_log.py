@@ -20,7 +20,7 @@ from lightningrl_server.store.columns import as_number, column_text, encode_json
 from lightningrl_server.store.databases import Database, EndEvent, Event, StartEvent
 from lightningrl_server.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl_server.store.participants import LiveAttempt
-from lightningrl_server.store.reader import CALL_COLUMNS, OTHER_CALLS, Reader, chunks
+from lightningrl_server.store.reader import CALL_COLUMNS, OTHER_CALLS, Reader, chunks, same_columns
 from lightningrl_server.store.tables import attempts, calls, is_shown, other_calls, rollouts, tool_calls
 from lightningrl_server.store.tool_calls import append_spans, append_tool_calls
 from lightningrl_server.store.transaction import PreparedStatement, Transaction, over
@@ -204,17 +204,8 @@ def _read_key(db: Connection, rollout_id: str, attempt: int) -> tuple[bytes, Out
     ).one_or_none()
     if row is None:
         return None
-    info = AttemptInfo(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        mode=row.mode,
-        step=row.step,
-        sampling=row.sampling,
-        timeout_s=row.timeout_s,
-        branch=row.branch,
-        calls=row.calls,
-    )
-    return row.key_digest, row.outcome, info
+    of_row = same_columns(row, AttemptInfo, but=("rollout_id", "attempt"))
+    return row.key_digest, row.outcome, AttemptInfo(rollout_id=rollout_id, attempt=attempt, **of_row)
 
 
 def key_digest(key: str) -> bytes:

@@ -19,7 +19,7 @@ from lightningrl_server.store import queue_writes
 from lightningrl_server.store.call_log import key_digest
 from lightningrl_server.store.databases import LOOK_S, Database, EndEvent, Event, LeaseEvent, QueueEvent
 from lightningrl_server.store.errors import AttemptOver, UnknownRecord
-from lightningrl_server.store.reader import Reader, chunks, decode_task
+from lightningrl_server.store.reader import Reader, chunks, decode_task, same_columns
 from lightningrl_server.store.tables import attempts, rollouts
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_server.store.writer import StorePart, reading, writing
@@ -62,8 +62,8 @@ class SqlQueue(StorePart):
 
     def __init__(self, database: Database, *, read_only: bool = False) -> None:
         super().__init__(database, read_only=read_only)
-        self._queued = asyncio.Condition()
-        self._queued_count = 0
+        self._queued = asyncio.Event()
+        """Set once a rollout is queued; the next one has an event of its own."""
         self._waiters: set[_Waiter] = set()
         self._next_expiry: float | None = 0.0
         self._expiry_changed = asyncio.Event()
@@ -85,15 +85,15 @@ class SqlQueue(StorePart):
     ) -> Lease | None:
         until = self._loop.time() + wait_s
         while not self._closing:
-            seen = self._queued_count
+            queued = self._queued
             leasing = _leasing(worker_id, lease_s, await self._now(), exclusive=exclusive)
             lease = await self._write(leasing, self._take_back)
             left = until - self._loop.time()
             if lease is not None or left <= 0:
                 return lease
             try:
-                async with asyncio.timeout(left), self._queued:
-                    await self._queued.wait_for(lambda: self._closing or self._queued_count != seen)  # noqa: B023
+                async with asyncio.timeout(left):
+                    await queued.wait()
             except TimeoutError:
                 return None
         return None
@@ -162,7 +162,7 @@ class SqlQueue(StorePart):
         self._expiry_changed.set()
         for waiter in self._waiters:
             waiter.ready.set()
-        await self._notify_queued()
+        self._queued.set()
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait({self._listening})
@@ -182,16 +182,11 @@ class SqlQueue(StorePart):
                         self._next_expiry = expires_at
                         self._expiry_changed.set()
                 case QueueEvent():
-                    self._queued_count += 1
+                    self._queued.set()
+                    self._queued = asyncio.Event()
         if finished:
             for waiter in self._waiters:
                 waiter.add(finished)
-        if any(isinstance(event, QueueEvent) for event in events):
-            self._spawn(self._notify_queued())
-
-    async def _notify_queued(self) -> None:
-        async with self._queued:
-            self._queued.notify_all()
 
     async def _listen(self) -> None:
         """Take note of other servers' commits as if they were made here."""
@@ -250,16 +245,8 @@ def _leasing(worker_id: str, lease_s: float, now: float, *, exclusive: bool) -> 
         row = queue_writes.lease(tx, worker_id, digest, lease_s, now, exclusive=exclusive)
         if row is None:
             return None
-        info = AttemptInfo(
-            rollout_id=row.id,
-            attempt=row.number,
-            mode=row.mode,
-            step=row.step,
-            sampling=row.sampling,
-            timeout_s=row.timeout_s,
-            branch=row.branch,
-        )
-        tx.begun(digest, info)
+        of_rollout = same_columns(row, AttemptInfo, but=("rollout_id", "attempt", "calls"))
+        tx.begun(digest, AttemptInfo(rollout_id=row.id, attempt=row.number, **of_rollout))
         return Lease(
             rollout_id=row.id,
             attempt=row.number,

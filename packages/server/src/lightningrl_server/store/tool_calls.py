@@ -127,7 +127,7 @@ def _without_gaps(tx: Transaction, live: LiveAttempt, shown: str, reported: Tool
     """Fill a reported tool call's gaps with what the dialogue has shown before."""
     if not _has_gaps(reported):
         return reported
-    (row,) = tx.rows(_SHOWN, of_attempt=live.pk, of_span=shown)
+    (row,) = tx.rows(_STORED_BY_SPAN, of_attempt=live.pk, of_span=shown)
     return replace(
         reported,
         arguments=reported.arguments or row.arguments,
@@ -139,7 +139,7 @@ def _without_gaps(tx: Transaction, live: LiveAttempt, shown: str, reported: Tool
 def _fill_gaps(tx: Transaction, live: LiveAttempt, call_id: str, shown: ToolCall) -> None:
     """Fill a stored tool call's gaps with what the dialogue shows afterwards."""
     live.gaps.discard(call_id)
-    for row in tx.rows(_REPORTED, of_attempt=live.pk, of_id=call_id):
+    for row in tx.rows(_STORED_BY_ID, of_attempt=live.pk, of_id=call_id):
         status = shown.status if row.status is ToolStatus.UNKNOWN else row.status
         values = {"arguments": row.arguments or shown.arguments, "result": row.result or shown.result}
         tx.run(_FILL, of_pk=row.pk, status=status, **values)
@@ -172,12 +172,8 @@ _ADD = PreparedStatement(insert(tool_calls))
 _is_attempt = tool_calls.c.attempt_pk == bindparam("of_attempt")
 _is_id, _is_span = tool_calls.c.id == bindparam("of_id"), tool_calls.c.span == bindparam("of_span")
 _is_pk = tool_calls.c.pk == bindparam("of_pk")
-_SHOWN = PreparedStatement(
-    select(tool_calls.c.arguments, tool_calls.c.result, tool_calls.c.status).where(_is_attempt, _is_span)
-)
-_REPORTED = PreparedStatement(select(tool_calls).where(_is_attempt, _is_id))
 _STATUS_COLUMNS = ("status", "result", "error_type", "contradicted")
-_stored = select(tool_calls.c.pk, *(tool_calls.c[name] for name in _STATUS_COLUMNS)).where(_is_attempt)
+_stored = select(tool_calls).where(_is_attempt)
 _STORED_BY_ID = PreparedStatement(_stored.where(_is_id, func.coalesce(~is_shown, True)).order_by(tool_calls.c.pk))
 _STORED_BY_SPAN = PreparedStatement(_stored.where(_is_span))
 _CHANGE = PreparedStatement(update(tool_calls).where(_is_pk), columns=_STATUS_COLUMNS)

@@ -59,17 +59,12 @@ def patiently(database: Database, work: Callable[[], T]) -> T:
             database.regain()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Job(Generic[T]):
     op: Callable[[Transaction], T]
     future: asyncio.Future[T]
     orphaned: Callable[[T], None] | None
     """Called on the loop with the result where the caller was cancelled after it had been kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class _JobResult:
-    job: _Job[Any]
     result: Any = None
     error: BaseException | None = None
 
@@ -134,11 +129,11 @@ class Writer:
         while open_:
             group, open_ = self._next_group()
             if group:
-                done, events = self._commit(transaction, group)
+                events = self._commit(transaction, group)
                 try:
-                    self._loop.call_soon_threadsafe(self._resolve, done, events)
+                    self._loop.call_soon_threadsafe(self._resolve, group, events)
                 except RuntimeError:  # the loop closed before the store: nobody is left to tell
-                    logger.warning("store %s: the event loop closed before %d results", self._database.name, len(done))
+                    logger.warning("store %s: the event loop closed before %d results", self._database.name, len(group))
         transaction.close()
 
     def _next_group(self) -> tuple[list[_Job[Any]], bool]:
@@ -165,28 +160,28 @@ class Writer:
         self._last_size = len(group)
         return group, True
 
-    def _commit(self, transaction: Transaction, group: list[_Job[Any]]) -> tuple[list[_JobResult], list[Event]]:
+    def _commit(self, transaction: Transaction, group: Sequence[_Job[Any]]) -> list[Event]:
+        """Run a group in one commit, or each of it in one of its own where that fails; returns the events."""
         has_begun = False
 
-        def work() -> list[_JobResult]:
+        def work() -> None:
             nonlocal has_begun
             has_begun = False
             with transaction.begin():
                 has_begun = True
-                return [_JobResult(job, job.op(transaction)) for job in group]
+                for job in group:
+                    job.result = job.op(transaction)
 
         try:
-            return patiently(self._database, work), transaction.take_events()
+            patiently(self._database, work)
+            return transaction.take_events()
         except Exception as error:  # noqa: BLE001  (whatever an operation raises is its caller's, not the thread's)
             if len(group) == 1 or not has_begun:  # a database in use was waited for already, for all of them
                 explained = self._explained(error)
-                return [_JobResult(job, error=explained) for job in group], []
-        done, events = [], []
-        for job in group:
-            some_done, some_events = self._commit(transaction, [job])
-            done += some_done
-            events += some_events
-        return done, events
+                for job in group:
+                    job.error = explained
+                return []
+        return [event for job in group for event in self._commit(transaction, [job])]
 
     def _explained(self, error: Exception) -> Exception:
         explained = self._database.explain(error)
@@ -194,10 +189,10 @@ class Writer:
             logger.error("store %s: an operation failed", self._database.name, exc_info=error)
         return explained
 
-    def _note_trouble(self, done: list[_JobResult]) -> None:
+    def _note_trouble(self, group: Sequence[_Job[Any]]) -> None:
         """Note since when nothing is kept; a commit ends all trouble."""
-        troubles = [result.error for result in done if isinstance(result.error, StoreTrouble)]
-        if len(troubles) < len(done):
+        troubles = [job.error for job in group if isinstance(job.error, StoreTrouble)]
+        if len(troubles) < len(group):
             self.trouble = self._failing_since = None
             return
         now = time.monotonic()
@@ -205,19 +200,18 @@ class Writer:
         if now - self._failing_since >= _LONG_S:
             self.trouble = troubles[-1]
 
-    def _resolve(self, done: list[_JobResult], events: list[Event]) -> None:
-        self._note_trouble(done)
+    def _resolve(self, group: Sequence[_Job[Any]], events: list[Event]) -> None:
+        self._note_trouble(group)
         if events:
             self._on_events(events)
-        for done_job in done:
-            job, error, result = done_job.job, done_job.error, done_job.result
+        for job in group:
             if job.future.cancelled():
-                if error is None and job.orphaned is not None:
-                    job.orphaned(result)
-            elif error is not None:
-                job.future.set_exception(error)
+                if job.error is None and job.orphaned is not None:
+                    job.orphaned(job.result)
+            elif job.error is not None:
+                job.future.set_exception(job.error)
             else:
-                job.future.set_result(result)
+                job.future.set_result(job.result)
 
 
 class StorePart:

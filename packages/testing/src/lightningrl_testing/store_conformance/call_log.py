@@ -10,20 +10,12 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.records import RolloutFilter, Score
-from lightningrl.types import (
-    FinishReason,
-    OtherCall,
-    OtherCallKind,
-    Outcome,
-    SamplingSettings,
-    Task,
-    ToolCall,
-)
+from lightningrl.types import FinishReason, OtherCall, OtherCallKind, Outcome, SamplingSettings, Task, ToolCall
 from lightningrl_server.records import ToolCallRecord
 from lightningrl_server.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest
-from lightningrl_testing.store_conformance.inputs import leased, make_call, make_spec
+from lightningrl_testing.store_conformance.inputs import ended, leased, make_call, make_spec, started
 
 __all__ = ["CallLogConformance"]
 
@@ -32,8 +24,7 @@ class CallLogConformance:
     """Tests of `lightningrl_server.store.protocol.CallLog`."""
 
     async def test_prompts_come_back_token_for_token(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         first = make_call(lease, "c0", [1, 2, 70_000], [3, 20_000_000])
         left, right = (
             make_call(lease, "c1", [5], [6, 7], parent=first),
@@ -43,8 +34,7 @@ class CallLogConformance:
         for call in (first, left, right, make_call(lease, "c3", [], [11], parent=left), alone):
             await store.append_call(call)
         await store.append_call(make_call(lease, "c5", [14], [15], parent=right))
-        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
-        transitions = (await store.trajectories(["a"]))[0].transitions
+        transitions = (await ended(store)).transitions
         root = [1, 2, 70_000, 3, 20_000_000]
         assert [call.prompt_ids.tolist() for call in transitions] == [
             [1, 2, 70_000],
@@ -86,8 +76,7 @@ class CallLogConformance:
             assert [call.offered for call in trajectory.transitions] == offered
 
     async def test_logprobs_come_back_bit_for_bit(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        record = make_call(await leased(store), "c0", [1], [3, 7, 11])
+        record = make_call(await started(store), "c0", [1], [3, 7, 11])
         await store.append_call(record)
         stored = (await store.calls("a", 1))[0].transition
         assert stored.logprobs.dtype == np.float32 and stored.logprobs.tobytes() == record.transition.logprobs.tobytes()
@@ -112,23 +101,20 @@ class CallLogConformance:
         assert {name: getattr(stored.transition, name) for name in values} == values
 
     async def test_a_retried_call_is_kept_once_and_its_first_answer_returns(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         assert await store.append_call(make_call(lease, "c0", [1], [2], call_key="k")) is None
         again = await store.append_call(make_call(lease, "c9", [1], [5], call_key="k"))
         assert again is not None and (again.transition.id, again.transition.completion_ids.tolist()) == ("c0", [2])
         assert len(await store.calls("a", 1)) == 1
 
     async def test_a_prompt_that_does_not_hold_its_parent_is_refused(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1, 2], [3]))
         with pytest.raises(StoreError, match=r"call 'c1': its prompt of 2 tokens does not hold the 3 of its parent"):
             await store.append_call(make_call(lease, "c1", [1, 2], [4], parent_id="c0"))
 
     async def test_the_choices_of_one_call_are_kept_together_or_not_at_all(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         with pytest.raises(UnknownRecord, match="'nope'"):
             await store.append_calls(
                 [make_call(lease, "c0", [1], [2]), make_call(lease, "c1", [1], [3], parent_id="nope")]
@@ -152,15 +138,13 @@ class CallLogConformance:
         assert (await store.counts()).calls == 8
 
     async def test_a_transition_id_is_used_once(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1], [2]))
         with pytest.raises(Conflict, match="'c0'"):
             await store.append_call(make_call(lease, "c0", [1], [2], call_key="other"))
 
     async def test_the_ids_of_calls_and_tool_calls_are_known(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         assert not await store.call_ids("a", 1) and not await store.tool_call_ids("a", 1)
         await store.append_calls([make_call(lease, f"c{number}", [1], [2]) for number in range(3)])
         await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=ToolCall(id="x", name="y"))])
@@ -186,8 +170,7 @@ class CallLogConformance:
 
     async def test_a_text_with_nul_in_it_is_kept_with_a_replacement_character(self, store: Store) -> None:
         """Such as a policy or a user's reward may write; PostgreSQL has no NUL in its texts."""
-        await store.create_rollouts([make_spec("a")])
-        await leased(store)
+        await started(store)
         tool_call = ToolCall(id="x\0", name="n\0", arguments="\0", result="\0", agent="g\0", error_type="\0")
         await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=tool_call)])
         await store.append_other_calls(
@@ -213,8 +196,7 @@ class CallLogConformance:
         )
 
     async def test_text_that_utf_8_cannot_carry_is_kept_with_replacement_characters(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        await leased(store)
+        await started(store)
         tool_call = ToolCall(
             id="x", name="n\ud800", arguments="\ud800", result="\udfff" * 300, agent="\ud800", error_type="\ud800"
         )
@@ -235,8 +217,7 @@ class CallLogConformance:
         assert (await store.rollout("a")).attempts[0].error == "e\ufffd"
 
     async def test_a_call_after_the_end_is_refused_and_counted(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.finish_attempt("a", 1, Outcome.TIMEOUT)
         with pytest.raises(AttemptOver, match=r"attempt 1 of rollout 'a' is over \(timeout\); call 'late'"):
             await store.append_call(make_call(lease, "late", [1], [2]))
@@ -245,8 +226,7 @@ class CallLogConformance:
         assert (await store.counts()).late == 2 and await store.calls("a", 1) == ()
 
     async def test_a_call_of_an_unknown_attempt_is_refused(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         with pytest.raises(UnknownRecord, match="rollout 'a' has no attempt 2"):
             await store.append_call(make_call(replace(lease, attempt=2), "c", [1], [2]))
 

@@ -7,17 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.records import Lease
-from lightningrl.types import (
-    FinishReason,
-    RolloutSpec,
-    Task,
-    Transition,
-)
+from lightningrl.records import Lease, RolloutFilter
+from lightningrl.types import FinishReason, Outcome, RolloutSpec, Task, Trajectory, Transition
 from lightningrl_server.records import CallRecord
 from lightningrl_server.store.protocol import Store
 
-__all__ = ["leased", "make_call", "make_spec"]
+__all__ = ["ended", "leased", "listed", "make_call", "make_spec", "started", "trajectory_of"]
 
 
 def make_spec(rollout_id: str = "r1", question: Any = "6 * 7?", **fields: Any) -> RolloutSpec:
@@ -62,3 +57,25 @@ async def leased(store: Store, lease_s: float = 60.0) -> Lease:
     lease = await store.lease("w1", lease_s)
     assert lease is not None
     return lease
+
+
+async def started(store: Store, *, lease_s: float = 60.0, **fields: Any) -> Lease:
+    """Create the rollout `a` and lease it."""
+    await store.create_rollouts([make_spec("a", **fields)])
+    return await leased(store, lease_s)
+
+
+async def ended(store: Store, outcome: Outcome = Outcome.SUCCEEDED, output: Any = None, **result: Any) -> Trajectory:
+    """End the first attempt of `a` and read what is kept of it."""
+    await store.finish_attempt("a", 1, outcome, output, **result)
+    return await trajectory_of(store)
+
+
+async def trajectory_of(store: Store, rollout_id: str = "a") -> Trajectory:
+    (trajectory,) = await store.trajectories([rollout_id])
+    return trajectory
+
+
+async def listed(store: Store, **where: Any) -> list[str]:
+    """Ids of the rollouts that a filter lets through, as they are listed."""
+    return [record.spec.id for record in await store.list_rollouts(RolloutFilter(**where))]

@@ -7,20 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from lightningrl.errors import StoreError
-from lightningrl.records import (
-    Score,
-)
-from lightningrl.types import (
-    Evidence,
-    OtherCall,
-    OtherCallKind,
-    Outcome,
-    RolloutMode,
-)
+from lightningrl.records import Score
+from lightningrl.types import Evidence, OtherCall, OtherCallKind, Outcome, RolloutMode
 from lightningrl_server.store.errors import Conflict, UnknownRecord
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest
-from lightningrl_testing.store_conformance.inputs import leased, make_call, make_spec
+from lightningrl_testing.store_conformance.inputs import leased, make_call, make_spec, started, trajectory_of
 
 __all__ = ["LedgerConformance"]
 
@@ -31,8 +23,7 @@ class LedgerConformance:
     async def test_what_is_reported_and_what_is_computed_are_kept_apart_by_name_and_none_is_not_zero(
         self, store: Store
     ) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_calls([make_call(lease, "c0", [1], [2, 3]), make_call(lease, "c1", [1], [2, 3])])
         await store.add_rewards("a", 1, {"style": 0.5})
         await store.add_rewards("a", 1, {"tool": -1.0, "judge": None}, transition_id="c1")
@@ -49,10 +40,10 @@ class LedgerConformance:
         await store.set_scores(
             [replace(score, digests={"rewards.match": "two"}, unrewarded="style: ValueError: \ud800")]
         )
-        trajectory = (await store.trajectories(["a"]))[0]
+        trajectory = await trajectory_of(store)
         assert (trajectory.unrewarded, trajectory.digests) == ("style: ValueError: \ufffd", {"rewards.match": "two"})
         await store.set_scores([score])
-        trajectory = (await store.trajectories(["a"]))[0]
+        trajectory = await trajectory_of(store)
         assert trajectory.reported == {"style": 0.5}
         assert trajectory.rewards == {"style": None, "match": 1.0} and trajectory.reward == 1.25
         assert (trajectory.unrewarded, trajectory.digests) == (None, {"rewards.match": "one"})
@@ -71,8 +62,7 @@ class LedgerConformance:
     async def test_evidence_and_the_calls_of_judges_are_kept_after_the_end_and_a_repeat_adds_nothing(
         self, store: Store
     ) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1], [2, 3]))
         await store.append_other_calls("a", 1, [OtherCall(kind=OtherCallKind.REFUSED, path="models", started_at=1.0)])
         await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
@@ -96,16 +86,14 @@ class LedgerConformance:
             assert [values.tolist() for values in stored.tokens["value"]] == [[0.25, -1.0]]
 
     async def test_a_constant_advantage_comes_back_per_token(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        await store.append_call(make_call(await leased(store), "c0", [1], [2, 3, 4]))
+        await store.append_call(make_call(await started(store), "c0", [1], [2, 3, 4]))
         await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
         await store.set_scores([Score(rollout_id="a", attempt=1, advantages={"c0": np.full(3, 0.1, np.float32)})])
         stored = (await store.scores(["a"]))[0].advantages["c0"]
         assert stored is not None and stored.tolist() == np.full(3, 0.1, np.float32).tolist()
 
     async def test_rewards_for_nothing_are_refused(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        await leased(store)
+        await started(store)
         with pytest.raises(UnknownRecord, match="no transition 'nope'"):
             await store.add_rewards("a", 1, {"x": 1.0}, transition_id="nope")
         with pytest.raises(StoreError, match="'x' of rollout 'a' is nan"):

@@ -7,18 +7,11 @@ import asyncio
 from sqlalchemy import text
 
 from lightningrl.errors import StoreError
-from lightningrl.records import (
-    RolloutFilter,
-)
-from lightningrl.types import (
-    Outcome,
-    RolloutMode,
-    RolloutState,
-)
+from lightningrl.types import Outcome, RolloutMode, RolloutState
 from lightningrl_server.store.errors import Conflict, UnknownRecord
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest
-from lightningrl_testing.store_conformance.inputs import leased, make_call, make_spec
+from lightningrl_testing.store_conformance.inputs import leased, listed, make_call, make_spec, started, trajectory_of
 
 __all__ = ["LookConformance"]
 
@@ -29,32 +22,21 @@ class LookConformance:
     async def test_rollouts_are_listed_newest_first_and_filtered(self, store: Store) -> None:
         await store.create_rollouts([make_spec(f"r{i}", step=i % 2) for i in range(6)])
         await leased(store)
-        assert [record.spec.id for record in await store.list_rollouts()] == ["r5", "r4", "r3", "r2", "r1", "r0"]
-        assert [record.spec.id for record in await store.list_rollouts(RolloutFilter(step=2, limit=2))] == ["r5", "r3"]
-        assert [record.spec.id for record in await store.list_rollouts(RolloutFilter(state=RolloutState.RUNNING))] == [
-            "r0"
-        ]
-        assert [record.spec.id for record in await store.list_rollouts(RolloutFilter(limit=2, offset=4))] == [
-            "r1",
-            "r0",
-        ]
+        assert await listed(store) == ["r5", "r4", "r3", "r2", "r1", "r0"]
+        assert await listed(store, step=2, limit=2) == ["r5", "r3"]
+        assert await listed(store, state=RolloutState.RUNNING) == ["r0"]
+        assert await listed(store, limit=2, offset=4) == ["r1", "r0"]
         await store.create_rollouts([make_spec("after 1", step=1, mode=RolloutMode.VALIDATION)])
-        assert [record.spec.id for record in await store.list_rollouts(RolloutFilter(step=1))] == [
-            "after 1",
-            "r4",
-            "r2",
-            "r0",
-        ]
+        assert await listed(store, step=1) == ["after 1", "r4", "r2", "r0"]
 
     async def test_the_attempt_that_succeeded_decides(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a", max_attempts=2)])
-        first = await leased(store)
+        first = await started(store, max_attempts=2)
         await store.append_call(make_call(first, "a/1/0", [1, 2], [3]))
         await store.finish_attempt("a", 1, Outcome.INFRASTRUCTURE_ERROR)
         second = await leased(store)
         await store.append_call(make_call(second, "a/2/0", [4, 5], [6]))
         await store.finish_attempt("a", 2, Outcome.SUCCEEDED)
-        trajectory = (await store.trajectories(["a"]))[0]
+        trajectory = await trajectory_of(store)
         assert (trajectory.attempt, [call.id for call in trajectory.transitions]) == (2, ["a/2/0"])
 
     async def test_a_trajectory_needs_an_ended_attempt(self, store: Store) -> None:

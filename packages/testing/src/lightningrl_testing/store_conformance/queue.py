@@ -21,7 +21,7 @@ from lightningrl_server.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl_server.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest
-from lightningrl_testing.store_conformance.inputs import leased, make_call, make_spec
+from lightningrl_testing.store_conformance.inputs import leased, listed, make_call, make_spec, started, trajectory_of
 
 __all__ = ["QueueConformance"]
 
@@ -63,8 +63,7 @@ class QueueConformance:
         assert await store.lease("w", 60.0) is None
 
     async def test_a_lease_shows_the_task_without_its_answer(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a", timeout_s=12.0)])
-        lease = await leased(store)
+        lease = await started(store, timeout_s=12.0)
         assert (lease.task.input, lease.task.answer, lease.timeout_s, lease.attempt) == ("6 * 7?", None, 12.0, 1)
         assert lease.base_path == "/rollouts/a/attempts/1/v1"
 
@@ -86,16 +85,14 @@ class QueueConformance:
         assert sorted(lease.rollout_id for lease in leases if lease is not None) == sorted(f"r{i}" for i in range(10))
 
     async def test_a_lease_nobody_received_is_undone(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.release("a", 1)
         assert await store.authorise("a", 1, lease.key) is None
         again = await leased(store)
         assert (again.rollout_id, again.attempt) == ("a", 1)
 
     async def test_an_expired_lease_ends_the_attempt_and_queues_the_rollout_again(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a", max_attempts=2)])
-        await leased(store, lease_s=0.05)
+        await started(store, lease_s=0.05, max_attempts=2)
         again = await store.lease("w2", 60.0, wait_s=900.0)
         assert again is not None and (again.rollout_id, again.attempt) == ("a", 2)
         first = (await store.rollout("a")).attempts[0]
@@ -103,14 +100,12 @@ class QueueConformance:
         assert not await store.heartbeat("a", 1, 60.0)
 
     async def test_the_last_expired_lease_fails_the_rollout_without_anybody_asking(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        await leased(store, lease_s=0.05)
+        await started(store, lease_s=0.05)
         assert await store.wait_finished(["a"], 900.0) == ("a",)
         assert (await store.rollout("a")).outcome is Outcome.INFRASTRUCTURE_ERROR
 
     async def test_heartbeats_keep_a_lease(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        await leased(store, lease_s=2.0)
+        await started(store, lease_s=2.0)
         assert await store.heartbeat("a", 1, 3600.0)
         await asyncio.sleep(2.1)  # beyond the first lease
         assert (await store.rollout("a")).state is RolloutState.RUNNING
@@ -152,8 +147,7 @@ class QueueConformance:
         assert await store.heartbeat("a", 1, 60.0) is False
 
     async def test_the_first_result_wins_and_repeats_are_acknowledged(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        await leased(store)
+        await started(store)
         assert (
             await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "x"}, duration_s=1.5)
             is RolloutState.SUCCEEDED
@@ -163,7 +157,7 @@ class QueueConformance:
             await store.finish_attempt("a", 1, Outcome.TIMEOUT)
         with pytest.raises(AttemptOver, match="the result 'succeeded' with another output came too late"):
             await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "y"})
-        trajectory = (await store.trajectories(["a"]))[0]
+        trajectory = await trajectory_of(store)
         assert (trajectory.output, trajectory.duration_s, trajectory.task.answer) == ({"sql": "x"}, 1.5, 42)
         assert trajectory.results_refused == (await store.rollout("a")).attempts[0].results_refused == 2
         assert (await store.counts()).late == 2
@@ -171,8 +165,7 @@ class QueueConformance:
     async def test_a_failure_of_the_infrastructure_that_the_agent_alone_tells_is_not_tried_again(
         self, store: Store
     ) -> None:
-        await store.create_rollouts([make_spec("a", max_attempts=3)])
-        await leased(store)
+        await started(store, max_attempts=3)
         end = AttemptEnd(outcome=Outcome.INFRASTRUCTURE_ERROR, may_go_again=False)
         assert await store.finish_and_lease("a", 1, end, None) == (RolloutState.FAILED, None)
 
@@ -231,8 +224,7 @@ class QueueConformance:
     async def test_a_branch_that_ends_before_it_has_repeated_its_calls_has_diverged(
         self, store: Store, outcome: Outcome
     ) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_calls([make_call(lease, f"c{number}", [1, number], [2]) for number in range(2)])
         point = BranchPoint(rollout_id="a", attempt=1, calls=2)
         with pytest.raises(Conflict, match="still runs"):
@@ -267,8 +259,7 @@ class QueueConformance:
         assert await store.finish_attempt("short", 1, outcome) is RolloutState.FAILED, "the worker says it again"
 
     async def test_a_branch_point_that_is_none_is_refused(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1], [2]))
         await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
         for point, error in (
@@ -278,21 +269,19 @@ class QueueConformance:
         ):
             with pytest.raises(error):
                 await store.create_rollouts([make_spec("new", branch=point)])
-        assert [record.spec.id for record in await store.list_rollouts()] == ["a"]
+        assert await listed(store) == ["a"]
 
     @pytest.mark.parametrize(
         "outcome", [Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.CANCELLED]
     )
     async def test_what_the_policy_did_is_not_retried(self, store: Store, outcome: Outcome) -> None:
-        await store.create_rollouts([make_spec("a", max_attempts=3)])
-        await leased(store)
+        await started(store, max_attempts=3)
         assert await store.finish_attempt("a", 1, outcome, error="because") is RolloutState.FAILED
-        trajectory = (await store.trajectories(["a"]))[0]
+        trajectory = await trajectory_of(store)
         assert (trajectory.outcome, trajectory.error, trajectory.transitions) == (outcome, "because", ())
 
     async def test_infrastructure_errors_are_retried_while_attempts_are_left(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a", max_attempts=2)])
-        await leased(store)
+        await started(store, max_attempts=2)
         assert await store.finish_attempt("a", 1, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.QUEUED
         await leased(store)
         assert await store.finish_attempt("a", 2, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.FAILED

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightningrl.types import (
-    OtherCall,
-    OtherCallKind,
-    Outcome,
-    ToolCall,
-    ToolStatus,
-)
+from lightningrl.types import OtherCall, OtherCallKind, ToolCall, ToolStatus
 from lightningrl_server.records import DIALOGUE, SpanRecord, ToolCallRecord
 from lightningrl_server.store.errors import AttemptOver
 from lightningrl_server.store.protocol import Store
 from lightningrl_testing._pytest import pytest
-from lightningrl_testing.store_conformance.inputs import leased, make_call, make_spec
+from lightningrl_testing.store_conformance.inputs import ended, make_call, started
 
 __all__ = ["ToolCallConformance"]
 
@@ -24,8 +18,7 @@ class ToolCallConformance:
     """Tests of the part of `lightningrl_server.store.protocol.CallLog` that is no model call of a policy."""
 
     async def test_calls_that_are_no_transitions_come_back_apart_from_tool_calls(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        await leased(store)
+        await started(store)
         refused = OtherCall(
             kind=OtherCallKind.REFUSED,
             path="responses",
@@ -53,8 +46,7 @@ class ToolCallConformance:
             started_at=3.0,
         )
         await store.append_other_calls("a", 1, [hostile])
-        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
-        (trajectory,) = await store.trajectories(["a"])
+        trajectory = await ended(store)
         assert trajectory.tool_calls == () and trajectory.other_calls[:2] == (refused, forwarded)
         assert (trajectory.other_calls[2].path, trajectory.other_calls[2].answer) == ("\ufffd", "\ufffd")
         with pytest.raises(AttemptOver, match="attempt 1 of rollout 'a' is over"):
@@ -71,8 +63,7 @@ class ToolCallConformance:
             call = ToolCall(id=call_id, name=f"tool_{call_id}", arguments="{}", result=result, status=status)
             return ToolCallRecord(tool_call=call, span_id=f"s-{call_id}")
 
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("x", "y", "z", "v", "w")))
         await store.append_spans("a", 1, [SpanRecord(span_id="c0", agent="planner")])
         assert (
@@ -90,8 +81,7 @@ class ToolCallConformance:
         assert await store.append_tool_calls("a", 1, [report("x"), report("x"), report("w", ToolStatus.UNKNOWN)]) == 2
         assert await store.append_tool_calls("a", 1, [shown("x")]) == 0
         assert await store.tool_call_ids("a", 1) == frozenset({"x", "y", "v", "w"})
-        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
-        tools = {tool.id: tool for tool in (await store.trajectories(["a"]))[0].tool_calls}
+        tools = {tool.id: tool for tool in (await ended(store)).tool_calls}
         assert {name: (tool.status, tool.result, tool.transition_id) for name, tool in tools.items()} == {
             "x": (ToolStatus.ERROR, "of the dialogue", "c0"),
             "y": (ToolStatus.OK, "of a span", "c0"),
@@ -103,8 +93,7 @@ class ToolCallConformance:
         assert {name: tool.contradicted for name, tool in tools.items()} == {"x": 2, "y": 0, "z": 0, "v": 0, "w": 0}
 
     async def test_tool_calls_find_the_call_that_asked(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("call_1",)))
         await store.append_call(make_call(lease, "c1", [1], [2], span_id="00000000000000aa"))
         by_id = ToolCall(
@@ -122,8 +111,7 @@ class ToolCallConformance:
         ]
         assert await store.append_tool_calls("a", 1, records) == 3
         assert await store.append_tool_calls("a", 1, records) == 0
-        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
-        first, second, third = (await store.trajectories(["a"]))[0].tool_calls
+        first, second, third = (await ended(store)).tool_calls
         assert (first.transition_id, first.result, first.status, first.duration_s) == (
             "c0",
             "x" * 1000,
@@ -141,8 +129,7 @@ class ToolCallConformance:
                 tool_call=ToolCall(id=call_id, name="sql", status=status, result=result), span_id=span
             )
 
-        await store.create_rollouts([make_spec("a")])
-        await leased(store)
+        await started(store)
         ok, error, timeout, unknown = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
         first = [
             report("t0", ok, "reported:t0", "fine"),
@@ -165,8 +152,7 @@ class ToolCallConformance:
             )
             == 1
         )
-        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
-        (trajectory,) = await store.trajectories(["a"])
+        trajectory = await ended(store)
         stored = {tool.id: (tool.status, tool.result, tool.contradicted) for tool in trajectory.tool_calls}
         assert stored == {
             "t0": (error, "broke", 1),
@@ -177,11 +163,9 @@ class ToolCallConformance:
         }
 
     async def test_an_unnamed_call_gets_the_agent_of_its_trace(self, store: Store) -> None:
-        await store.create_rollouts([make_spec("a")])
-        lease = await leased(store)
+        lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1], [2], span_id="00000000000000aa"))
         await store.append_call(make_call(lease, "c1", [1], [2], span_id="00000000000000aa", agent="said"))
         await store.append_spans("a", 1, [SpanRecord(span_id="00000000000000aa", parent_span_id="00000000000000bb")])
         await store.append_spans("a", 1, [SpanRecord(span_id="00000000000000bb", agent="planner")])
-        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
-        assert [call.agent for call in (await store.trajectories(["a"]))[0].transitions] == ["planner", "said"]
+        assert [call.agent for call in (await ended(store)).transitions] == ["planner", "said"]
