@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import EngineUnavailable
@@ -14,8 +13,15 @@ from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.request import Answer, CallRequest
 from lightningrl_server.records import AttemptInfo, CallRecord
-from lightningrl_server.rendering.completion import Choice, CompletionText, ShownText, TextDelta
-from lightningrl_server.rendering.renderer import PROMPT_TAIL, PolicyRenderer
+from lightningrl_server.rendering.completion import (
+    Choice,
+    CompletionText,
+    ShownText,
+    TextDelta,
+    ToolReading,
+    read_recorded,
+)
+from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.tokenizer import context_overflow
 
 __all__ = ["ChoiceSampler", "SampledChoice", "answer_again", "choose_sampling", "note_unheeded", "repeat_choices"]
@@ -36,37 +42,30 @@ class SampledChoice:
     """The recorded call that it repeats; None = it was sampled now."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ChoiceSampler:
     """Samples the choices of one request."""
 
-    def __init__(
-        self,
-        engines: EngineRegistry,
-        policy: str,
-        renderer: PolicyRenderer,
-        request: CallRequest,
-        prompt_ids: tuple[int, ...],
-        sampling: SamplingSettings,
-        transition_id: str,
-    ) -> None:
-        self._engines = engines
-        self._policy = policy
-        self._renderer = renderer
-        self._request = request
-        self._prompt_ids = prompt_ids
-        self._sampling = sampling
-        self._id = transition_id
-        self._streamed: dict[int, tuple[GenerateRequest, CompletionText, int]] = {}
-        """Choices that have begun, by index, with the policy's version."""
+    engines: EngineRegistry
+    policy: str
+    renderer: PolicyRenderer
+    request: CallRequest
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingSettings
+    transition_id: str
+    _streamed: dict[int, tuple[GenerateRequest, CompletionText, int]] = field(
+        default_factory=dict[int, tuple[GenerateRequest, CompletionText, int]]
+    )
+    """Choices that have begun, by index, with the policy's version."""
 
     async def whole(self) -> list[SampledChoice]:
         """All choices, in order."""
-        if self._request.n == 1:
+        if self.request.n == 1:
             return [await self._one_whole(0)]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = []
-                for index in range(self._request.n):
+                for index in range(self.request.n):
                     tasks.append(group.create_task(self._one_whole(index)))
                     await asyncio.sleep(0)  # a long prompt takes its time to be sent: others have their turn between
         except ExceptionGroup as errors:
@@ -75,7 +74,7 @@ class ChoiceSampler:
 
     async def stream(self) -> AsyncGenerator[TextDelta | SampledChoice, None]:
         """Deltas as they come, and each choice when it is whole."""
-        if self._request.n == 1:
+        if self.request.n == 1:
             async with aclosing(self._one(0)) as items:
                 async for item in items:
                     yield item
@@ -92,7 +91,7 @@ class ChoiceSampler:
 
         pumps: list[asyncio.Task[None]] = []
         try:
-            for index in range(self._request.n):
+            for index in range(self.request.n):
                 pumps.append(asyncio.create_task(pump(index)))
                 await asyncio.sleep(0)
             ended = 0
@@ -126,30 +125,23 @@ class ChoiceSampler:
         ]
 
     def _place(self, index: int) -> tuple[GenerateRequest, CompletionText]:
-        sampling = self._sampling
+        sampling = self.sampling
         if index and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + index)
-        text = CompletionText(
-            self._renderer,
-            self._prompt_ids,
-            index=index,
-            allow_tools=bool(self._request.tools) and self._request.allow_tools,
-            schemas=_schemas(self._request),
-            parallel_tools=self._request.parallel_tools,
-            stop=sampling.stop,
-        )
-        call_id = f"{self._id}-{index}" if index else self._id
-        session = self._id.rpartition("/")[0]  # rollout/attempt
-        return GenerateRequest(id=call_id, prompt_ids=self._prompt_ids, sampling=sampling, session=session), text
+        text = CompletionText(self.renderer, self.prompt_ids, index=index, stop=sampling.stop, **_reading(self.request))
+        call_id = f"{self.transition_id}-{index}" if index else self.transition_id
+        session = self.transition_id.rpartition("/")[0]  # rollout/attempt
+        return GenerateRequest(id=call_id, prompt_ids=self.prompt_ids, sampling=sampling, session=session), text
 
     async def _one_whole(self, index: int) -> SampledChoice:
         call, text = self._place(index)
-        chunk = await self._engines.generate_whole(self._policy, call)
-        return self._finished(call, text, chunk, rest=chunk)
+        chunk = await self.engines.generate_whole(self.policy, call)
+        text.push(chunk.token_ids, chunk.logprobs, stream=False)
+        return self._finished(call, text, chunk)
 
     async def _one(self, index: int) -> AsyncGenerator[TextDelta | SampledChoice, None]:
         call, text = self._place(index)
-        async with aclosing(self._engines.generate(self._policy, call)) as chunks:
+        async with aclosing(self.engines.generate(self.policy, call)) as chunks:
             async for chunk in chunks:
                 self._streamed[index] = call, text, chunk.policy_version
                 delta = text.push(chunk.token_ids, chunk.logprobs, stream=chunk.finish_reason is None)
@@ -158,15 +150,11 @@ class ChoiceSampler:
                 if chunk.finish_reason is not None:
                     yield self._finished(call, text, chunk)
 
-    def _finished(
-        self, call: GenerateRequest, text: CompletionText, last: TokenChunk, *, rest: TokenChunk | None = None
-    ) -> SampledChoice:
-        """The choice that ends with a chunk; `rest` is what the text lacks of it."""
-        if rest is not None:
-            text.push(rest.token_ids, rest.logprobs, stream=False)
+    def _finished(self, call: GenerateRequest, text: CompletionText, last: TokenChunk) -> SampledChoice:
+        """The choice that ends with a chunk."""
         if text.token_count == 0 or last.finish_reason is None:
             raise EngineUnavailable(
-                f"the engine of policy {self._policy!r} returned a completion without a token or a finish reason"
+                f"the engine of policy {self.policy!r} returned a completion without a token or a finish reason"
             )
         completion, delta = text.finish(last.finish_reason)
         return SampledChoice(
@@ -226,22 +214,8 @@ def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequenc
 
 def _read_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> tuple[Choice, ...]:
     """The choices of a recorded call, read as `request` wants them."""
-    choices = []
-    for index, call in enumerate(stored):
-        transition = call.transition
-        text = CompletionText(
-            renderer,
-            transition.prompt_ids[-PROMPT_TAIL:].tolist(),
-            index=index,
-            allow_tools=bool(request.tools) and request.allow_tools,
-            schemas=_schemas(request),
-            parallel_tools=request.parallel_tools,
-            stop=transition.sampling.stop,
-            tool_call_ids=transition.tool_call_ids,
-        )
-        text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
-        choices.append(text.finish(transition.finish_reason)[0])
-    return tuple(choices)
+    reading = _reading(request)
+    return tuple(read_recorded(renderer, call.transition, index, reading) for index, call in enumerate(stored))
 
 
 def repeat_choices(
@@ -263,6 +237,10 @@ def repeat_choices(
     ]
 
 
-def _schemas(request: CallRequest) -> dict[str, Any]:
-    """JSON schemas of the arguments, by the name of the tool."""
-    return {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.tools or ()}
+def _reading(request: CallRequest) -> ToolReading:
+    """The way in which the request wants its completions read."""
+    return {
+        "allow_tools": bool(request.tools) and request.allow_tools,
+        "schemas": {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.tools or ()},
+        "parallel_tools": request.parallel_tools,
+    }

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class AnsweredPrompt:
     """The digests as the store keeps them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A prompt and where it comes from."""
 
@@ -95,17 +95,6 @@ class Prompt:
         return AnsweredPrompt(call, digest, history_key(self.digest, digest, self.tools, self.head))
 
 
-class _Tokens(NamedTuple):
-    """Tokens of a prompt before a tool call is forced."""
-
-    ids: tuple[int, ...]
-    suffix_start: int
-    parent_id: str | None
-    is_break: bool
-    digest: bytes
-    tools: bytes
-
-
 class Past(Protocol):
     """The attempt's earlier calls, by their messages and by their ids."""
 
@@ -115,89 +104,85 @@ class Past(Protocol):
     def conversations(self) -> Conversations: ...
 
 
+@dataclass(frozen=True, slots=True)
 class PromptBuilder:
     """Builds the prompt of one call; a long one beside the event loop."""
 
-    def __init__(
-        self,
-        threads: Threads,
-        past: Past,
-        request: CallRequest,
-        policy: str,
-        renderer: PolicyRenderer,
-        context_length: int | None,
-    ) -> None:
-        self._threads = threads
-        self._past = past
-        self._request = request
-        self._policy = policy
-        self._renderer = renderer
-        self._context_length = context_length
+    threads: Threads
+    past: Past
+    request: CallRequest
+    policy: str
+    renderer: PolicyRenderer
+    context_length: int | None
+    """None = nobody knows."""
 
     async def build(self) -> Prompt:
         """The tokens of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool
         call. Raises Refusal; ContextOverflow for one that is far beyond a known context, before it is tokenised to its
         end."""
-        request, head = self._request, None
+        request = self.request
+        tools, head = digest_tools(request.tools, self.policy), None
         if request.head is not None or request.previous is not None:
             head = digest_head(request.messages[: request.head or 0])
         if head is None or request.previous is None:
-            tokens = await self._from_messages(with_tool_names(request.messages))
-        else:
-            tokens = await self._from_answer(request.previous, head)
-        ids = tokens.ids
-        if request.forced is not None:
-            ids = _forced(ids, request.forced, self._policy, self._renderer)
-        if request.edits:
-            _refuse_edits(request, len(ids))
-        return Prompt(
-            ids=ids,
-            array=await self._threads.run(len(ids), lambda: as_ids(ids)),
-            suffix_start=tokens.suffix_start,
-            parent_id=tokens.parent_id,
-            is_break=tokens.is_break,
-            digest=tokens.digest,
-            tools=tokens.tools,
-            head=head,
-        )
+            return await self._from_messages(with_tool_names(request.messages), tools, head)
+        return await self._from_answer(request.previous, tools, head)
 
-    async def _from_answer(self, previous: str, head: bytes) -> _Tokens:
-        """Tokens of a call that goes on from an earlier answer by its id."""
-        count = self._request.head or 0
-        earlier = self._past.conversations.find(previous)
-        new = with_tool_names(self._request.messages[count:], earlier.added or ())
-        tools = digest_tools(self._request.tools, self._policy)
+    async def _from_answer(self, previous: str, tools: bytes, head: bytes) -> Prompt:
+        """The prompt of a call that goes on from an earlier answer by its id."""
+        count = self.request.head or 0
+        earlier = self.past.conversations.find(previous)
+        new = with_tool_names(self.request.messages[count:], earlier.added or ())
         if earlier.head == head and earlier.call.tools == tools:
             digest = earlier.digest
             for message in new:
                 digest = extend_digest(digest, message)
             bridged = await self._bridged(earlier.call, new)
             if bridged is not None:
-                return _Tokens(*bridged, earlier.call.id, is_break=False, digest=digest, tools=tools)
+                return await self._prompt(
+                    *bridged, earlier.call.id, is_break=False, digest=digest, tools=tools, head=head
+                )
         # Other instructions, tools or policy: the tokens begin otherwise, so the conversation is rendered again.
-        messages = (*self._request.messages[:count], *self._past.conversations.messages(earlier), *new)
-        tokens = await self._from_messages(with_tool_names(messages))
-        return tokens._replace(is_break=tokens.is_break or tokens.parent_id is None)
+        messages = (*self.request.messages[:count], *self.past.conversations.messages(earlier), *new)
+        prompt = await self._from_messages(with_tool_names(messages), tools, head)
+        return replace(prompt, is_break=prompt.is_break or prompt.parent_id is None)
 
-    async def _from_messages(self, messages: tuple[Mapping[str, Any], ...]) -> _Tokens:
-        """Tokens of a whole conversation."""
+    async def _from_messages(self, messages: tuple[Mapping[str, Any], ...], tools: bytes, head: bytes | None) -> Prompt:
+        """The prompt of a whole conversation."""
         size = _size(messages)
-        chain = await self._threads.run(size // _TEXT_TO_DIGEST, lambda: chain_digests(messages))
-        offered = self._request.tools
-        tools = digest_tools(offered, self._policy)
-        match = self._past.history.match(messages, chain, tools)
-        call = match.call
+        chain = await self.threads.run(size // _TEXT_TO_DIGEST, lambda: chain_digests(messages))
+        match = self.past.history.match(messages, chain, tools)
+        call, offered = match.call, self.request.tools
         if call is not None:
             bridged = await self._bridged(call, messages[match.covered :])
             if bridged is not None:
-                return _Tokens(*bridged, call.id, is_break=match.is_break, digest=chain[-1], tools=tools)
-        is_break = match.is_break or call is not None
+                return await self._prompt(*bridged, call.id, match.is_break, digest=chain[-1], tools=tools, head=head)
         size += len(pack(offered)) if offered else 0
         try:
-            ids = await self._threads.run(size, lambda: self._renderer.render(messages, offered, self._context_length))
+            ids = await self.threads.run(size, lambda: self.renderer.render(messages, offered, self.context_length))
         except ValueError as error:
             raise Refusal(str(error), param="messages") from error
-        return _Tokens(ids, 0, None, is_break, chain[-1], tools)
+        is_break = match.is_break or call is not None
+        return await self._prompt(ids, 0, None, is_break, digest=chain[-1], tools=tools, head=head)
+
+    async def _prompt(
+        self,
+        ids: tuple[int, ...],
+        suffix_start: int,
+        parent_id: str | None,
+        is_break: bool,
+        *,
+        digest: bytes,
+        tools: bytes,
+        head: bytes | None,
+    ) -> Prompt:
+        """Add the beginning of a forced tool call."""
+        if self.request.forced is not None:
+            ids = _forced(ids, self.request.forced, self.policy, self.renderer)
+        if self.request.edits:
+            _refuse_edits(self.request, len(ids))
+        array = await self.threads.run(len(ids), lambda: as_ids(ids))
+        return Prompt(ids, array, suffix_start, parent_id, is_break, digest, tools, head)
 
     async def _bridged(self, call: PastCall, new: tuple[Mapping[str, Any], ...]) -> tuple[tuple[int, ...], int] | None:
         """The tokens of an earlier call with those of the new messages, and where these begin; None = they cannot be
@@ -205,10 +190,10 @@ class PromptBuilder:
 
         def bridge() -> tuple[tuple[int, ...], int] | None:
             past, completion = call.prompt_ids.tolist(), call.completion_ids.tolist()
-            suffix = self._renderer.bridge(past, completion, new, self._request.tools, self._context_length)
+            suffix = self.renderer.bridge(past, completion, new, self.request.tools, self.context_length)
             return None if suffix is None else ((*past, *completion, *suffix), len(past) + len(completion))
 
-        return await self._threads.run(_size(new) + len(call.prompt_ids) // _TEXT_TO_DIGEST, bridge)
+        return await self.threads.run(_size(new) + len(call.prompt_ids) // _TEXT_TO_DIGEST, bridge)
 
 
 def with_tool_names(
@@ -248,10 +233,8 @@ def _forced(ids: tuple[int, ...], forced: ForcedCall, policy: str, renderer: Pol
     if opening is None:
         raise Refusal(
             f"tool_choice: a tool call cannot be forced on policy {policy!r}: its tool-call markup is not one that we "
-            "can begin for "
-            "it, or its prompt opens a reasoning block; leave tool_choice out, or name the renderer 'qwen3' where its "
-            "markup is the "
-            "same",
+            "can begin for it, or its prompt opens a reasoning block; leave tool_choice out, or name the renderer "
+            "'qwen3' where its markup is the same",
             param="tool_choice",
         )
     return (*ids, *opening)
@@ -264,10 +247,8 @@ def _refuse_edits(request: CallRequest, prompt_tokens: int) -> None:
         if prompt_tokens > edit.beyond:
             raise Refusal(
                 f"context_management asks for {edit.name!r}, which would now change the prompt of {prompt_tokens} "
-                "tokens, "
-                "and that is not supported: the policy would learn from a prompt that the agent did not write; keep "
-                "more "
-                "or trigger it later, or shorten the messages yourself",
+                "tokens, and that is not supported: the policy would learn from a prompt that the agent did not write; "
+                "keep more or trigger it later, or shorten the messages yourself",
                 param="context_management",
             )
 

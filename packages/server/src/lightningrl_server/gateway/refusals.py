@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
+from typing import Final
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.types import OtherCall, OtherCallKind
@@ -20,6 +21,12 @@ logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 100
 """Refusals of one attempt and kind: an agent that asks again and again would fill the store with one sentence."""
+_FAILURES: Final = (
+    (EngineUnavailable, 503, "engine_unavailable"),
+    (BackendError, 502, "engine_failed"),
+    (AttemptOver, 410, "attempt_over"),
+    (StoreFull, 503, "store_full"),
+)
 
 
 class RefusalLog:
@@ -71,12 +78,7 @@ def refusal_of(error: ContextOverflow | EngineUnavailable | BackendError | Store
     """The sentence for an agent whose call failed."""
     if isinstance(error, ContextOverflow):
         return Refusal(str(error), code=CONTEXT_CODE, param="messages")
-    if isinstance(error, EngineUnavailable):
-        return Refusal(str(error), status=503, code="engine_unavailable")
-    if isinstance(error, BackendError):
-        return Refusal(str(error), status=502, code="engine_failed")
-    if isinstance(error, AttemptOver):
-        return Refusal(str(error), status=410, code="attempt_over")
-    if isinstance(error, StoreFull):
-        return Refusal(str(error), status=503, code="store_full")
+    for kind, status, code in _FAILURES:
+        if isinstance(error, kind):
+            return Refusal(str(error), status=status, code=code)
     return Refusal(f"the call could not be recorded: {error}", status=503, code="store_error")

@@ -10,7 +10,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 from lightningrl.types import FinishReason, Transition
@@ -22,6 +22,7 @@ __all__ = [
     "CompletionText",
     "ShownText",
     "TextDelta",
+    "ToolReading",
     "ToolRequest",
     "read_recorded",
 ]
@@ -96,6 +97,17 @@ class ShownText:
     tool_calls: int = 0
 
 
+class ToolReading(TypedDict):
+    """The way in which tool calls are read from a completion."""
+
+    allow_tools: bool
+    """False leaves tool markup in the content."""
+    schemas: Mapping[str, Any]
+    """Schemas of the offered tools' arguments, by name: they say which of these are text."""
+    parallel_tools: bool
+    """False = only the first tool call is read."""
+
+
 @dataclass(slots=True)
 class _ParsedText:
     content: str
@@ -105,9 +117,8 @@ class _ParsedText:
 
 
 class CompletionText:
-    """Turns one choice's tokens into text. `allow_tools=False` leaves tool markup in the content. Where the prompt ends
-    in the beginning of a tool call that was forced on the policy, the text begins with it; tokens and logprobs are
-    those that were sampled. `schemas` of the offered tools' arguments, by name, say which of these are text."""
+    """Turns one choice's tokens into text. Where the prompt ends in the beginning of a tool call that was forced on the
+    policy, the text begins with it; tokens and logprobs are those that were sampled."""
 
     def __init__(
         self,
@@ -168,18 +179,21 @@ class CompletionText:
         parsed = self._parse(self._ids, final=True)
         if not parsed.content.startswith(self._sent_content):
             parsed.content = self._sent_content  # cannot be taken back; the history is what the agent saw
-        calls = self._requests(parsed.calls)
-        choice = Choice(
+        choice = self._choice(parsed, len(self._ids), reason)
+        return choice, self._delta(parsed, final=True) or TextDelta(index=self._index)
+
+    def _choice(self, parsed: _ParsedText, count: int, reason: FinishReason) -> Choice:
+        """The completion of the first `count` tokens."""
+        return Choice(
             index=self._index,
             content=parsed.content,
             reasoning=parsed.reasoning,
-            tool_calls=calls,
-            token_ids=tuple(self._ids),
-            logprobs=tuple(self._logprobs),
+            tool_calls=self._requests(parsed.calls),
+            token_ids=tuple(self._ids[:count]),
+            logprobs=tuple(self._logprobs[:count]),
             finish_reason=reason,
             stopped_by=parsed.stopped_by,
         )
-        return choice, self._delta(parsed, final=True) or TextDelta(index=self._index)
 
     def broken_off(self, shown: ShownText) -> Choice:
         """The completion of an agent that left the stream: the first tokens that say all it was shown, and no more."""
@@ -197,18 +211,7 @@ class CompletionText:
             fewer, step = fewer - step, step * 2
         least = max(fewer, 0) + 1
         count = least + bisect_left(range(least, shown.tokens), True, key=says_it)
-        whole = CompletionText(
-            self._renderer,
-            [*self._prompt_ids, *self._opening],
-            index=self._index,
-            allow_tools=self._allow_tools,
-            schemas=self._schemas,
-            parallel_tools=self._parallel_tools,
-            stop=self._stop,
-            tool_call_ids=self._call_ids,
-        )
-        whole.push(self._ids[:count], self._logprobs[:count], stream=False)
-        return whole.finish(FinishReason.BROKEN_OFF)[0]
+        return self._choice(self._parse(self._ids[:count], final=True), count, FinishReason.BROKEN_OFF)
 
     def _decode_more(self) -> str:
         """Decode only the new tail, with a few tokens of context so that joined characters come out whole."""
@@ -321,17 +324,15 @@ class CompletionText:
         return content[:keep].rstrip()
 
 
-def read_recorded(renderer: PolicyRenderer, transition: Transition) -> Choice:
-    """A recorded answer by itself, parsed as it was for the agent."""
+def read_recorded(
+    renderer: PolicyRenderer, transition: Transition, index: int = 0, reading: ToolReading | None = None
+) -> Choice:
+    """A recorded answer, read as the agent wants it now; None = as it was parsed for the agent then."""
     ids = transition.tool_call_ids
-    text = CompletionText(
-        renderer,
-        transition.prompt_ids[-PROMPT_TAIL:].tolist(),
-        allow_tools=bool(ids),
-        schemas=json.loads(transition.offered or "{}"),
-        parallel_tools=len(ids) != 1,
-        stop=transition.sampling.stop,
-        tool_call_ids=ids,
-    )
+    if reading is None:
+        schemas = json.loads(transition.offered or "{}")
+        reading = {"allow_tools": bool(ids), "schemas": schemas, "parallel_tools": len(ids) != 1}
+    tail, stop = transition.prompt_ids[-PROMPT_TAIL:].tolist(), transition.sampling.stop
+    text = CompletionText(renderer, tail, index=index, stop=stop, tool_call_ids=ids, **reading)
     text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
     return text.finish(transition.finish_reason)[0]
