@@ -22,10 +22,8 @@ from lightningrl_server.gateway.endpoints import (
     CountTokens,
     ForwardEndpoint,
     Models,
-    OfRollout,
     RefusedEndpoint,
     RefusedPath,
-    refuse_unattributed,
     refuse_upgrade,
 )
 from lightningrl_server.gateway.model_call import ModelCall, Services
@@ -55,22 +53,18 @@ class Gateway:
                 **{endpoint: ForwardEndpoint[Any](services, dialect, endpoint) for endpoint in dialect.forwarded},
             }
             calls |= {f"{base}/{endpoint}": serve for base in dialect.bases for endpoint, serve in served.items()}
-        unknown = RefusedPath(services)
-        models = Models(services)
-        unattributed = RefusedEndpoint(services, refuse_unattributed)
-        self.routes: list[BaseRoute] = [
-            *(Route(f"{attempt}{path}", serve, methods=["POST"]) for path, serve in calls.items()),
-            *(Route(f"{attempt}{path}", models, methods=["GET"]) for path in MODELS),
-            Route(f"{attempt}/v1/{{rest:path}}", unknown),
-            Route(f"{attempt}/{{rest:path}}", unknown),
-        ]
-        plain = services.settings.plain_rollout
-        if plain is not None:
-            self.routes += [
-                *(Route(path, OfRollout(serve, plain), methods=["POST"]) for path, serve in calls.items()),
-                *(Route(path, OfRollout(models, plain), methods=["GET"]) for path in MODELS),
-                Route("/v1/{rest:path}", OfRollout(unknown, plain)),
+        models, unknown, unattributed = Models(services), RefusedPath(services), RefusedEndpoint(services)
+
+        def answered(prefix: str) -> list[BaseRoute]:
+            return [
+                *(Route(f"{prefix}{path}", serve, methods=["POST"]) for path, serve in calls.items()),
+                *(Route(f"{prefix}{path}", models, methods=["GET"]) for path in MODELS),
+                Route(f"{prefix}/v1/{{rest:path}}", unknown),
             ]
+
+        self.routes: list[BaseRoute] = [*answered(attempt), Route(f"{attempt}/{{rest:path}}", unknown)]
+        if services.settings.plain_rollout is not None:
+            self.routes += answered("")
         self.routes += [
             WebSocketRoute(path, refuse_upgrade) for path in (f"{attempt}/{{rest:path}}", "/v1/{rest:path}")
         ]
@@ -112,7 +106,7 @@ def create_gateway(
         Services(
             log=log,
             policy_calls=policy_calls,
-            forwarder=Forwarder(log, policy_calls, settings) if has_upstream else None,
+            forwarder=Forwarder(log, policy_calls.routing, settings) if has_upstream else None,
             refusals=RefusalLog(log, max_attempts=settings.max_attempts_in_memory, counting=counting),
             settings=settings,
             threads=threads,

@@ -62,8 +62,8 @@ class Routing:
     ) -> None:
         """`agents`: roles by the policy that answers them; `rules`: how calls of a role are told. `default` None = the
         only policy, where there is just one."""
-        self._policies = tuple(policies)
-        self._default = default if default is not None or len(self._policies) != 1 else self._policies[0]
+        self.policies = tuple(policies)
+        self._default = default if default is not None or len(self.policies) != 1 else self.policies[0]
         self._agents = {policy: frozenset(roles) for policy, roles in (agents or {}).items() if roles}
         self._rules = {
             role: rule for role, rule in (rules or {}).items() if rule.model is not None or rule.system is not None
@@ -77,9 +77,8 @@ class Routing:
             return role, policy
         asked = f"no policy {model!r} in this run" + (f", none for the role {role!r}" if role is not None else "")
         raise Refusal(
-            f"{asked}, and no default policy; it serves {', '.join(sorted(self._policies))}. To have other models "
-            "answered "
-            "by your provider, configure [upstream] base_url and api_key_env in the recipe",
+            f"{asked}, and no default policy; it serves {', '.join(sorted(self.policies))}. To have other models "
+            "answered by your provider, configure [upstream] base_url and api_key_env in the recipe",
             status=404,
             code="model_not_found",
             param="model",
@@ -93,22 +92,20 @@ class Routing:
 
     def policy(self, model: str, role: str | None) -> str | None:
         """The policy that answers; None = none does."""
-        if model in self._policies:
+        if model in self.policies:
             return model
         if role is not None:
             for policy, roles in self._agents.items():
                 if is_role_among(role, roles):
                     return policy
-        return self._default if self._default in self._policies else None
+        return self._default if self._default in self.policies else None
 
     def may_serve(self, model: str, agent: str | None) -> bool:
         """True if a policy may answer, by what is known before the messages are read."""
         if self.policy(model, self.role(agent, model, ())) is not None:
             return True
         return agent is None and any(
-            rule.system is not None
-            and (rule.model is None or fnmatchcase(model, rule.model))
-            and self.policy("", role) is not None
+            rule.system is not None and _fits_model(rule, model) and self.policy("", role) is not None
             for role, rule in self._rules.items()
         )
 
@@ -132,7 +129,7 @@ class PolicyCalls:
         self._renderers = dict(renderers)
         self._settings = settings
         self._memories = AttemptMemories(log, threads, self._renderers, most=settings.max_attempts_in_memory)
-        self._routing = Routing(
+        self.routing = Routing(
             tuple(renderers), default=settings.default_policy, agents=settings.agents, rules=settings.roles
         )
         prefix = secrets.token_hex(4)
@@ -140,10 +137,6 @@ class PolicyCalls:
         """Unique in the run, also after a restart of the server."""
         self._left_out: set[str] = set()
         """Types of tools that were warned of."""
-
-    @property
-    def policies(self) -> tuple[str, ...]:
-        return tuple(self._renderers)
 
     def renderer(self, policy: str) -> PolicyRenderer:
         return self._renderers[policy]
@@ -206,13 +199,9 @@ class PolicyCalls:
             raise refusal_of(error) from error
         return len(prompt.ids)
 
-    def may_serve(self, model: str, context: CallContext) -> bool:
-        """True if a policy may answer a call, by what is known before its messages are read."""
-        return self._routing.may_serve(model, context.agent)
-
     def _route(self, request: CallRequest, context: CallContext) -> tuple[CallContext, str, PolicyRenderer]:
         """The call's role, and the policy that answers it. Raises Refusal."""
-        role, policy = self._routing.find(context.agent, request.model, request.messages)
+        role, policy = self.routing.find(context.agent, request.model, request.messages)
         renderer = self._renderers[policy]
         if request.tools and not renderer.supports_tools:
             raise Refusal(renderer.without_tools, param="tools")
@@ -354,16 +343,16 @@ def _answer(call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], 
 
 def fitting_patterns(patterns: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """The patterns that the first system message fits."""
-    if not patterns:
-        return ()
-    system = _system_prompt(messages)
+    system = _system_prompt(messages) if patterns else ""
     return tuple(pattern for pattern in patterns if fnmatchcase(system, pattern))
 
 
+def _fits_model(rule: RoleConfig, model: str) -> bool:
+    return rule.model is None or fnmatchcase(model, rule.model)
+
+
 def _fits(rule: RoleConfig, model: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-    if rule.model is not None and not fnmatchcase(model, rule.model):
-        return False
-    return rule.system is None or fnmatchcase(_system_prompt(messages), rule.system)
+    return _fits_model(rule, model) and (rule.system is None or fnmatchcase(_system_prompt(messages), rule.system))
 
 
 def _system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from lightningrl.dialects import Dialect
@@ -16,16 +16,7 @@ from lightningrl_server.gateway.model_call import Endpoint, R, Services, call_co
 from lightningrl_server.gateway.request import CallContext, Refusal
 from lightningrl_server.gateway.upstream import Forwarder, ReceivedCall
 
-__all__ = [
-    "CountTokens",
-    "ForwardEndpoint",
-    "Models",
-    "OfRollout",
-    "RefusedEndpoint",
-    "RefusedPath",
-    "refuse_unattributed",
-    "refuse_upgrade",
-]
+__all__ = ["CountTokens", "ForwardEndpoint", "Models", "RefusedEndpoint", "RefusedPath", "refuse_upgrade"]
 
 
 class CountTokens(Endpoint[R]):
@@ -48,82 +39,68 @@ class ForwardEndpoint(Endpoint[R]):
     async def _serve(self, call: ReceivedCall) -> None:
         raise Refusal(
             f"no policy answers /{call.path}, and no upstream is configured for the model {model_of(call.body)!r}; to "
-            "have your provider "
-            "answer it, set base_url and api_key_env under [upstream] in the recipe",
+            "have your provider answer it, set base_url and api_key_env under [upstream] in the recipe",
             status=404,
             code="no_upstream",
             param="model",
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Models:
     """The policies by name, as OpenAI's API lists models; and one model that would be answered, whatever the agent
     calls it."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    services: Services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             headers = dict(scope["headers"])
-            await self._services.authorise(scope, headers)
+            await self.services.authorise(scope, headers)
             answer = self._write(scope["path_params"].get("model"), call_context(headers, b""))
         except Refusal as refusal:
-            await self._services.refuse(scope, send, refusal)
+            await self.services.refuse(scope, send, refusal)
             return
         await send_json(send, 200, answer)
 
     def _write(self, name: str | None, context: CallContext) -> bytes:
-        calls, forwarder = self._services.policy_calls, self._services.forwarder
+        routing, forwarder = self.services.policy_calls.routing, self.services.forwarder
         if name is None:
-            return write_models(calls.policies)
-        if calls.may_serve(name, context) or (forwarder is not None and forwarder.has_upstream(name)):
+            return write_models(routing.policies)
+        if routing.may_serve(name, context.agent) or (forwarder is not None and forwarder.has_upstream(name)):
             return write_model(name)
         raise Refusal(
-            f"no policy {name!r} in this run; it serves {', '.join(calls.policies)}",
+            f"no policy {name!r} in this run; it serves {', '.join(routing.policies)}",
             status=404,
             code="model_not_found",
             param="model",
         )
 
 
+@dataclass(frozen=True, slots=True)
 class RefusedEndpoint:
-    """A path where nothing is answered."""
+    """A path outside of any attempt, where nothing is answered."""
 
-    def __init__(self, services: Services, why: Callable[[Scope], Refusal]) -> None:
-        self._services = services
-        self._why = why
+    services: Services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._services.refuse(scope, send, self._why(scope))
+        await self.services.refuse(scope, send, _unattributed())
 
 
+@dataclass(frozen=True, slots=True)
 class RefusedPath:
     """A path of an attempt that nobody answers: kept with the attempt where the key is right, as any refused call."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    services: Services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        services = self._services
-        refusal = _unknown_path(scope, tuple(services.formats))
+        refusal = _unknown_path(scope, tuple(self.services.formats))
         with suppress(Refusal):
             headers = dict(scope["headers"])
-            info = await services.authorise(scope, headers)
+            info = await self.services.authorise(scope, headers)
             path = scope["path_params"]["rest"][:200]
-            await services.refusals.add(info, path, call_context(headers, b""), refusal)
-        await services.refuse(scope, send, refusal)
-
-
-class OfRollout:
-    """An endpoint of the first attempt of one rollout, for paths that name none."""
-
-    def __init__(self, endpoint: ASGIApp, rollout_id: str) -> None:
-        self._endpoint = endpoint
-        self._place = {"rollout_id": rollout_id, "attempt": 1}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._endpoint({**scope, "path_params": {**scope["path_params"], **self._place}}, receive, send)
+            await self.services.refusals.add(info, path, call_context(headers, b""), refusal)
+        await self.services.refuse(scope, send, refusal)
 
 
 def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
@@ -142,16 +119,13 @@ def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
     )
 
 
-def refuse_unattributed(scope: Scope) -> Refusal:
+def _unattributed() -> Refusal:
     """A call outside of any rollout."""
     return Refusal(
         "this call belongs to no rollout, so it is not answered: the rollout that started it is over, or, while "
-        "runtime.concurrency is "
-        "above 1, it comes from a bare thread or from a program that it started, or that was started at import or by "
-        "os.system; call "
-        "inside of the agent's function (threads: ThreadPoolExecutor, asyncio.to_thread; programs: subprocess), and "
-        "from elsewhere send it "
-        "to the base URL of its rollout's attempt",
+        "runtime.concurrency is above 1, it comes from a bare thread or from a program that it started, or that was "
+        "started at import or by os.system; call inside of the agent's function (threads: ThreadPoolExecutor, "
+        "asyncio.to_thread; programs: subprocess), and from elsewhere send it to the base URL of its rollout's attempt",
         status=403,
         code="no_rollout",
     )

@@ -77,6 +77,11 @@ class Services:
     key_headers: tuple[str, ...]
     """Headers that may carry a key beside `authorization`."""
 
+    def place(self, scope: Scope) -> tuple[str, int]:
+        """The attempt that a path names, or the plain rollout's first one."""
+        params = scope["path_params"]
+        return params.get("rollout_id", self.settings.plain_rollout), params.get("attempt", 1)
+
     async def authorise(self, scope: Scope, headers: Mapping[bytes, bytes]) -> AttemptInfo:
         """The attempt that a call's path names and its key opens. Raises Refusal."""
         scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -89,7 +94,7 @@ class Services:
             raise Refusal(
                 f"the call shows no key; send the attempt's key as {ways}", status=401, code="invalid_api_key"
             )
-        rollout_id, attempt, key = scope["path_params"]["rollout_id"], scope["path_params"]["attempt"], key.strip()
+        (rollout_id, attempt), key = self.place(scope), key.strip()
         if attempt < 2**63:
             info = await self.log.authorise(rollout_id, attempt, key)
             if info is not None:
@@ -129,15 +134,14 @@ class Endpoint(Generic[R]):
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        place = scope["path_params"]
+        headers, params = dict(scope["headers"]), scope["path_params"]
         try:
             info = await self._services.authorise(scope, headers)
         except Refusal as refusal:
             self._services.count(refusal)
-            await _refuse(send, refusal, self._format.write_error, place["rollout_id"], place["attempt"])
+            await _refuse(send, refusal, self._format.write_error, *self._services.place(scope))
             return
-        path, forwarder = self._path.format_map(place), self._forwarder
+        path, forwarder = self._path.format_map(params), self._forwarder
         try:
             body = await read_body(headers, receive, self._services.settings.max_body_bytes)
         except ClientGone:
@@ -147,7 +151,7 @@ class Endpoint(Generic[R]):
             call = ReceivedCall(info=info, path=path, headers=headers, send=send, context=context)
             await self._refuse(call, refusal)
             return
-        model = place.get("model") or (model_of(body) if forwarder is not None else "")
+        model = params.get("model") or (model_of(body) if forwarder is not None else "")
         call = ReceivedCall(
             info=info,
             path=path,

@@ -22,7 +22,7 @@ from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError, iterate_causes
 from lightningrl.keys import MASKED, Mask
 from lightningrl.types import OtherCall, OtherCallKind
-from lightningrl_server.gateway.calls import PolicyCalls
+from lightningrl_server.gateway.calls import Routing
 from lightningrl_server.gateway.request import CallContext, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_server.inflate import UNCOMPRESSED, decoded_pieces
@@ -65,19 +65,19 @@ class ReceivedCall:
 class Forwarder:
     """Hands calls on. One per gateway."""
 
-    def __init__(self, log: CallLog, policy_calls: PolicyCalls, settings: GatewaySettings) -> None:
+    def __init__(self, log: CallLog, routing: Routing, settings: GatewaySettings) -> None:
         self._log = log
-        self._policy_calls = policy_calls
+        self._routing = routing
         self._default = settings.upstream
         self._models = dict(settings.upstream_models)
         self._client: httpx.AsyncClient | None = None
 
     def takes(self, model: str, context: CallContext) -> bool:
         """True if a call is the upstream's: its model is listed, or no policy serves it."""
-        if model in self._policy_calls.policies:
+        if model in self._routing.policies:
             return False
         return self._listed(model) is not None or (
-            self._default is not None and not self._policy_calls.may_serve(model, context)
+            self._default is not None and not self._routing.may_serve(model, context.agent)
         )
 
     def has_upstream(self, model: str) -> bool:
