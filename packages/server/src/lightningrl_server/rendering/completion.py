@@ -83,6 +83,17 @@ class Choice:
             ]
         return message
 
+    def as_delta(self) -> TextDelta:
+        """All of it, as if it streamed now."""
+        return TextDelta(
+            index=self.index,
+            content=self.content,
+            reasoning=self.reasoning,
+            tool_calls=tuple(enumerate(self.tool_calls)),
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class ShownText:

@@ -26,9 +26,10 @@ from lightningrl_server.gateway.dialects.checks import (
     read_extras,
     read_stop,
     read_whole,
+    refuse_fields,
     with_instruction,
 )
-from lightningrl_server.gateway.dialects.tools import ToolOffer, function_tool, hosted_hint, read_offer
+from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import CallRequest, Refusal
 
 __all__ = ["ChatRequest", "parse_chat_request"]
@@ -104,6 +105,10 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_REFUSED = {
+    "previous_response_id": "chat completions go on from no previous_response_id; send the whole history in messages, "
+    "or use /responses"
+}
 
 
 def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = False) -> ChatRequest:
@@ -118,8 +123,7 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
     _refuse_unsupported(body)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
-    is_offering = body.tools or body.tool_choice
-    offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted) if is_offering else ToolOffer()
+    offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted)
     call = CallRequest(
         model=body.model or "",
         messages=with_instruction(messages, _format(body.response_format) if body.response_format else None),
@@ -145,27 +149,25 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.logit_bias and not is_nothing(body.logit_bias):
+    refuse_fields(body, _REFUSED)
+    if not is_nothing(body.logit_bias):
         raise Refusal(
             "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out",
             param="logit_bias",
         )
-    chosen = None if body.function_call in ("none", "auto") else body.function_call
-    if (body.functions and not is_nothing(body.functions)) or (chosen and not is_nothing(chosen)):
+    if not (is_nothing(body.functions) and (body.function_call in ("none", "auto") or is_nothing(body.function_call))):
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
     if "audio" in (body.modalities or ()):
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
-    if body.previous_response_id:
-        raise Refusal(
-            "chat completions go on from no previous_response_id; send the whole history in messages, or use "
-            "/responses",
-            param="previous_response_id",
-        )
     if body.web_search_options is not None:  # an empty one asks for a search as well
         raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
 
 
 _ROLES = {"developer": "system", "function": "tool"}
+_THOUGHTS = ("thinking", "reasoning", "reasoning_content", "redacted_thinking")
+"""Types of a content's parts that are reasoning."""
+_TEXTS_OF_THOUGHTS = ("text", "thinking", "reasoning", "reasoning_content", "content", "summary")
+"""Keys under which they hold their text."""
 
 
 def _message(message: _Message, index: int) -> dict[str, Any]:
@@ -215,12 +217,7 @@ def _reasoning(message: _Message) -> str:
 
 
 def _is_thought(part: dict[str, Any] | str) -> bool:
-    return isinstance(part, dict) and part.get("type") in (
-        "thinking",
-        "reasoning",
-        "reasoning_content",
-        "redacted_thinking",
-    )
+    return isinstance(part, dict) and part.get("type") in _THOUGHTS
 
 
 def _text_of(value: Any) -> str:
@@ -228,14 +225,7 @@ def _text_of(value: Any) -> str:
     if isinstance(value, list):
         return "".join(map(_text_of, value))
     if isinstance(value, dict):
-        return next(
-            (
-                text
-                for key in ("text", "thinking", "reasoning", "reasoning_content", "content", "summary")
-                if (text := _text_of(value.get(key)))
-            ),
-            "",
-        )
+        return next(filter(None, (_text_of(value.get(key)) for key in _TEXTS_OF_THOUGHTS)), "")
     return value if isinstance(value, str) else ""
 
 

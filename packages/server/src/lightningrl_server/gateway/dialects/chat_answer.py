@@ -48,33 +48,6 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "lightningrl"}
 
 
-class ChatFormat:
-    """`POST /chat/completions`."""
-
-    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ChatRequest:
-        return parse_chat_request(body, max_choices=settings.max_choices, drops_hosted=settings.drops_hosted)
-
-    def write_error(self, refusal: Refusal) -> bytes:
-        return write_error(refusal)
-
-    def open_stream(self, request: ChatRequest, renderer: PolicyRenderer, start: AnswerStart) -> ChatStream:
-        return ChatStream(request, renderer, start)
-
-    def write_answer(self, request: ChatRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
-        """A whole `chat.completion`."""
-        return _encode(
-            {
-                "id": f"chatcmpl-{answer.id}",
-                "object": "chat.completion",
-                "created": answer.created,
-                "model": answer.model,
-                "system_fingerprint": fingerprint(answer.policy, answer.policy_version),
-                "choices": [_choice(request, choice, renderer) for choice in answer.choices],
-                "usage": usage(answer),
-            }
-        )
-
-
 def usage(answer: Answer) -> dict[str, Any]:
     completion = sum(len(choice.token_ids) for choice in answer.choices)
     return {
@@ -183,21 +156,8 @@ class ChatStream:
     def finish(self, answer: Answer) -> bytes:
         """An answer that was recorded before, as if it streamed now; then the finish reasons, the usage where asked
         for, and the end."""
-        return b"".join((*self._whole(answer), *self._end(answer)))
-
-    def _whole(self, answer: Answer) -> Iterator[bytes]:
-        for choice in answer.choices:
-            if choice.index not in self._begun:
-                yield self.delta(
-                    TextDelta(
-                        index=choice.index,
-                        content=choice.content,
-                        reasoning=choice.reasoning,
-                        tool_calls=tuple(enumerate(choice.tool_calls)),
-                        token_ids=choice.token_ids,
-                        logprobs=choice.logprobs,
-                    )
-                )
+        whole = [self.delta(choice.as_delta()) for choice in answer.choices if choice.index not in self._begun]
+        return b"".join((*whole, *self._end(answer)))
 
     def _end(self, answer: Answer) -> Iterator[bytes]:
         self._fingerprint = fingerprint(answer.policy, answer.policy_version)
@@ -224,3 +184,27 @@ class ChatStream:
             **more,
         }
         return b"data: " + _encode(chunk) + b"\n\n"
+
+
+class ChatFormat:
+    """`POST /chat/completions`."""
+
+    open_stream = ChatStream
+    write_error = staticmethod(write_error)
+
+    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ChatRequest:
+        return parse_chat_request(body, max_choices=settings.max_choices, drops_hosted=settings.drops_hosted)
+
+    def write_answer(self, request: ChatRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
+        """A whole `chat.completion`."""
+        return _encode(
+            {
+                "id": f"chatcmpl-{answer.id}",
+                "object": "chat.completion",
+                "created": answer.created,
+                "model": answer.model,
+                "system_fingerprint": fingerprint(answer.policy, answer.policy_version),
+                "choices": [_choice(request, choice, renderer) for choice in answer.choices],
+                "usage": usage(answer),
+            }
+        )

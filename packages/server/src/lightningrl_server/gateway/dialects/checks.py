@@ -33,12 +33,14 @@ __all__ = [
     "decode_body",
     "format_instruction",
     "is_nothing",
+    "is_parts",
     "join_text",
     "read_arguments",
     "read_asked",
     "read_extras",
     "read_stop",
     "read_whole",
+    "refuse_fields",
     "with_instruction",
 ]
 
@@ -120,6 +122,20 @@ def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
         raise Refusal(f"the request body is not JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise Refusal("the request body is nested too deeply; flatten it", code="invalid_json") from error
+
+
+def refuse_fields(body: msgspec.Struct, sentences: Mapping[str, str]) -> None:
+    """Raise Refusal, with its sentence, for the first field that is set."""
+    for name, sentence in sentences.items():
+        if getattr(body, name):
+            raise Refusal(sentence, param=name)
+
+
+def is_parts(content: Any) -> bool:
+    """True for a content that is text, parts, or nothing."""
+    if isinstance(content, list):
+        return all(isinstance(part, dict | str) for part in content)
+    return content is None or isinstance(content, str)
 
 
 def is_nothing(value: Any) -> bool:
@@ -212,17 +228,13 @@ def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: st
 
 def _document(part: Mapping[str, Any], where: str) -> str:
     """Title, origin or context, and text."""
-    if part["type"] == "search_result":
-        heads, body = (part.get("title"), part.get("source")), part.get("content")
-    else:
-        source = part.get("source")
-        kind = source.get("type") if isinstance(source, Mapping) else None
-        key = {"text": "data", "content": "content"}.get(str(kind))
-        heads, body = (
-            (part.get("title"), part.get("context")),
-            source.get(key) if isinstance(source, Mapping) and key else None,
-        )
-    if not isinstance(body, str | list) or not all(isinstance(inner, str | dict) for inner in body):
+    source = part.get("source")
+    heads = (part.get("title"), source)
+    body = part.get("content")
+    if part["type"] != "search_result":
+        heads, inner = (part.get("title"), part.get("context")), source if isinstance(source, Mapping) else {}
+        body = inner.get({"text": "data", "content": "content"}.get(str(inner.get("type")), ""))
+    if body is None or not is_parts(body):
         raise Refusal(
             f"{where} has a part of type {part['type']!r} that holds no text; the policy reads text only: send the "
             "document's text",

@@ -6,17 +6,19 @@ bytes ─► parse ─► .call (CallRequest) ─► the gateway ─► Answer  
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pkgutil import resolve_name
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from lightningrl.dialects import Dialect
 from lightningrl.errors import ConfigError
+from lightningrl.types import FinishReason
 from lightningrl_server.gateway.request import Answer, AnswerStart, CallRequest, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings
-from lightningrl_server.rendering.completion import TextDelta
+from lightningrl_server.rendering.completion import TextDelta, ToolRequest
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
-__all__ = ["CountingFormat", "DialectFormat", "DialectRequest", "EventStream", "load_format"]
+__all__ = ["CountingFormat", "DialectFormat", "DialectRequest", "EventStream", "PartStream", "load_format"]
 
 
 class DialectRequest(Protocol):
@@ -48,6 +50,71 @@ class EventStream(Protocol):
     def error(self, refusal: Refusal) -> bytes:
         """The event of an error after the answer had begun, so that SDKs raise it."""
         ...
+
+
+class PartStream(ABC, Generic[R]):
+    """An `EventStream` of parts, one after the other as in a whole answer: reasoning, text, tool calls. Reasoning that
+    comes after text waits for its end."""
+
+    sends_tool_calls = False
+    REASONING: ClassVar[str]
+    TEXT: ClassVar[str]
+    """Kinds of parts, as the dialect calls them."""
+
+    def __init__(self, request: R, renderer: PolicyRenderer, start: AnswerStart) -> None:
+        self._request = request
+        self._renderer = renderer
+        self._answer_start = start
+        self._has_started = False
+        self._open: str | None = None
+        """Kind of the part that goes on."""
+        self._has_text = False
+        self._late_reasoning = ""
+
+    def delta(self, delta: TextDelta) -> bytes:
+        out: list[bytes] = []
+        if delta.reasoning and self._has_text:
+            self._late_reasoning += delta.reasoning
+        elif delta.reasoning:
+            out += self._part(self.REASONING, delta.reasoning)
+        if delta.content:
+            out += self._part(self.TEXT, delta.content)
+        return b"".join(out)
+
+    def finish(self, answer: Answer) -> bytes:
+        choice = answer.choices[0]
+        out = [] if self._has_started else [self.delta(choice.as_delta())]
+        if not self._has_text and not choice.tool_calls:
+            out += self._part(self.TEXT, "")
+        out += self._close(is_cut=choice.finish_reason is FinishReason.LENGTH)
+        if self._late_reasoning:
+            out += self._part(self.REASONING, self._late_reasoning)
+            out += self._close()
+        for index, call in enumerate(choice.tool_calls):
+            out += self._tool_call(index, call)
+        return b"".join((*out, *self._end(answer)))
+
+    def _part(self, kind: str, text: str) -> list[bytes]:
+        out: list[bytes] = []
+        if self._open != kind:
+            out += self._close()
+            self._open = kind
+            self._has_text = self._has_text or kind == self.TEXT
+            out += self._start(kind)
+        return [*out, self._text(kind, text)] if text else out
+
+    @abstractmethod
+    def _start(self, kind: str) -> list[bytes]: ...
+    @abstractmethod
+    def _text(self, kind: str, text: str) -> bytes: ...
+    @abstractmethod
+    def _close(self, *, is_cut: bool = False) -> list[bytes]:
+        """End the open part, where there is one. `is_cut`: by the length of the answer."""
+
+    @abstractmethod
+    def _tool_call(self, index: int, call: ToolRequest) -> list[bytes]: ...
+    @abstractmethod
+    def _end(self, answer: Answer) -> list[bytes]: ...
 
 
 class DialectFormat(Protocol[R]):

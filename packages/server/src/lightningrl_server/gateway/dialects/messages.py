@@ -23,16 +23,18 @@ from lightningrl_server.gateway.dialects.checks import (
     check_tool_call_ids,
     decode_body,
     format_instruction,
+    is_parts,
     join_text,
     read_arguments,
     read_asked,
     read_extras,
     read_stop,
     read_whole,
+    refuse_fields,
     with_instruction,
 )
 from lightningrl_server.gateway.dialects.context_edits import read_edits
-from lightningrl_server.gateway.dialects.tools import ToolOffer, function_tool, hosted_hint, read_offer
+from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import CallRequest, Refusal
 
 __all__ = ["MessagesRequest", "parse_messages_request"]
@@ -77,6 +79,14 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_CHOICES = "'auto', 'none', 'any', or 'tool' with its name"
+_REFUSED = {
+    "previous_response_id": "a message goes on from no previous_response_id; send the whole history in messages, or "
+    "use /responses",
+    "mcp_servers": "mcp_servers are not supported; give the agent the server's tools as its own",
+    "compaction": "compaction is not supported: the policy would learn from a prompt that the agent did not write; "
+    "shorten the messages yourself",
+}
 
 
 def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> MessagesRequest:
@@ -98,10 +108,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         messages += _messages(message, f"messages[{index}]")
     check_count("messages", messages)
     check_tool_call_ids(messages)
-    offer = ToolOffer()
-    if body.tools or body.tool_choice:
-        choices = "'auto', 'none', 'any', or 'tool' with its name"
-        offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted, choices=choices)
+    offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted, choices=_CHOICES)
     call = CallRequest(
         model=body.model,
         messages=with_instruction(messages, _format(body)),
@@ -129,26 +136,12 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.previous_response_id:
-        raise Refusal(
-            "a message goes on from no previous_response_id; send the whole history in messages, or use /responses",
-            param="previous_response_id",
-        )
-    if body.mcp_servers:
-        raise Refusal(
-            "mcp_servers are not supported; give the agent the server's tools as its own", param="mcp_servers"
-        )
+    refuse_fields(body, _REFUSED)
     if body.thread:  # the SDK's tool runner asks for one first, reads the details, and goes on with whole histories
         raise Refusal(
             "threads are not kept here; send the whole history in messages",
             param="thread",
             details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
-        )
-    if body.compaction:
-        raise Refusal(
-            "compaction is not supported: the policy would learn from a prompt that the agent did not write; shorten "
-            "the messages yourself",
-            param="compaction",
         )
     if any(body.container.values()) if isinstance(body.container, dict) else body.container:
         raise Refusal("containers are not supported; the policy runs no code of its own", param="container")
@@ -216,9 +209,7 @@ def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
     content = block.get("content")
-    if content is not None and not isinstance(content, str | list):
-        raise Refusal(f"{where} has a content that is neither text nor blocks", param=where)
-    if isinstance(content, list) and not all(isinstance(part, dict | str) for part in content):
+    if not is_parts(content):
         raise Refusal(f"{where} has a content that is neither text nor blocks", param=where)
     text = join_text(content, where)
     if _is_failed(block) and not text.lower().startswith("error"):

@@ -6,11 +6,13 @@ message_start ─► (content_block_start ─► content_block_delta… ─► c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from lightningrl.types import FinishReason
+from lightningrl_server.gateway.dialects.format import PartStream
 from lightningrl_server.gateway.dialects.messages import MessagesRequest, parse_messages_request
 from lightningrl_server.gateway.request import CONTEXT_CODE, Answer, AnswerStart, Refusal
 from lightningrl_server.gateway.settings import GatewaySettings
@@ -28,32 +30,6 @@ _ERROR_TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-
-
-class MessagesFormat:
-    """`POST /messages`."""
-
-    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> MessagesRequest:
-        return parse_messages_request(body, drops_hosted=settings.drops_hosted)
-
-    def write_error(self, refusal: Refusal) -> bytes:
-        return _encode(_error(refusal))
-
-    def open_stream(self, request: MessagesRequest, renderer: PolicyRenderer, start: AnswerStart) -> MessagesStream:
-        return MessagesStream(request, start)
-
-    def write_answer(self, request: MessagesRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
-        """A whole `message`."""
-        choice = answer.choices[0]
-        reason, stopped_by = _stop(request, choice)
-        message = _message(request, answer.start)
-        message |= {"content": _content(request, choice), "stop_reason": reason, "stop_sequence": stopped_by}
-        message["usage"] = _usage(answer.prompt_tokens, len(choice.token_ids))
-        return _encode(message | _edits(request))
-
-    def write_count(self, tokens: int) -> bytes:
-        """The answer of `count_tokens`."""
-        return _encode({"input_tokens": tokens})
 
 
 def _error(refusal: Refusal) -> dict[str, Any]:
@@ -116,92 +92,84 @@ def _stop(request: MessagesRequest, choice: Choice) -> tuple[str, str | None]:
     return "end_turn", None
 
 
-class MessagesStream:
-    """Server-sent events of one streamed message. Tool calls come last, so that blocks stand as in a whole answer."""
+class MessagesStream(PartStream[MessagesRequest]):
+    """Server-sent events of one streamed message."""
 
-    sends_tool_calls = False
-
-    def __init__(self, request: MessagesRequest, start: AnswerStart) -> None:
-        self._request = request
-        self._answer_start = start
-        self._has_started = False
-        self._index = -1
-        self._open: str | None = None
-        self._has_text = False
-        self._late_thinking = ""
+    REASONING = "thinking"
+    TEXT = "text"
+    _index = -1
 
     def delta(self, delta: TextDelta) -> bytes:
-        out: list[bytes] = []
-        if delta.reasoning and self._request.shows_thinking:
-            if self._has_text:
-                self._late_thinking += delta.reasoning
-            else:
-                out += self._part("thinking", delta.reasoning)
-        if delta.content:
-            self._has_text = True
-            out += self._part("text", delta.content)
-        return b"".join(out)
-
-    def finish(self, answer: Answer) -> bytes:
-        choice = answer.choices[0]
-        out: list[bytes] = []
-        if not self._has_started:
-            out.append(self.delta(TextDelta(index=0, content=choice.content, reasoning=choice.reasoning)))
-        if not self._has_text and not choice.tool_calls:
-            out += self._part("text", "")
-        if self._late_thinking:
-            out += self._part("thinking", self._late_thinking)
-        for call in choice.tool_calls:
-            out += self._start("tool_use", _tool_use(call, {}))
-            out.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
-        out += self._stop()
-        reason, stopped_by = _stop(self._request, choice)
-        last = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stopped_by}}
-        out.append(
-            _event(last | {"usage": _usage(answer.prompt_tokens, len(choice.token_ids))} | _edits(self._request))
-        )
-        out.append(_event({"type": "message_stop"}))
-        return b"".join(out)
+        is_hidden = delta.reasoning and not self._request.shows_thinking
+        return super().delta(replace(delta, reasoning="") if is_hidden else delta)
 
     def error(self, refusal: Refusal) -> bytes:
         return _event(_error(refusal))
 
-    def _part(self, kind: str, text: str) -> list[bytes]:
-        out: list[bytes] = []
-        if self._open != kind:
-            empty = (
-                {"type": "text", "text": ""}
-                if kind == "text"
-                else {"type": "thinking", "thinking": "", "signature": ""}
-            )
-            out += self._start(kind, empty)
-        if text:
-            out.append(self._delta({"type": f"{kind}_delta", kind: text}))
-        return out
+    def _start(self, kind: str) -> list[bytes]:
+        empty = {"type": "thinking", "thinking": "", "signature": ""}
+        return self._block(empty if kind == self.REASONING else {"type": "text", "text": ""})
 
-    def _start(self, kind: str, block: dict[str, Any]) -> list[bytes]:
-        out = self._stop()
+    def _block(self, block: dict[str, Any]) -> list[bytes]:
+        out: list[bytes] = []
         if not self._has_started:
             self._has_started = True
             out.append(_event({"type": "message_start", "message": _message(self._request, self._answer_start)}))
         self._index += 1
-        self._open = kind
-        out.append(_event({"type": "content_block_start", "index": self._index, "content_block": block}))
-        return out
+        return [*out, _event({"type": "content_block_start", "index": self._index, "content_block": block})]
+
+    def _text(self, kind: str, text: str) -> bytes:
+        return self._delta({"type": f"{kind}_delta", kind: text})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
-    def _stop(self) -> list[bytes]:
+    def _close(self, *, is_cut: bool = False) -> list[bytes]:
         if self._open is None:
             return []
-        out: list[bytes] = []
-        if self._open == "thinking":
-            out.append(self._delta({"type": "signature_delta", "signature": ""}))
+        signature = [self._delta({"type": "signature_delta", "signature": ""})] if self._open == self.REASONING else []
         self._open = None
-        out.append(_event({"type": "content_block_stop", "index": self._index}))
-        return out
+        return [*signature, _event({"type": "content_block_stop", "index": self._index})]
+
+    def _tool_call(self, index: int, call: ToolRequest) -> list[bytes]:
+        return [
+            *self._block(_tool_use(call, {})),
+            self._delta({"type": "input_json_delta", "partial_json": call.arguments}),
+            _event({"type": "content_block_stop", "index": self._index}),
+        ]
+
+    def _end(self, answer: Answer) -> list[bytes]:
+        choice = answer.choices[0]
+        reason, stopped_by = _stop(self._request, choice)
+        last = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stopped_by}}
+        last["usage"] = _usage(answer.prompt_tokens, len(choice.token_ids))
+        return [_event(last | _edits(self._request)), _event({"type": "message_stop"})]
 
 
 def _event(data: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (data["type"].encode(), _encode(data))
+
+
+class MessagesFormat:
+    """`POST /messages`."""
+
+    open_stream = MessagesStream
+
+    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> MessagesRequest:
+        return parse_messages_request(body, drops_hosted=settings.drops_hosted)
+
+    def write_error(self, refusal: Refusal) -> bytes:
+        return _encode(_error(refusal))
+
+    def write_answer(self, request: MessagesRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
+        """A whole `message`."""
+        choice = answer.choices[0]
+        reason, stopped_by = _stop(request, choice)
+        message = _message(request, answer.start)
+        message |= {"content": _content(request, choice), "stop_reason": reason, "stop_sequence": stopped_by}
+        message["usage"] = _usage(answer.prompt_tokens, len(choice.token_ids))
+        return _encode(message | _edits(request))
+
+    def write_count(self, tokens: int) -> bytes:
+        """The answer of `count_tokens`."""
+        return _encode({"input_tokens": tokens})

@@ -29,11 +29,13 @@ from lightningrl_server.gateway.dialects.checks import (
     check_tool_call_ids,
     decode_body,
     format_instruction,
+    is_parts,
     join_text,
     read_arguments,
     read_asked,
     read_extras,
     read_whole,
+    refuse_fields,
     with_instruction,
 )
 from lightningrl_server.gateway.dialects.context_edits import read_compaction
@@ -87,6 +89,11 @@ class ResponsesRequest:
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_REFUSED = {
+    "background": "background responses are not supported; leave background out and wait, or stream",
+    "conversation": "conversation is not supported; use previous_response_id, or send the whole input",
+    "prompt": "prompt templates are not kept here; send their text as instructions and input",
+}
 _CALLS = ("fc", "ctc")
 """Prefixes of the ids of tool calls."""
 _SETTINGS = ("additional_tools", "configuration_update")
@@ -100,9 +107,9 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
     _refuse_unsupported(body)
     body.max_output_tokens = limit = read_whole("max_output_tokens", body.max_output_tokens, 1)
     body.top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20)
-    items = (
-        [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input or []
-    )
+    items = body.input or []
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
     check_count("input", items)
     if not items:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
@@ -137,21 +144,9 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.background:
-        raise Refusal(
-            "background responses are not supported; leave background out and wait, or stream", param="background"
-        )
-    if body.conversation:
-        raise Refusal(
-            "conversation is not supported; use previous_response_id, or send the whole input", param="conversation"
-        )
-    if body.prompt:
-        raise Refusal("prompt templates are not kept here; send their text as instructions and input", param="prompt")
-    if body.truncation not in (
-        None,
-        "disabled",
-        "auto",
-    ):  # "auto" truncates what is beyond the context, and that is refused by its length
+    refuse_fields(body, _REFUSED)
+    # "auto" truncates what is beyond the context, and that is refused by its length
+    if body.truncation not in (None, "disabled", "auto"):
         raise Refusal(f"truncation is {body.truncation!r}; it may be 'auto' or 'disabled'", param="truncation")
 
 
@@ -249,9 +244,7 @@ class _Conversation:
                 f"{where} has the role {item.get('role')!r}; known are system, developer, user, assistant",
                 param=f"{where}.role",
             )
-        if content is not None and not isinstance(content, str | list):
-            raise Refusal(f"{where} has a content that is neither text nor parts", param=f"{where}.content")
-        text = join_text(_parts(content, where), where)
+        text = _text(content, where)
         if role != "assistant":
             self._close()
             self.messages.append({"role": role, "content": text})
@@ -264,12 +257,8 @@ class _Conversation:
         is_custom = item["type"] == "custom_tool_call"
         asked = item.get("input") if is_custom else item.get("arguments", ...)
         if not isinstance(asked, str if is_custom else str | Mapping | None):
-            needs = (
-                "no input; a custom_tool_call has it as text"
-                if is_custom
-                else "no arguments; a function_call has them as JSON text"
-            )
-            raise Refusal(f"{where} has {needs}", param=where)
+            ways = "no arguments; a function_call has them as JSON text", "no input; a custom_tool_call has it as text"
+            raise Refusal(f"{where} has {ways[is_custom]}", param=where)
         message = self._assistant(item, starts=False)
         arguments = {"input": asked} if is_custom else read_arguments(asked, where)
         function = {"name": self._tools.name_of(name, item.get("namespace")), "arguments": arguments}
@@ -279,11 +268,10 @@ class _Conversation:
         output = item.get("output")
         if "output" not in item or not isinstance(output, str | list | None):
             raise Refusal(f"{where} has no output; a function_call_output has it as text or text parts", param=where)
-        text = join_text(_parts(output, where), where)
-        call_id = _call_id(item, where)
-        self.messages.append(
-            {"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id})}
-        )
+        message = {"role": "tool", "content": _text(output, where)}
+        if (call_id := _call_id(item, where)) is not None:
+            message["tool_call_id"] = call_id
+        self.messages.append(message)
 
     def _assistant(self, item: dict[str, Any], *, starts: bool) -> dict[str, Any]:
         """The assistant message an item belongs to. Items of one of our answers stay together, also where results stand
@@ -332,10 +320,10 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
     return ""
 
 
-def _parts(content: Any, where: str) -> Any:
-    if isinstance(content, list) and not all(isinstance(part, dict | str) for part in content):
+def _text(content: Any, where: str) -> str:
+    if not is_parts(content):
         raise Refusal(f"{where} has a content that is neither text nor parts", param=f"{where}.content")
-    return content
+    return join_text(content, where)
 
 
 def _string(item: dict[str, Any], key: str, where: str) -> str:

@@ -18,6 +18,7 @@ import msgspec
 
 from lightningrl.types import FinishReason
 from lightningrl_server.gateway.dialects.chat_answer import token_logprobs, write_error
+from lightningrl_server.gateway.dialects.format import PartStream
 from lightningrl_server.gateway.dialects.responses import ResponsesRequest, parse_responses_request
 from lightningrl_server.gateway.dialects.responses_tools import OfferedTools, read_input
 from lightningrl_server.gateway.request import Answer, AnswerStart, Refusal
@@ -32,127 +33,60 @@ _encode = msgspec.json.Encoder().encode
 _KINDS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
-class ResponsesFormat:
-    """`POST /responses`."""
+class ResponsesStream(PartStream[ResponsesRequest]):
+    """Events of one streamed response."""
 
-    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ResponsesRequest:
-        return parse_responses_request(body, drops_hosted=settings.drops_hosted)
-
-    def write_error(self, refusal: Refusal) -> bytes:
-        return write_error(refusal)
-
-    def open_stream(self, request: ResponsesRequest, renderer: PolicyRenderer, start: AnswerStart) -> ResponsesStream:
-        return ResponsesStream(request, renderer, start)
-
-    def write_answer(self, request: ResponsesRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
-        """A whole `response`."""
-        choice = answer.choices[0]
-        logprobs = None
-        if request.logprobs:
-            logprobs = token_logprobs(choice.token_ids, choice.logprobs, renderer, top=bool(request.body.top_logprobs))
-        return _write(_ended(request, answer, _output(answer.id, choice, request.tools, logprobs)))
-
-
-class ResponsesStream:
-    """Events of one streamed response. Function calls come last, so that items stand as in a whole answer."""
-
-    sends_tool_calls = False
+    REASONING = "reasoning"
+    TEXT = "message"
 
     def __init__(self, request: ResponsesRequest, renderer: PolicyRenderer, start: AnswerStart) -> None:
-        self._request = request
-        self._renderer = renderer
-        self._answer_start = start
+        super().__init__(request, renderer, start)
         self._number = 0
         self._items: list[dict[str, Any]] = []
         """Items that are done."""
-        self._open: str | None = None
-        self._text = ""
-        self._has_message = False
-        self._late_reasoning = ""
+        self._whole_text = ""
         self._logprobs: list[dict[str, Any]] = []
+        self._new_logprobs: list[dict[str, Any]] = []
+        """Those of the latest delta."""
 
     def delta(self, delta: TextDelta) -> bytes:
-        out: list[bytes] = []
-        logprobs = self._logprobs_of(delta)
-        self._logprobs += logprobs
-        if delta.reasoning:
-            if self._has_message:
-                self._late_reasoning += delta.reasoning
-            else:
-                out += self._part("reasoning", delta.reasoning)
-        if delta.content:
-            out += self._part("message", delta.content, logprobs)
-        return b"".join(out)
+        self._new_logprobs = _logprobs(self._request, delta, self._renderer)
+        self._logprobs += self._new_logprobs
+        return super().delta(delta)
 
     def finish(self, answer: Answer) -> bytes:
-        choice = answer.choices[0]
-        out: list[bytes] = []
-        if self._number == 0:
-            whole = TextDelta(
-                index=0,
-                content=choice.content,
-                reasoning=choice.reasoning,
-                token_ids=choice.token_ids,
-                logprobs=choice.logprobs,
-            )
+        if not self._has_started:
             self._logprobs = []
-            out.append(self.delta(whole))
-        if not self._has_message and not choice.tool_calls:
-            out += self._part("message", "")
-        is_cut = choice.finish_reason is FinishReason.LENGTH
-        out += self._close(is_cut=is_cut)
-        if self._late_reasoning:
-            out += self._part("reasoning", self._late_reasoning)
-            out += self._close(is_cut=False)
-        for index, call in enumerate(choice.tool_calls):
-            out += self._tool_call(index, call)
-        last = "response.incomplete" if is_cut else "response.completed"
-        out.append(self._event(last, response=_ended(self._request, answer, self._items)))
-        return b"".join(out)
+        return super().finish(answer)
 
     def error(self, refusal: Refusal) -> bytes:
         error = {"type": "server_error", "code": refusal.code, "message": refusal.message, "param": refusal.param}
         return self._event("error", code=refusal.code, message=refusal.message, param=refusal.param, error=error)
 
-    def _logprobs_of(self, delta: TextDelta) -> list[dict[str, Any]]:
-        if not self._request.logprobs:
-            return []
-        return token_logprobs(
-            delta.token_ids, delta.logprobs, self._renderer, top=bool(self._request.body.top_logprobs)
-        )
-
-    def _part(self, kind: str, text: str, logprobs: list[dict[str, Any]] | None = None) -> list[bytes]:
-        out = self._start(kind) if self._open != kind else []
-        if text:
-            self._text += text
-            more = {"logprobs": logprobs or []} if kind == "message" else {}
-            out.append(
-                self._event(f"response.{_KINDS[kind]}.delta", **self._place(), content_index=0, delta=text, **more)
-            )
-        return out
-
     def _start(self, kind: str) -> list[bytes]:
-        out = self._close(is_cut=False)
-        out += self._opening()
-        self._open, self._text = kind, ""
-        self._has_message = self._has_message or kind == "message"
-        out.append(
-            self._event("response.output_item.added", output_index=len(self._items), item=self._item("in_progress", []))
-        )
-        out.append(
-            self._event("response.content_part.added", **self._place(), content_index=0, part=self._content("", []))
-        )
-        return out
+        self._whole_text = ""
+        return [
+            *self._opening(),
+            self._event(
+                "response.output_item.added", output_index=len(self._items), item=self._item("in_progress", [])
+            ),
+            self._event("response.content_part.added", **self._place(), content_index=0, part=self._content("", [])),
+        ]
 
-    def _close(self, *, is_cut: bool) -> list[bytes]:
+    def _text(self, kind: str, text: str) -> bytes:
+        self._whole_text += text
+        more = {"logprobs": self._new_logprobs} if kind == self.TEXT else {}
+        return self._event(f"response.{_KINDS[kind]}.delta", **self._place(), content_index=0, delta=text, **more)
+
+    def _close(self, *, is_cut: bool = False) -> list[bytes]:
         if self._open is None:
             return []
         kind, place = self._open, self._place()
-        part = self._content(self._text, self._logprobs)
-        more = {"logprobs": self._logprobs} if kind == "message" else {}
-        item = self._item("incomplete" if is_cut and kind == "message" else "completed", [part])
+        part = self._content(self._whole_text, self._logprobs)
+        more = {"logprobs": self._logprobs} if kind == self.TEXT else {}
+        item = self._item("incomplete" if is_cut and kind == self.TEXT else "completed", [part])
         out = [
-            self._event(f"response.{_KINDS[kind]}.done", **place, content_index=0, text=self._text, **more),
+            self._event(f"response.{_KINDS[kind]}.done", **place, content_index=0, text=self._whole_text, **more),
             self._event("response.content_part.done", **place, content_index=0, part=part),
             self._event("response.output_item.done", output_index=len(self._items), item=item),
         ]
@@ -178,9 +112,14 @@ class ResponsesStream:
         self._items.append(item)
         return out
 
+    def _end(self, answer: Answer) -> list[bytes]:
+        ended = _ended(self._request, answer, self._items)
+        return [self._event(f"response.{ended['status']}", response=ended)]
+
     def _opening(self) -> list[bytes]:
-        if self._number:
+        if self._has_started:
             return []
+        self._has_started = True
         started = _response(self._request, self._answer_start, "in_progress")
         return [
             self._event("response.created", response=started),
@@ -191,11 +130,13 @@ class ResponsesStream:
         return {"item_id": self._item("in_progress", [])["id"], "output_index": len(self._items)}
 
     def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        make = _reasoning if self._open == "reasoning" else _message
+        make = _reasoning if self._open == self.REASONING else _message
         return make(self._answer_start.id, content, status=status)
 
     def _content(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": text} if self._open == "reasoning" else _output_text(text, logprobs)
+        return (
+            {"type": "reasoning_text", "text": text} if self._open == self.REASONING else _output_text(text, logprobs)
+        )
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, **fields, "sequence_number": self._number}
@@ -211,9 +152,7 @@ def _write(value: dict[str, Any]) -> bytes:
         return json.dumps(value).encode()
 
 
-def _output(
-    call_id: str, choice: Choice, tools: OfferedTools, logprobs: list[dict[str, Any]] | None
-) -> list[dict[str, Any]]:
+def _output(call_id: str, choice: Choice, tools: OfferedTools, logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     status = "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
     if choice.reasoning:
@@ -275,6 +214,13 @@ def _ended(request: ResponsesRequest, answer: Answer, output: Sequence[dict[str,
     return whole
 
 
+def _logprobs(request: ResponsesRequest, text: TextDelta | Choice, renderer: PolicyRenderer) -> list[dict[str, Any]]:
+    """Logprobs of a text's tokens; empty where the request asks for none."""
+    if not request.logprobs:
+        return []
+    return token_logprobs(text.token_ids, text.logprobs, renderer, top=bool(request.body.top_logprobs))
+
+
 def _reasoning(call_id: str, content: list[dict[str, Any]], *, status: str) -> dict[str, Any]:
     return {"id": f"rs_{call_id}", "type": "reasoning", "status": status, "summary": [], "content": content}
 
@@ -283,8 +229,8 @@ def _message(call_id: str, content: list[dict[str, Any]], *, status: str) -> dic
     return {"id": f"msg_{call_id}", "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def _output_text(text: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+def _output_text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _tool_call(call_id: str, index: int, call: ToolRequest, tools: OfferedTools, *, status: str) -> dict[str, Any]:
@@ -301,3 +247,19 @@ def _tool_call(call_id: str, index: int, call: ToolRequest, tools: OfferedTools,
         item["namespace"] = tool.namespace
     key, text = ("input", read_input(call.arguments)) if tool.is_custom else ("arguments", call.arguments)
     return item | {key: "" if status == "in_progress" else text}
+
+
+class ResponsesFormat:
+    """`POST /responses`."""
+
+    open_stream = ResponsesStream
+    write_error = staticmethod(write_error)
+
+    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ResponsesRequest:
+        return parse_responses_request(body, drops_hosted=settings.drops_hosted)
+
+    def write_answer(self, request: ResponsesRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
+        """A whole `response`."""
+        choice = answer.choices[0]
+        logprobs = _logprobs(request, choice, renderer)
+        return _write(_ended(request, answer, _output(answer.id, choice, request.tools, logprobs)))

@@ -24,18 +24,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-_HOSTED = (
-    *(
-        "web_search",
-        "web_fetch",
-        "file_search",
-        "code_interpreter",
-        "code_execution",
-        "image_generation",
-        "mcp",
-        "tool_search",
-    ),
-    *("programmatic_tool_calling", "builtin_function"),
+_HOSTED = re.compile(
+    "web_search|web_fetch|file_search|code_interpreter|code_execution|image_generation|mcp|tool_search|"
+    "programmatic_tool_calling|builtin_function"
 )
 """Prefixes of the types of tools that a provider's servers run."""
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
@@ -73,6 +64,8 @@ def read_offer(
     choices: str = _CHOICES,
 ) -> ToolOffer:
     """The tools of a request, each by `read`, and the `wanted` choice of them. Raises Refusal."""
+    if not tools and not wanted:
+        return ToolOffer()
     places, left_out = place_tools({"tools": tools or ()}, drops_hosted=drops_hosted)
     functions = read_tools(places, read)
     return ToolOffer(functions=functions, left_out=left_out, choice=read_choice(wanted, functions, choices=choices))
@@ -93,7 +86,7 @@ def place_tools(
     servers run, where the recipe says so and others are offered."""
     places = {f"{name}[{index}]": tool for name, tools in lists.items() for index, tool in enumerate(tools)}
     check_count("tools", list(places), _MOST_TOOLS)
-    own = {where: tool for where, tool in places.items() if not str(tool.get("type")).startswith(_HOSTED)}
+    own = {where: tool for where, tool in places.items() if not _HOSTED.match(str(tool.get("type")))}
     if not drops_hosted or not own:
         return places, ()
     return own, tuple(dict.fromkeys(str(tool["type"]) for where, tool in places.items() if where not in own))
@@ -101,7 +94,7 @@ def place_tools(
 
 def hosted_hint(kind: Any) -> str:
     """One more remedy for a tool that a provider's servers run; empty for other types."""
-    return ', or set policy.hosted_tools = "drop", where others are offered' if str(kind).startswith(_HOSTED) else ""
+    return ', or set policy.hosted_tools = "drop", where others are offered' if _HOSTED.match(str(kind)) else ""
 
 
 def read_tools(
@@ -163,11 +156,8 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, choices: st
     """A choice among some of the tools: nothing is asked for where these are all, and one that is required is a named
     one."""
     mode, listed = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
-    names = (
-        {_named_tool(tool) for tool in listed if isinstance(tool, dict)}
-        if isinstance(listed, list)
-        else set[str | None]()
-    )
+    tools_of = listed if isinstance(listed, list) else ()
+    names = {_named_tool(tool) for tool in tools_of if isinstance(tool, dict)}
     if mode not in ("auto", "required") or not names or None in names:
         raise Refusal(f"tool_choice {choice!r} is not supported; use {choices}", param="tool_choice")
     if names >= {tool["function"]["name"] for tool in tools or ()}:
