@@ -74,13 +74,14 @@ def attempt_routes(
             spans.forward(place, contents)
         return api.ResultKept(state=state, lease=lease)
 
-    async def rewards(request: Request, body: api.Rewards) -> None:
-        await log.add_rewards(*attempt_of(request), body.rewards, body.transition_id)
-
     return [
         route(api.LEASE, access, lease),
         route(api.RESULT, access, result),
-        route(api.REWARDS, access, rewards),
+        route(
+            api.REWARDS,
+            access,
+            lambda request, body: log.add_rewards(*attempt_of(request), body.rewards, body.transition_id),
+        ),
     ]
 
 

@@ -14,12 +14,12 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from lightningrl import wire
-from lightningrl.control_api import Endpoint
+from lightningrl.control_api import Count, Endpoint
 from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
 from lightningrl_server.access import Access
 
-__all__ = ["LONG_BYTES", "BodyError", "attempt_of", "is_gone", "route", "while_connected"]
+__all__ = ["LONG_BYTES", "BodyError", "attempt_of", "count_of", "is_gone", "route", "while_connected"]
 
 LONG_BYTES: Final = 64 * 1024
 """Bodies above this are parsed in a thread: the event loop has other calls to serve."""
@@ -70,6 +70,11 @@ async def _read(request: Request, endpoint: Endpoint[B, A]) -> B:
 
 def _parse(body: bytes, kind: Any) -> Any:
     return wire.convert(parse_json(body), kind)
+
+
+async def count_of(work: Awaitable[int]) -> Count:
+    """Answer with the number of what was done."""
+    return Count(count=await work)
 
 
 def attempt_of(request: Request) -> tuple[str, int]:

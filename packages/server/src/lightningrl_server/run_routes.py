@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -14,13 +13,12 @@ from starlette.routing import BaseRoute
 
 from lightningrl import control_api as api
 from lightningrl import wire
-from lightningrl.records import RolloutFilter, RolloutRecord, StepRecord
 from lightningrl.types import RolloutSpec
 from lightningrl_server.access import Access
 from lightningrl_server.forwarding import ExportForwarder
 from lightningrl_server.metrics import Engines, Vitals, memory_bytes
-from lightningrl_server.routes import BodyError, route, while_connected
-from lightningrl_server.store.protocol import Ledger, Look, Queue, Store
+from lightningrl_server.routes import BodyError, count_of, route, while_connected
+from lightningrl_server.store.protocol import Store
 
 __all__ = ["run_routes"]
 
@@ -48,83 +46,38 @@ def run_routes(
             memory_bytes=memory_bytes(),
         )
 
-    return [
-        *_queue_routes(store, access, longest_wait_s),
-        *_look_routes(store, access),
-        *_ledger_routes(store, access),
-        route(api.STATUS, access, status),
-    ]
-
-
-def _queue_routes(queue: Queue, access: Access, longest_wait_s: float) -> list[BaseRoute]:
     async def create(_: Request, body: api.Create) -> api.Count:
         for spec in body.rollouts:
             _check(spec)
-        return api.Count(count=await queue.create_rollouts(body.rollouts))
+        return api.Count(count=await store.create_rollouts(body.rollouts))
 
     async def wait(request: Request, body: api.Wait) -> api.FinishedIds:
-        waiting = queue.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
+        waiting = store.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
         return api.FinishedIds(finished=await while_connected(request, waiting) or ())
 
-    async def cancel(_: Request, body: api.Cancel) -> api.Count:
-        return api.Count(count=await queue.cancel(body.rollout_ids))
+    async def trajectories(_: Request, body: api.RolloutIds) -> Response:
+        trajectories = await store.trajectories(body.rollout_ids)
+        return Response(await asyncio.to_thread(wire.encode_trajectories, trajectories), media_type="application/json")
 
-    async def retry(_: Request, body: api.Retry) -> api.Count:
-        return api.Count(count=await queue.retry(body.rollout_ids, body.timeout_s))
-
-    async def interrupt(_: Request, body: api.Interrupt) -> api.Count:
-        return api.Count(count=await queue.interrupt(body.reason))
+    async def mark(_: Request, body: api.Step) -> None:
+        metrics = {name: value for name, value in body.metrics.items() if value is not None}
+        await store.mark_trained(body.step, body.rollout_ids, metrics)
 
     return [
         route(api.CREATE, access, create),
         route(api.WAIT, access, wait),
-        route(api.CANCEL, access, cancel),
-        route(api.RETRY, access, retry),
-        route(api.INTERRUPT, access, interrupt),
-    ]
-
-
-def _look_routes(look: Look, access: Access) -> list[BaseRoute]:
-    async def rollouts(_: Request, where: RolloutFilter) -> Sequence[RolloutRecord]:
-        return await look.list_rollouts(where)
-
-    async def rollout(request: Request, _: None) -> RolloutRecord:
-        return await look.rollout(request.path_params["rid"])
-
-    async def trajectories(_: Request, body: api.RolloutIds) -> Response:
-        trajectories = await look.trajectories(body.rollout_ids)
-        return Response(await asyncio.to_thread(wire.encode_trajectories, trajectories), media_type="application/json")
-
-    async def steps(_: Request, __: None) -> Sequence[StepRecord]:
-        return await look.steps()
-
-    return [
-        route(api.LIST, access, rollouts),
-        route(api.ROLLOUT, access, rollout),
+        route(api.CANCEL, access, lambda _, body: count_of(store.cancel(body.rollout_ids))),
+        route(api.RETRY, access, lambda _, body: count_of(store.retry(body.rollout_ids, body.timeout_s))),
+        route(api.INTERRUPT, access, lambda _, body: count_of(store.interrupt(body.reason))),
+        route(api.LIST, access, lambda _, where: store.list_rollouts(where)),
+        route(api.ROLLOUT, access, lambda request, _: store.rollout(request.path_params["rid"])),
         route(api.TRAJECTORIES, access, trajectories),
-        route(api.STEPS, access, steps),
-    ]
-
-
-def _ledger_routes(ledger: Ledger, access: Access) -> list[BaseRoute]:
-    async def scores(_: Request, body: api.Scores) -> None:
-        await ledger.set_scores(body.scores)
-
-    async def mark(_: Request, body: api.Step) -> None:
-        metrics = {name: value for name, value in body.metrics.items() if value is not None}
-        await ledger.mark_trained(body.step, body.rollout_ids, metrics)
-
-    async def rollback(_: Request, body: api.Rollback) -> api.Count:
-        return api.Count(count=await ledger.rollback_steps(body.after))
-
-    async def forget(_: Request, body: api.Forget) -> api.Count:
-        return api.Count(count=await ledger.forget_rollouts(body.through, body.slack))
-
-    return [
-        route(api.SCORES, access, scores),
+        route(api.STEPS, access, lambda _, __: store.steps()),
+        route(api.SCORES, access, lambda _, body: store.set_scores(body.scores)),
         route(api.STEP, access, mark),
-        route(api.ROLLBACK, access, rollback),
-        route(api.FORGET, access, forget),
+        route(api.ROLLBACK, access, lambda _, body: count_of(store.rollback_steps(body.after))),
+        route(api.FORGET, access, lambda _, body: count_of(store.forget_rollouts(body.through, body.slack))),
+        route(api.STATUS, access, status),
     ]
 
 

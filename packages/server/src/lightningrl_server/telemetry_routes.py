@@ -50,13 +50,10 @@ def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportRea
         reader.forward(place, contents)
         return Response(encode_answer(media_type, contents.rejected), media_type=media_type)
 
-    async def traces(request: Request, _: bytes) -> Response:
-        return await keep(spans, request)
-
-    async def logs(request: Request, _: bytes) -> Response:
-        return await keep(log_records, request)
-
-    return [route(api.TRACES, access, traces), route(api.LOGS, access, logs)]
+    return [
+        route(api.TRACES, access, lambda request, _: keep(spans, request)),
+        route(api.LOGS, access, lambda request, _: keep(log_records, request)),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from lightningrl.control_api import Orders, WorkerBeat, WorkerFilter
 from lightningrl.control_api import Workers as WorkerList
 from lightningrl.records import RunningAttempt, WorkerRecord, WorkerState
 from lightningrl_server.access import Access, Forbidden
-from lightningrl_server.routes import route, while_connected
+from lightningrl_server.routes import count_of, route, while_connected
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_server.store.protocol import Queue
 
@@ -165,12 +165,9 @@ def worker_routes(queue: Queue, access: Access, workers: Workers, *, longest_wai
     async def stop(_: Request, body: api.WorkerPrefix) -> api.Count:
         return api.Count(count=workers.stop(body.prefix))
 
-    async def interrupt(_: Request, body: api.InterruptWorkers) -> api.Count:
-        return api.Count(count=await queue.interrupt(body.reason, body.prefix))
-
     return [
         route(api.BEAT, access, beat),
         route(api.WORKERS, access, listed),
         route(api.STOP_WORKERS, access, stop),
-        route(api.INTERRUPT_WORKERS, access, interrupt),
+        route(api.INTERRUPT_WORKERS, access, lambda _, body: count_of(queue.interrupt(body.reason, body.prefix))),
     ]
