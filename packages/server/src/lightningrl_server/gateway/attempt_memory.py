@@ -87,14 +87,11 @@ class Retries:
         elif key not in self._done:
             self._failed[_body_of(key)] += 1
 
-    def keep(self, key: str, answer: GivenAnswer) -> None:
-        """Answer a retry of the call with this."""
+    def keep(self, key: str, answer: GivenAnswer, *, was_shown: bool = False) -> None:
+        """Answer a retry of the call with this; where nobody saw it, also the next call of the same body."""
         self._done[key] = answer
-
-    def keep_unseen(self, key: str, answer: GivenAnswer) -> None:
-        """Answer the next call of the same body with this, which was recorded but never sent."""
-        self.keep(key, answer)
-        self._unseen[_body_of(key)].append(key)
+        if not was_shown:
+            self._unseen[_body_of(key)].append(key)
 
     def _key_of_body(self, context: CallContext) -> str:
         # Without an id, tries are told apart by their count alone. Two calls of one body, the first of which fails:
@@ -151,14 +148,13 @@ class AttemptMemory:
         self._place = place
         self._log = log
         self._threads = threads
+        self._renderers = renderers
         self.history = History()
         self.conversations = Conversations()
         self.retries = Retries()
         self.replay = replay
         """None = the attempt is no branch."""
-        self._renderers = renderers
-        self._asked: AskedTools | None = None
-        """None = no answer asked for a tool."""
+        self._asked = AskedTools(renderers)
         self._calls: set[str] = set()
         """Ids of the transitions that all of this stands for."""
 
@@ -171,13 +167,9 @@ class AttemptMemory:
         """Take over recorded calls that are new to this process."""
         new = [call for call in recorded if call.transition.id not in self._calls]
         self._calls.update(call.transition.id for call in new)
-        self.history.restore(new)
-        self.conversations.restore(new)
-        self.retries.restore(new)
-        if any(call.transition.tool_call_ids for call in new):
-            self._asked_tools().restore(new)
-        if self.replay is not None:
-            self.replay.restore(new)
+        for part in (self.history, self.conversations, self.retries, self._asked, self.replay):
+            if part is not None:
+                part.restore(new)
 
     async def keep(
         self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], key: str, duration_s: float
@@ -189,10 +181,9 @@ class AttemptMemory:
             _record(call, prompt, choice, answer, key, duration_s)
             for choice, answer in zip(choices, answers, strict=True)
         ]
-        shown = [] if self._asked is None else self._asked.find(request, prompt.parent_id)
+        shown = self._asked.find(request, prompt.parent_id)
         before = await self._log.append_calls(records, await self._read_shown(shown) if shown else ())
-        if self._asked is not None:
-            self._asked.settle(shown)
+        self._asked.settle(shown)
         stored = tuple(record for record in before if record is not None)
         if not stored:
             for choice, answer, record in zip(choices, answers, records, strict=True):
@@ -201,8 +192,8 @@ class AttemptMemory:
 
     async def keep_shown(self, request: CallRequest) -> None:
         """Record the results of tools that a request brought which is not answered."""
-        shown = [] if self._asked is None else self._asked.find(request)
-        if self._asked is None or not shown:
+        shown = self._asked.find(request)
+        if not shown:
             return
         try:
             await self._log.append_tool_calls(*self._place, await self._read_shown(shown))
@@ -215,8 +206,7 @@ class AttemptMemory:
         self, request: CallRequest, prompt: Prompt, choice: SampledChoice, answer: AnsweredPrompt, recorded: Transition
     ) -> None:
         self._calls.add(choice.id)
-        if choice.completion.tool_calls:
-            self._asked_tools().add(recorded, choice.completion.tool_calls, request.messages)
+        self._asked.add(recorded, choice.completion.tool_calls, request.messages)
         self.history.add(answer.call, prompt.digest, answer.digest)
         if prompt.head is not None:
             self.conversations.add(
@@ -249,11 +239,6 @@ class AttemptMemory:
         """Records of the tools; read beside the event loop where arguments are checked."""
         size = LONG if any(tool.complains for tool in shown) else 0
         return await self._threads.run(size, lambda: [tool.record() for tool in shown])
-
-    def _asked_tools(self) -> AskedTools:
-        if self._asked is None:
-            self._asked = AskedTools(self._renderers)
-        return self._asked
 
     def _read(self, transition: Transition) -> Mapping[str, Any]:
         return _message(read_recorded(self._renderers[transition.policy], transition))

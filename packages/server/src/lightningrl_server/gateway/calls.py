@@ -177,7 +177,7 @@ class PolicyCalls:
                     yield item
         except GeneratorExit:  # the client left before it was sent the answer
             if given is not None and not request.stream:
-                memory.retries.keep_unseen(key, given)
+                memory.retries.keep(key, given)
             raise
         except (ContextOverflow, EngineUnavailable, BackendError) as error:
             await memory.keep_shown(request)
@@ -298,8 +298,7 @@ class PolicyCalls:
             stored = await asyncio.shield(keeping)
         except asyncio.CancelledError:  # the client left meanwhile: a retry of the call is given what nobody saw
             answer = _answer(call, prompt, choices, await keeping)
-            retries = call.memory.retries
-            (retries.keep if was_shown else retries.keep_unseen)(call.key, answer)
+            call.memory.retries.keep(call.key, answer, was_shown=was_shown)
             raise
         return _answer(call, prompt, choices, stored), bool(stored)
 

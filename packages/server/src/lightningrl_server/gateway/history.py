@@ -25,6 +25,7 @@ import msgspec
 from lightningrl.types import IntArray, Transition
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.records import CallRecord
+from lightningrl_server.rendering.renderer import pack
 
 __all__ = [
     "Conversation",
@@ -38,7 +39,6 @@ __all__ = [
     "extend_digest",
     "history_key",
     "offered_tools",
-    "pack",
 ]
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -56,10 +56,6 @@ class PastCall:
     completion_ids: IntArray
     tools: bytes
     """Digest of the tools that stand in the prompt, and of the policy."""
-
-    @classmethod
-    def of(cls, transition: Transition, tools: bytes) -> PastCall:
-        return cls(transition.id, transition.prompt_ids, transition.completion_ids, tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +104,8 @@ class History:
         """Take over what the store has, as after a restart of the server."""
         for call in calls:
             if call.history_key is not None:
-                prompt, answer, tools, *_ = (bytes.fromhex(part) for part in call.history_key.split("."))
-                self.add(PastCall.of(call.transition, tools), prompt, answer)
+                past, prompt, answer, _ = _read_key(call.transition, call.history_key)
+                self.add(past, prompt, answer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -173,8 +169,7 @@ class Conversations:
             if step.added is None:
                 raise Refusal(
                     f"response 'resp_{conversation.call.id}' cannot go on with other instructions or tools: its "
-                    "messages went with a "
-                    "restart of the server; send the whole conversation as input",
+                    "messages went with a restart of the server; send the whole conversation as input",
                     code="previous_response_not_found",
                     param="previous_response_id",
                 )
@@ -187,10 +182,10 @@ class Conversations:
         for call in calls:
             if call.history_key is None:
                 continue
-            _, answer, tools, *head = (bytes.fromhex(part) for part in call.history_key.split("."))
-            if head:
-                past, parent = PastCall.of(call.transition, tools), call.transition.parent_id
-                self.add(Conversation(call=past, digest=answer, head=head[0], parent=parent, stored=call.transition))
+            past, _, answer, head = _read_key(call.transition, call.history_key)
+            if head is not None:
+                parent, stored = call.transition.parent_id, call.transition
+                self.add(Conversation(call=past, digest=answer, head=head, parent=parent, stored=stored))
 
 
 def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None = None) -> str:
@@ -198,6 +193,13 @@ def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None =
     one by its id."""
     key = f"{prompt.hex()}.{answer.hex()}.{tools.hex()}"
     return key if head is None else f"{key}.{head.hex()}"
+
+
+def _read_key(transition: Transition, key: str) -> tuple[PastCall, bytes, bytes, bytes | None]:
+    """The recorded call, and the digests of its prompt, its answer and its instructions."""
+    prompt, answer, tools, *head = (bytes.fromhex(part) for part in key.split("."))
+    past = PastCall(transition.id, transition.prompt_ids, transition.completion_ids, tools)
+    return past, prompt, answer, head[0] if head else None
 
 
 def chain_digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
@@ -239,14 +241,6 @@ def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> str:
         return ""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     return json.dumps(schemas, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-
-
-def pack(value: Any) -> bytes:
-    """Bytes that tell values apart."""
-    try:
-        return _encode(value)
-    except OverflowError:  # a number in a schema is beyond 64 bits
-        return json.dumps(value).encode()
 
 
 def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -24,11 +24,10 @@ from lightningrl_server.gateway.history import (
     digest_tools,
     extend_digest,
     history_key,
-    pack,
 )
 from lightningrl_server.gateway.request import CallRequest, ForcedCall, Refusal
 from lightningrl_server.rendering.completion import Choice
-from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_server.rendering.renderer import PolicyRenderer, pack
 
 __all__ = ["LONG", "AnsweredPrompt", "Prompt", "PromptBuilder", "Threads", "as_ids"]
 

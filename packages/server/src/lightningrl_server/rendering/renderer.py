@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,12 +26,12 @@ from lightningrl_server.rendering.templates import GIVEN, check_template_kwargs,
 from lightningrl_server.rendering.tokenizer import (
     QuickTokenizer,
     TemplateBridge,
-    joined_turns,
     late_systems,
     load_tokenizer,
+    ways_to_say,
 )
 
-__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer"]
+__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer", "pack"]
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ class PolicyRenderer:
     def _render(self, messages: Messages, tools: Messages | None) -> tuple[int, ...]:
         """Render, with neighbours joined and system messages among the user's where the template takes no others."""
         wrong: Exception | None = None
-        for turns in chain([list(messages)], joined_turns(messages)):
+        for turns in ways_to_say(messages):
             try:
                 ids = tuple(
                     self._renderer.render_ids(turns, tools=list(tools) if tools else None, add_generation_prompt=True)
@@ -337,13 +336,16 @@ class PolicyRenderer:
         return self._bridge.join(completion_ids, suffix)
 
 
-def _digest(value: Any) -> bytes:
-    """Digest of messages or tools, also where a number in them is beyond 64 bits."""
+def pack(value: Any) -> bytes:
+    """Bytes that tell messages or tools apart."""
     try:
-        packed = _pack(value)
-    except OverflowError:
-        packed = repr(value).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(packed, digest_size=16).digest()
+        return _pack(value)
+    except OverflowError:  # a number in a schema is beyond 64 bits
+        return json.dumps(value).encode()
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(pack(value), digest_size=16).digest()
 
 
 def _remedy(messages: Messages) -> str:

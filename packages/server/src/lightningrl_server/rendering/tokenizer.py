@@ -16,13 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import ConfigError, ContextOverflow
 
-__all__ = ["QuickTokenizer", "TemplateBridge", "context_overflow", "joined_turns", "late_systems", "load_tokenizer"]
+__all__ = ["QuickTokenizer", "TemplateBridge", "context_overflow", "late_systems", "load_tokenizer", "ways_to_say"]
 
 _SHORT = 256
 _BLOCK = 16_384
@@ -197,7 +196,7 @@ class TemplateBridge:
         return suffix[1:] if ends and suffix[0] in self.stop_token_ids else suffix
 
     def _text(self, messages: list[Mapping[str, Any]], *, prompt: bool = True) -> str | None:
-        for turns in chain([messages], joined_turns(messages)):
+        for turns in ways_to_say(messages):
             try:
                 text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=prompt, tokenize=False)
             except Exception:  # noqa: BLE001, S112  (whatever a template raises: render in full and count a break)
@@ -234,11 +233,11 @@ def late_systems(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def joined_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Ways to say the conversation to templates that take only some: with neighbours of one role as one turn; then with
-    later system messages as the user's; then with the first as well. Those that are the conversation itself are left
-    out."""
+def ways_to_say(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """The conversation; then, for templates that take only some and where it makes a difference, with neighbours of one
+    role as one turn; then with later system messages as the user's; then with the first as well."""
     before = list(messages)
+    yield before
     for systems in (len(messages), 1, 0):
         joined: list[Mapping[str, Any]] = []
         for index, message in enumerate(messages):

@@ -52,6 +52,8 @@ Flag = bool | int | None
 """Yes or no as clients send it: `true`, `1`, nothing."""
 DOCUMENTS = ("document", "search_result")
 """Parts that hold a text with a title or an origin."""
+_TEXT_KEYS = {"text": "data", "content": "content"}
+"""Keys of a document's source that hold its text, by its type."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MOST_MESSAGES = 4096
 _MOST_STOPS = 16
@@ -232,8 +234,8 @@ def _document(part: Mapping[str, Any], where: str) -> str:
     heads = (part.get("title"), source)
     body = part.get("content")
     if part["type"] != "search_result":
-        heads, inner = (part.get("title"), part.get("context")), source if isinstance(source, Mapping) else {}
-        body = inner.get({"text": "data", "content": "content"}.get(str(inner.get("type")), ""))
+        inner: Mapping[Any, Any] = source if isinstance(source, Mapping) else {}
+        heads, body = (part.get("title"), part.get("context")), inner.get(_TEXT_KEYS.get(str(inner.get("type"))))
     if body is None or not is_parts(body):
         raise Refusal(
             f"{where} has a part of type {part['type']!r} that holds no text; the policy reads text only: send the "
