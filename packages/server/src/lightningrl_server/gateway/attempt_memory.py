@@ -21,7 +21,7 @@ from lightningrl.errors import StoreError
 from lightningrl.types import Transition
 from lightningrl_server.gateway.asked_tools import AskedTools, ShownTool
 from lightningrl_server.gateway.choices import SampledChoice
-from lightningrl_server.gateway.history import Conversation, Conversations, History, offered_tools
+from lightningrl_server.gateway.history import Conversation, History, offered_tools
 from lightningrl_server.gateway.prompt import LONG, AnsweredPrompt, Prompt, Threads
 from lightningrl_server.gateway.replay import Replay
 from lightningrl_server.gateway.request import Answer, CallContext, CallRequest
@@ -150,7 +150,6 @@ class AttemptMemory:
         self._threads = threads
         self._renderers = renderers
         self.history = History()
-        self.conversations = Conversations()
         self.retries = Retries()
         self.replay = replay
         """None = the attempt is no branch."""
@@ -167,7 +166,7 @@ class AttemptMemory:
         """Take over recorded calls that are new to this process."""
         new = [call for call in recorded if call.transition.id not in self._calls]
         self._calls.update(call.transition.id for call in new)
-        for part in (self.history, self.conversations, self.retries, self._asked, self.replay):
+        for part in (self.history, self.retries, self._asked, self.replay):
             if part is not None:
                 part.restore(new)
 
@@ -209,7 +208,7 @@ class AttemptMemory:
         self._asked.add(recorded, choice.completion.tool_calls, request.messages)
         self.history.add(answer.call, prompt.digest, answer.digest)
         if prompt.head is not None:
-            self.conversations.add(
+            self.history.add_conversation(
                 Conversation(
                     call=answer.call,
                     digest=answer.digest,
@@ -227,10 +226,10 @@ class AttemptMemory:
             return request
 
         def find(transition_id: str) -> Mapping[str, Any] | None:
-            return self.conversations.answer(transition_id, self._read)
+            return self.history.answer(transition_id, self._read)
 
         def holds(transition_id: str) -> bool:
-            return self.conversations.holds(request.previous, transition_id)
+            return self.history.holds(request.previous, transition_id)
 
         messages = await self._threads.run(referring.size, lambda: referring.read(find, holds))
         return replace(request, messages=messages, referring=None)

@@ -194,7 +194,7 @@ class PolicyCalls:
         context, policy, renderer = self._route(request, context)
         try:
             length = self._engines.context_length(policy)
-            prompt = await PromptBuilder(self._threads, memory, request, policy, renderer, length).build()
+            prompt = await PromptBuilder(self._threads, memory.history, request, policy, renderer, length).build()
         except ContextOverflow as error:
             raise refusal_of(error) from error
         return len(prompt.ids)
@@ -220,7 +220,7 @@ class PolicyCalls:
         request, policy, renderer = call.request, call.policy, call.renderer
         engine = await self._engines.info(policy)
         length = engine.context_length
-        prompt = await PromptBuilder(self._threads, call.memory, request, policy, renderer, length).build()
+        prompt = await PromptBuilder(self._threads, call.memory.history, request, policy, renderer, length).build()
         replay = call.memory.replay
         recorded = () if replay is None else replay.take(policy, prompt.array, request, renderer)
         if recorded:

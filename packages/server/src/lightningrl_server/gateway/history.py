@@ -29,7 +29,6 @@ from lightningrl_server.rendering.renderer import pack
 
 __all__ = [
     "Conversation",
-    "Conversations",
     "History",
     "Match",
     "PastCall",
@@ -71,12 +70,31 @@ class Match:
     another policy)."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Conversation:
+    """The messages that one answer ended, as the next call needs them."""
+
+    call: PastCall
+    digest: bytes
+    """Digest of all messages up to and including the answer."""
+    head: bytes
+    """Digest of the instructions that stand at the beginning of the call's tokens."""
+    added: tuple[Mapping[str, Any], ...] | None = None
+    """The call's new messages and its answer; None = this process was not there."""
+    previous: str | None = None
+    parent: str | None = None
+    """The answer that its messages go on from, by its id or by saying them again."""
+    stored: Transition | None = None
+    """Its record in the store, where this process was not there."""
+
+
 class History:
-    """The calls of one attempt by the digest of their messages."""
+    """The calls of one attempt, by the digest of their messages and by their ids."""
 
     def __init__(self) -> None:
         self._answers: dict[bytes, list[PastCall]] = {}
         self._prompts: set[bytes] = set()
+        self._conversations: dict[str, Conversation] = {}
 
     def add(self, call: PastCall, prompt_digest: bytes, answer_digest: bytes) -> None:
         self._answers.setdefault(answer_digest, []).append(call)
@@ -100,44 +118,13 @@ class History:
             broken = broken or (i > 0 and chain[i - 1] in self._prompts)
         return Match(None, 0, broken)
 
-    def restore(self, calls: Iterable[CallRecord]) -> None:
-        """Take over what the store has, as after a restart of the server."""
-        for call in calls:
-            if call.history_key is not None:
-                past, prompt, answer, _ = _read_key(call.transition, call.history_key)
-                self.add(past, prompt, answer)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Conversation:
-    """The messages that one answer ended, as the next call needs them."""
-
-    call: PastCall
-    digest: bytes
-    """Digest of all messages up to and including the answer."""
-    head: bytes
-    """Digest of the instructions that stand at the beginning of the call's tokens."""
-    added: tuple[Mapping[str, Any], ...] | None = None
-    """The call's new messages and its answer; None = this process was not there."""
-    previous: str | None = None
-    parent: str | None = None
-    """The answer that its messages go on from, by its id or by saying them again."""
-    stored: Transition | None = None
-    """Its record in the store, where this process was not there."""
-
-
-class Conversations:
-    """The answers of one attempt that a later call may go on from."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, Conversation] = {}
-
-    def add(self, conversation: Conversation) -> None:
-        self._by_id[conversation.call.id] = conversation
+    def add_conversation(self, conversation: Conversation) -> None:
+        """Keep an answer that a later call may go on from by its id."""
+        self._conversations[conversation.call.id] = conversation
 
     def find(self, transition_id: str) -> Conversation:
         """Raises Refusal where there is none."""
-        conversation = self._by_id.get(transition_id)
+        conversation = self._conversations.get(transition_id)
         if conversation is None:
             raise Refusal(
                 f"no previous response 'resp_{transition_id}' in this attempt; send the id of one of its own "
@@ -149,7 +136,7 @@ class Conversations:
 
     def answer(self, transition_id: str, read: Callable[[Transition], Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """The message of an answer, by `read` where only the store has it; None where the attempt has none."""
-        conversation = self._by_id.get(transition_id)
+        conversation = self._conversations.get(transition_id)
         if conversation is None:
             return None
         return read(conversation.stored) if conversation.stored is not None else (conversation.added or (None,))[-1]
@@ -157,7 +144,7 @@ class Conversations:
     def holds(self, last: str | None, transition_id: str) -> bool:
         """True if the conversation that the answer `last` ends has this one's."""
         while last is not None and last != transition_id:
-            step = self._by_id.get(last)
+            step = self._conversations.get(last)
             last = step.parent if step is not None else None
         return last is not None
 
@@ -174,7 +161,7 @@ class Conversations:
                     param="previous_response_id",
                 )
             parts.append(step.added)
-            step = self._by_id.get(step.previous) if step.previous is not None else None
+            step = self._conversations.get(step.previous) if step.previous is not None else None
         return tuple(message for part in reversed(parts) for message in part)
 
     def restore(self, calls: Iterable[CallRecord]) -> None:
@@ -182,10 +169,14 @@ class Conversations:
         for call in calls:
             if call.history_key is None:
                 continue
-            past, _, answer, head = _read_key(call.transition, call.history_key)
-            if head is not None:
-                parent, stored = call.transition.parent_id, call.transition
-                self.add(Conversation(call=past, digest=answer, head=head, parent=parent, stored=stored))
+            stored = call.transition
+            prompt, answer, tools, *heads = (bytes.fromhex(part) for part in call.history_key.split("."))
+            past = PastCall(stored.id, stored.prompt_ids, stored.completion_ids, tools)
+            self.add(past, prompt, answer)
+            for head in heads:
+                self.add_conversation(
+                    Conversation(call=past, digest=answer, head=head, parent=stored.parent_id, stored=stored)
+                )
 
 
 def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None = None) -> str:
@@ -193,13 +184,6 @@ def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None =
     one by its id."""
     key = f"{prompt.hex()}.{answer.hex()}.{tools.hex()}"
     return key if head is None else f"{key}.{head.hex()}"
-
-
-def _read_key(transition: Transition, key: str) -> tuple[PastCall, bytes, bytes, bytes | None]:
-    """The recorded call, and the digests of its prompt, its answer and its instructions."""
-    prompt, answer, tools, *head = (bytes.fromhex(part) for part in key.split("."))
-    past = PastCall(transition.id, transition.prompt_ids, transition.completion_ids, tools)
-    return past, prompt, answer, head[0] if head else None
 
 
 def chain_digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:

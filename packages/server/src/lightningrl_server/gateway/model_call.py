@@ -162,16 +162,9 @@ class Endpoint(Generic[R]):
             context=call_context(headers, body),
             send=send,
         )
-        try:
-            if forwarder is not None and self._goes_upstream(forwarder, call):
-                work = forwarder.forward(call, self._dialect)
-            else:
-                work = self._serve(call)
-            await while_connected(receive, self._guarded(work, call))
-        except ClientGone:
-            return
-        except Refusal as refusal:
-            await self._refuse(call, refusal)
+        goes_upstream = forwarder is not None and self._goes_upstream(forwarder, call)
+        work = forwarder.forward(call, self._dialect) if forwarder is not None and goes_upstream else self._serve(call)
+        await while_connected(receive, self._guarded(work, call))
 
     async def _guarded(self, work: Awaitable[None], call: ReceivedCall) -> None:
         try:
@@ -182,10 +175,13 @@ class Endpoint(Generic[R]):
             await self._refuse(call, Refusal("the request is nested too deeply; flatten it"))
 
     async def _refuse(self, call: ReceivedCall, refusal: Refusal) -> None:
+        await self._note(call, refusal)
+        await _refuse(call.send, refusal, self._format.write_error, call.info.rollout_id, call.info.attempt)
+
+    async def _note(self, call: ReceivedCall, refusal: Refusal) -> None:
         self._services.count(refusal)
         if refusal.code != "upstream_failed":  # that exchange is on record
             await self._services.refusals.add(call.info, call.path, call.context, refusal)
-        await _refuse(call.send, refusal, self._format.write_error, call.info.rollout_id, call.info.attempt)
 
     def _goes_upstream(self, forwarder: Forwarder, call: ReceivedCall) -> bool:
         return forwarder.takes(call.model, call.context)
@@ -231,22 +227,18 @@ class ModelCall(Endpoint[R]):
                     data = stream.finish(item) if isinstance(item, Answer) else stream.delta(item)
                     if data and not has_text:
                         has_text = True
-                        headers = [
-                            (b"content-type", self._dialect.stream_type.encode()),
-                            (b"cache-control", b"no-cache"),
-                        ]
+                        kind = self._dialect.stream_type.encode()
+                        headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
                         await send({"type": "http.response.start", "status": 200, "headers": headers})
                     if data:
-                        await send(
-                            {"type": "http.response.body", "body": data, "more_body": not isinstance(item, Answer)}
-                        )
+                        more = not isinstance(item, Answer)
+                        await send({"type": "http.response.body", "body": data, "more_body": more})
                     if isinstance(item, TextDelta):
                         delivery.add(item, was_sent=bool(data), with_tool_calls=stream.sends_tool_calls)
         except Refusal as refusal:
             if stream is None or not has_text:
                 raise
-            self._services.count(refusal)
-            await self._services.refusals.add(call.info, call.path, call.context, refusal)
+            await self._note(call, refusal)
             await send({"type": "http.response.body", "body": stream.error(refusal)})
 
     def _open(self, request: R, start: AnswerStart) -> EventStream:

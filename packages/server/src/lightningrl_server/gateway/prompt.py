@@ -10,13 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from lightningrl.types import IntArray
 from lightningrl_server.gateway.history import (
-    Conversations,
     History,
     PastCall,
     chain_digests,
@@ -94,21 +93,12 @@ class Prompt:
         return AnsweredPrompt(call, digest, history_key(self.digest, digest, self.tools, self.head))
 
 
-class Past(Protocol):
-    """The attempt's earlier calls, by their messages and by their ids."""
-
-    @property
-    def history(self) -> History: ...
-    @property
-    def conversations(self) -> Conversations: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
     """Builds the prompt of one call; a long one beside the event loop."""
 
     threads: Threads
-    past: Past
+    history: History
     request: CallRequest
     policy: str
     renderer: PolicyRenderer
@@ -130,7 +120,7 @@ class PromptBuilder:
     async def _from_answer(self, previous: str, tools: bytes, head: bytes) -> Prompt:
         """The prompt of a call that goes on from an earlier answer by its id."""
         count = self.request.head or 0
-        earlier = self.past.conversations.find(previous)
+        earlier = self.history.find(previous)
         new = with_tool_names(self.request.messages[count:], earlier.added or ())
         if earlier.head == head and earlier.call.tools == tools:
             digest = earlier.digest
@@ -142,7 +132,7 @@ class PromptBuilder:
                     *bridged, earlier.call.id, is_break=False, digest=digest, tools=tools, head=head
                 )
         # Other instructions, tools or policy: the tokens begin otherwise, so the conversation is rendered again.
-        messages = (*self.request.messages[:count], *self.past.conversations.messages(earlier), *new)
+        messages = (*self.request.messages[:count], *self.history.messages(earlier), *new)
         prompt = await self._from_messages(with_tool_names(messages), tools, head)
         return replace(prompt, is_break=prompt.is_break or prompt.parent_id is None)
 
@@ -150,7 +140,7 @@ class PromptBuilder:
         """The prompt of a whole conversation."""
         size = _size(messages)
         chain = await self.threads.run(size // _TEXT_TO_DIGEST, lambda: chain_digests(messages))
-        match = self.past.history.match(messages, chain, tools)
+        match = self.history.match(messages, chain, tools)
         call, offered = match.call, self.request.tools
         if call is not None:
             bridged = await self._bridged(call, messages[match.covered :])
