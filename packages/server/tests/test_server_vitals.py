@@ -10,18 +10,18 @@ import httpx
 
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
-from lightningrl_server.metrics import Vitals
+from lightningrl_server.metrics import ServerMetrics
 from lightningrl_server.store import SqlStore
 
 
 async def test_a_loop_that_stood_still_is_seen_in_the_status(tmp_path: Path) -> None:
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
-    vitals = Vitals(interval_s=0.001)
-    app = create_app(store, EngineRegistry(), run_key="the-run-key", vitals=vitals)
-    watching = asyncio.create_task(vitals.watch())
+    metrics = ServerMetrics()
+    app = create_app(store, EngineRegistry(), run_key="the-run-key", metrics=metrics)
+    watching = asyncio.create_task(metrics.watch(interval_s=0.001))
     await asyncio.sleep(0)
     time.sleep(0.2)
-    while vitals.longest_pause_s == 0.0:
+    while not metrics.longest_pause_s:
         await asyncio.sleep(0)
     headers = {"authorization": "Bearer the-run-key"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server", headers=headers) as http:

@@ -46,7 +46,7 @@ def agent_routes(
     async def tool_calls(request: Request, body: api.ReportedToolCalls) -> None:
         place = attempt_of(request)
         transition_ids = await find_transitions(log, dialects, *place, [report.call for report in body.tool_calls])
-        records = await asyncio.to_thread(_records, body.tool_calls, transition_ids)
+        records = await asyncio.to_thread(lambda: list(map(_record, body.tool_calls, transition_ids)))
         if read_asked is not None:
             records = join_reports(records, await read_asked(*place))
         await log.append_tool_calls(*place, records)
@@ -70,10 +70,6 @@ async def find_transitions(
             raise UnknownRecord(f"{problem}; give the id of an answer that this attempt was given")
         transition_ids.append(transition_id)
     return transition_ids
-
-
-def _records(reports: Sequence[ReportedToolCall], transition_ids: Sequence[str | None]) -> list[ToolCallRecord]:
-    return [_record(report, transition_id) for report, transition_id in zip(reports, transition_ids, strict=True)]
 
 
 def _record(report: ReportedToolCall, transition_id: str | None) -> ToolCallRecord:

@@ -30,7 +30,7 @@ from lightningrl_server.asked_calls import ReadAsked
 from lightningrl_server.attempt_routes import AttemptMemory, attempt_routes
 from lightningrl_server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl_server.forwarding import Forwarders
-from lightningrl_server.metrics import TEXT, Engines, ServerMetrics, Vitals, memory_bytes
+from lightningrl_server.metrics import TEXT, Engines, ServerMetrics, memory_bytes
 from lightningrl_server.mounts import Live, MakePages, ServedRun
 from lightningrl_server.openapi import describe
 from lightningrl_server.run_routes import run_routes
@@ -51,7 +51,6 @@ def create_app(
     memory: AttemptMemory | None = None,
     forwarders: Forwarders | None = None,
     read_asked: ReadAsked | None = None,
-    vitals: Vitals | None = None,
     tokenizers: Mapping[str, Any] | None = None,
     folder: Path | None = None,
     mounts: Mapping[str, MakePages] | None = None,
@@ -63,16 +62,16 @@ def create_app(
     """Build the server's application.
 
     `routes` are the gateway's and the engine link's. `memory` is the gateway, told of ended attempts. `forwarders` get
-    all spans and log records. `read_asked` says what an attempt's answers asked its tools for. `vitals`, which somebody
-    else keeps watching, are shown. `mounts` make the pages of the run in `folder` by name (`view` lies at /view); they
-    read its tokens with the policies' `tokenizers`. `metrics` is what the gateway counts with, `dialects` are its own.
+    all spans and log records. `read_asked` says what an attempt's answers asked its tools for. `mounts` make the pages
+    of the run in `folder` by name (`view` lies at /view); they read its tokens with the policies' `tokenizers`.
+    `metrics` is what the gateway counts with; somebody else has it watch the event loop. `dialects` are the gateway's.
     """
     access = Access(store, run_key, key_headers(dialects))
     workers, metrics, forwarders = Workers(), metrics or ServerMetrics(), forwarders or Forwarders()
     reader = partial(ExportReader, log=store, limit=max_body_bytes, dialects=dialects)
     spans = reader(parse=parse_export, forwarder=forwarders.spans, read_asked=read_asked)
     log_records = reader(parse=parse_logs, forwarder=forwarders.logs)
-    show_live = partial(_show_live, store, engines, workers, metrics, vitals)
+    show_live = partial(_show_live, store, engines, workers, metrics)
     pages: list[Mount] = []
     if folder is not None:
         tokenizer_of = (tokenizers or {}).get
@@ -83,7 +82,7 @@ def create_app(
 
     async def show_metrics(request: Request) -> Response:
         await access.look(request)
-        return Response(await metrics.text(store, engines, workers, vitals, folder), media_type=TEXT)
+        return Response(await metrics.text(store, engines, workers, folder), media_type=TEXT)
 
     return Starlette(
         routes=[
@@ -93,7 +92,7 @@ def create_app(
             *attempt_routes(store, store, access, workers, memory, spans, longest_wait_s=longest_wait_s),
             *telemetry_routes(access, spans, log_records),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
-            *run_routes(store, access, engines, forwarders.spans, vitals, longest_wait_s=longest_wait_s),
+            *run_routes(store, access, engines, forwarders.spans, metrics, longest_wait_s=longest_wait_s),
             Route("/", _welcome(pages)),
             Route("/metrics", show_metrics),
             Route("/health", _health),
@@ -104,13 +103,11 @@ def create_app(
     )
 
 
-async def _show_live(
-    queue: Queue, engines: Engines, workers: Workers, metrics: ServerMetrics, vitals: Vitals | None
-) -> Live:
+async def _show_live(queue: Queue, engines: Engines, workers: Workers, metrics: ServerMetrics) -> Live:
     return Live(
         policies=engines.status(),
         workers=(await workers.look(WorkerFilter(), queue.running)).workers,
-        longest_pause_s=None if vitals is None else vitals.longest_pause_s,
+        longest_pause_s=metrics.longest_pause_s,
         memory_bytes=memory_bytes(),
         calls_of_no_rollout=metrics.calls_of_no_rollout,
     )

@@ -1,7 +1,7 @@
 """Numbers of the server: what it counts of its calls and sees of itself, for Prometheus at `/metrics`.
 
 gateway ─ each call ─► counters, histogram ─┐
-store, engines, workers, vitals, metrics.jsonl ─ when asked ─┴► text
+store, engines, workers, event loop, metrics.jsonl ─ when asked ─┴► text
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -22,7 +22,7 @@ from lightningrl.types import Outcome, RolloutState
 from lightningrl_server.store.protocol import Look
 from lightningrl_server.workers import Workers
 
-__all__ = ["TEXT", "Engines", "ServerMetrics", "Vitals", "memory_bytes", "newest_metrics"]
+__all__ = ["TEXT", "Engines", "ServerMetrics", "memory_bytes", "newest_metrics"]
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -33,6 +33,11 @@ _MOST_NAMES: Final = 1000
 """Metrics of a step: a hook may report what it likes."""
 
 
+_WATCH_S: Final = 0.25
+"""Seconds between two looks at the event loop."""
+_STATM: Final = Path("/proc/self/statm")
+
+
 class Engines(Protocol):
     """Link to whatever samples: says how policies are served now."""
 
@@ -40,7 +45,7 @@ class Engines(Protocol):
 
 
 class ServerMetrics:
-    """Counts one server's calls. A `lightningrl_server.gateway.settings.CallWatch`."""
+    """Counts one server's calls and watches its event loop. A `lightningrl_server.gateway.settings.CallWatch`."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -60,6 +65,9 @@ class ServerMetrics:
         )
         self.calls_of_no_rollout = 0
         """Refused calls that belonged to no rollout."""
+        self.longest_pause_s: float | None = None
+        """Seconds that nothing else could run at most, since the start: one body that takes long, or a busy machine.
+        None = nobody watches."""
         self._of_policy: dict[str, tuple[Histogram, Counter, Counter]] = {}
 
     def answered(self, policy: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
@@ -76,9 +84,16 @@ class ServerMetrics:
         self._refused.labels(code).inc()
         self.calls_of_no_rollout += code == "no_rollout"
 
-    async def text(
-        self, look: Look, engines: Engines, workers: Workers, vitals: Vitals | None, folder: Path | None
-    ) -> bytes:
+    async def watch(self, interval_s: float = _WATCH_S) -> None:
+        """Watch the event loop until cancelled, beside everything else."""
+        self.longest_pause_s = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(interval_s)
+            self.longest_pause_s = max(self.longest_pause_s, loop.time() - before - interval_s)
+
+    async def text(self, look: Look, engines: Engines, workers: Workers, folder: Path | None) -> bytes:
         """Return everything in Prometheus' text format."""
         counts = await look.counts()
         named = {} if folder is None else newest_metrics(folder / "metrics.jsonl")
@@ -97,7 +112,7 @@ class ServerMetrics:
             *_single(
                 "lightningrl_longest_pause_seconds",
                 "The longest that the event loop stood still, since the start",
-                None if vitals is None else vitals.longest_pause_s,
+                self.longest_pause_s,
             ),
             *_by_label("lightningrl_metric", "The run's newest value of each metric in metrics.jsonl", "name", named),
         ]
@@ -135,16 +150,14 @@ def newest_metrics(path: Path) -> dict[str, float]:
 
 def _policies(engines: Engines) -> Iterator[Metric]:
     policies = engines.status()
-    kinds: dict[str, tuple[str, dict[str, float | None]]] = {
-        "version": ("Version of the weights that are served", {policy.policy: policy.version for policy in policies}),
-        "engines": ("Engines that are connected", {policy.policy: policy.connected for policy in policies}),
-        "in_flight": (
-            "Calls that are being generated or wait",
-            {policy.policy: policy.in_flight for policy in policies},
-        ),
-        "held": ("1 while calls are held for new weights", {policy.policy: float(policy.held) for policy in policies}),
-    }
-    for name, (about, values) in kinds.items():
+    kinds: tuple[tuple[str, str, Callable[[PolicyStatus], float | None]], ...] = (
+        ("version", "Version of the weights that are served", lambda policy: policy.version),
+        ("engines", "Engines that are connected", lambda policy: policy.connected),
+        ("in_flight", "Calls that are being generated or wait", lambda policy: policy.in_flight),
+        ("held", "1 while calls are held for new weights", lambda policy: float(policy.held)),
+    )
+    for name, about, value in kinds:
+        values = {policy.policy: value(policy) for policy in policies}
         yield from _by_label(f"lightningrl_policy_{name}", about, "policy", values)
 
 
@@ -160,27 +173,6 @@ def _by_label(name: str, about: str, label: str, values: Mapping[str, float | No
             family.add_metric([key], value)
     if family.samples:
         yield family
-
-
-INTERVAL_S: Final = 0.25
-_STATM: Final = Path("/proc/self/statm")
-
-
-class Vitals:
-    """Watches one event loop. `watch` runs beside everything else and wakes four times a second."""
-
-    def __init__(self, interval_s: float = INTERVAL_S) -> None:
-        self.longest_pause_s = 0.0
-        """Seconds that nothing else could run at most, since the start: one body that takes long, or a busy machine."""
-        self._interval_s = interval_s
-
-    async def watch(self) -> None:
-        """Watch until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            before = loop.time()
-            await asyncio.sleep(self._interval_s)
-            self.longest_pause_s = max(self.longest_pause_s, loop.time() - before - self._interval_s)
 
 
 def memory_bytes() -> int | None:

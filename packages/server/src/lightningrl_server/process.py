@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lightningrl_server.forwarding import Forwarders
     from lightningrl_server.gateway.app import Gateway
     from lightningrl_server.gateway.settings import GatewaySettings
-    from lightningrl_server.metrics import Vitals
+    from lightningrl_server.metrics import ServerMetrics
     from lightningrl_server.store import SqlStore
 
 __all__ = ["Server", "bind", "main", "run_server"]
@@ -126,7 +126,7 @@ async def _serve(
     settings: ServerSettings, listener: socket.socket, on_ready: Callable[[str], None] | None, *, lifeline: bool
 ) -> None:
     from lightningrl_server.forwarding import create_forwarders
-    from lightningrl_server.metrics import Vitals
+    from lightningrl_server.metrics import ServerMetrics
     from lightningrl_server.store import SqlStore
 
     gateway_settings = settings.read_gateway(os.environ)
@@ -135,10 +135,10 @@ async def _serve(
         store = await SqlStore.open(settings.store_url)
         stack.push_async_callback(store.close)
         stack.push_async_callback(forwarders.close)
-        vitals = Vitals()
-        watching = asyncio.create_task(vitals.watch())
+        metrics = ServerMetrics()
+        watching = asyncio.create_task(metrics.watch())
         stack.callback(watching.cancel)
-        app, gateway = _build(settings, gateway_settings, store, forwarders, vitals)
+        app, gateway = _build(settings, gateway_settings, store, forwarders, metrics)
         stack.push_async_callback(gateway.close)
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -165,7 +165,7 @@ def _build(
     gateway_settings: GatewaySettings,
     store: SqlStore,
     forwarders: Forwarders,
-    vitals: Vitals,
+    metrics: ServerMetrics,
 ) -> tuple[Starlette, Gateway]:
     from lightningrl.plugins import load_plugins
     from lightningrl_server.app import create_app
@@ -173,10 +173,9 @@ def _build(
     from lightningrl_server.engines.registry import EngineRegistry
     from lightningrl_server.engines.socket import engine_route
     from lightningrl_server.gateway.app import create_gateway
-    from lightningrl_server.metrics import ServerMetrics
     from lightningrl_server.rendering.renderer import PolicyRenderer
 
-    engines, metrics = EngineRegistry(wait_s=settings.engine_wait_s), ServerMetrics()
+    engines = EngineRegistry(wait_s=settings.engine_wait_s)
     renderers = {
         name: PolicyRenderer(policy.model, policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs)
         for name, policy in settings.policies.items()
@@ -190,7 +189,6 @@ def _build(
         memory=gateway,
         forwarders=forwarders,
         read_asked=read_kept_answers(store, renderers),
-        vitals=vitals,
         tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
         folder=settings.folder,
         mounts={name: page.build for name, page in load_plugins().pages.items()},

@@ -16,7 +16,7 @@ from lightningrl import wire
 from lightningrl.types import RolloutSpec
 from lightningrl_server.access import Access
 from lightningrl_server.forwarding import ExportForwarder
-from lightningrl_server.metrics import Engines, Vitals, memory_bytes
+from lightningrl_server.metrics import Engines, ServerMetrics, memory_bytes
 from lightningrl_server.routes import BodyError, count_of, route, while_connected
 from lightningrl_server.store.protocol import Store
 
@@ -29,20 +29,21 @@ def run_routes(
     store: Store,
     access: Access,
     engines: Engines,
-    forwarder: ExportForwarder | None = None,
-    vitals: Vitals | None = None,
+    forwarder: ExportForwarder | None,
+    metrics: ServerMetrics,
     *,
     longest_wait_s: float,
 ) -> list[BaseRoute]:
     """Build the routes of the control API that the trainer alone may use."""
 
     async def status(_: Request, __: None) -> api.Status:
+        pause_s = metrics.longest_pause_s
         return api.Status(
             counts=await store.counts(),
             policies=engines.status(),
             spans_forwarded=None if forwarder is None else forwarder.forwarded,
             spans_not_forwarded=None if forwarder is None else forwarder.failed,
-            longest_pause_s=None if vitals is None else round(vitals.longest_pause_s, 3),
+            longest_pause_s=None if pause_s is None else round(pause_s, 3),
             memory_bytes=memory_bytes(),
         )
 

@@ -138,11 +138,8 @@ class AskedTools:
                 has_others = True
         if has_others:
             results |= self._by_name(request.messages, parent_id, results)
-        return [
-            self._shown(call_id, results[call_id], request.failed_tools)
-            for call_id in self._waiting
-            if call_id in results
-        ]
+        waited = (call_id for call_id in self._waiting if call_id in results)
+        return [self._shown(call_id, results[call_id], request.failed_tools) for call_id in waited]
 
     def settle(self, shown: Iterable[ShownTool]) -> None:
         """Forget those that are recorded now."""
@@ -198,9 +195,8 @@ class AskedTools:
 
 def _digest(message: Mapping[str, Any]) -> bytes:
     """Role and text: ids differ where a client has its own."""
-    return hashlib.blake2b(
-        f"{message['role']}\n{message.get('content') or ''}".strip().encode(), digest_size=16
-    ).digest()
+    text = f"{message['role']}\n{message.get('content') or ''}".strip()
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _answered(
@@ -213,16 +209,11 @@ def _answered(
         if message["role"] != "tool" or not left:
             continue
         call_id, name = message.get("tool_call_id"), message.get("name")
-        same = [call for call in left if call_id is not None and call.get("id") == call_id]
-        same = same or [
-            call for call in left if call_id is None and name is not None and call["function"]["name"] == name
-        ]
-        same = same or ([left[0]] if call_id is None and name is None else [])
+        if call_id is not None:
+            same = [call for call in left if call.get("id") == call_id]
+        else:
+            same = [call for call in left if name in (None, call["function"]["name"])]
         if same:
             left.remove(same[0])
-            function = same[0]["function"]
-            arguments = function["arguments"]
-            yield (
-                message,
-                (function["name"], canonical(arguments if isinstance(arguments, str) else json.dumps(arguments))),
-            )
+            name, arguments = same[0]["function"]["name"], same[0]["function"]["arguments"]
+            yield message, (name, canonical(arguments if isinstance(arguments, str) else json.dumps(arguments)))

@@ -34,40 +34,36 @@ def read_compaction(config: Any) -> tuple[ContextEdit, ...]:
         where = f"{_PARAM}[{index}]"
         if entry.get("type") != "compaction":
             raise _unknown(entry.get("type"), where, "compaction")
-        edits.append(
-            ContextEdit(
-                name="compaction", beyond=_whole(entry.get("compact_threshold"), f"{where}.compact_threshold", _NEVER)
-            )
-        )
+        beyond = _whole(entry.get("compact_threshold"), f"{where}.compact_threshold", _NEVER)
+        edits.append(ContextEdit(name="compaction", beyond=beyond))
     return tuple(edits)
 
 
 def _read_edit(edit: Mapping[str, Any], where: str, messages: Sequence[Mapping[str, Any]]) -> ContextEdit:
     kind = edit.get("type")
     if kind == "clear_tool_uses_20250919":
-        return ContextEdit(name=kind, beyond=_beyond_of_tool_uses(edit, where, messages))
-    if kind == "clear_thinking_20251015":
-        return ContextEdit(
-            name=kind, beyond=_NEVER if _thinking_turns(messages) <= _kept_turns(edit.get("keep"), where) else -1
-        )
-    if kind == "compact_20260112":
-        return ContextEdit(name=kind, beyond=_value(edit, "trigger", where, 150_000, ("input_tokens",))[1])
-    raise _unknown(kind, where, "clear_tool_uses_20250919, clear_thinking_20251015, compact_20260112")
+        beyond = _beyond_of_tool_uses(edit, where, messages)
+    elif kind == "clear_thinking_20251015":
+        beyond = _NEVER if _thinking_turns(messages) <= _kept_turns(edit.get("keep"), where) else -1
+    elif kind == "compact_20260112":
+        _, beyond = _value(edit, "trigger", where, 150_000, ("input_tokens",))
+    else:
+        raise _unknown(kind, where, "clear_tool_uses_20250919, clear_thinking_20251015, compact_20260112")
+    return ContextEdit(name=kind, beyond=beyond)
 
 
 def _beyond_of_tool_uses(edit: Mapping[str, Any], where: str, messages: Sequence[Mapping[str, Any]]) -> int:
     unit, trigger = _value(edit, "trigger", where, 100_000, ("input_tokens", "tool_uses"))
     _, keep = _value(edit, "keep", where, 3, ("tool_uses",))
     _, at_least = _value(edit, "clear_at_least", where, 0, ("input_tokens",))
-    excluded = set(map(str, _entries_of_names(edit.get("exclude_tools"), f"{where}.exclude_tools")))
+    names = edit.get("exclude_tools")
+    if not isinstance(names, list | None):
+        raise Refusal(f"{where}.exclude_tools is no list of names", param=_PARAM)
+    excluded = set(map(str, names or ()))
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    names = {call.get("id"): call["function"]["name"] for call in calls}
-    results = [
-        message
-        for message in messages
-        if message["role"] == "tool" and names.get(message.get("tool_call_id")) not in excluded
-    ]
-    if len(results) <= keep:
+    tools = {call.get("id"): call["function"]["name"] for call in calls}
+    results = [message.get("tool_call_id") for message in messages if message["role"] == "tool"]
+    if sum(tools.get(call_id) not in excluded for call_id in results) <= keep:
         return _NEVER
     if unit == "tool_uses":
         return at_least if len(calls) > trigger else _NEVER
@@ -114,16 +110,10 @@ def _whole(value: Any, where: str, default: int | None) -> int:
 
 
 def _entries(value: Any, what: str) -> list[Mapping[str, Any]]:
-    entries = value if isinstance(value, list) else [] if value is None else None
-    if entries is None or not all(isinstance(entry, Mapping) for entry in entries):
+    entries = [] if value is None else value
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise Refusal(f"{_PARAM} has {what} that are no list of objects", param=_PARAM)
     return entries
-
-
-def _entries_of_names(value: Any, where: str) -> list[Any]:
-    if value is None or isinstance(value, list):
-        return value or []
-    raise Refusal(f"{where} is no list of names", param=_PARAM)
 
 
 def _unknown(kind: Any, where: str, types: str) -> Refusal:

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, place_tools, read_tools
 from lightningrl_server.gateway.request import Refusal
@@ -54,8 +54,7 @@ class OfferedTools:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     tool: Mapping[str, Any]
     namespace: str | None
 
@@ -86,7 +85,7 @@ def _additional(items: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[dict[s
         if item.get("type") != "additional_tools":
             continue
         tools, place = item.get("tools"), f"input[{index}].tools"
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        if not _are_tools(tools):
             raise Refusal(f"{place} is no list of tools", param=f"input[{index}]")
         offered = {
             where: [tool for tool in earlier if _label(tool) not in map(_label, tools)]
@@ -94,6 +93,10 @@ def _additional(items: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[dict[s
         }
         offered[place] = tools
     return offered
+
+
+def _are_tools(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(tool, dict) for tool in value)
 
 
 def _label(tool: Mapping[str, Any]) -> tuple[str, str]:
@@ -105,12 +108,7 @@ def _flatten(tool: Mapping[str, Any], where: str, namespace: str | None) -> Iter
         yield where, _Entry(tool, namespace)
         return
     name, inner = tool.get("name"), tool.get("tools") or []
-    if (
-        namespace is not None
-        or not isinstance(name, str)
-        or not isinstance(inner, list)
-        or not all(isinstance(tool, dict) for tool in inner)
-    ):
+    if namespace is not None or not isinstance(name, str) or not _are_tools(inner):
         raise Refusal(f"{where} is no namespace with a name and a list of functions", param=where)
     for index, function in enumerate(inner):
         yield from _flatten(function, f"{where}.tools[{index}]", name)
