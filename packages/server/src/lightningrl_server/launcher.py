@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
 import msgspec
 
@@ -132,8 +132,7 @@ class ServerProcess:
         …)."""
         if self.is_running:
             raise ServerError(f"the server at {self._url!r} runs already; stop it first")
-        log = self._open_log()
-        try:
+        with open_private(self._log_path) if self._log_path else contextlib.nullcontext() as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -143,9 +142,6 @@ class ServerProcess:
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        finally:
-            if log is not None:
-                log.close()
         try:
             self._url = await self._wait_ready(self._process)
         except BaseException:
@@ -182,7 +178,6 @@ class ServerProcess:
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                await process.wait()
         await process.wait()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> str:
@@ -227,11 +222,6 @@ class ServerProcess:
     @property
     def _where(self) -> str:
         return repr(str(self._log_path)) if self._log_path else "its messages above"
-
-    def _open_log(self) -> IO[bytes] | None:
-        if self._log_path is None:
-            return None
-        return open_private(self._log_path)
 
 
 def _load() -> float | None:

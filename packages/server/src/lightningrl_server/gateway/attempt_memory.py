@@ -153,7 +153,8 @@ class AttemptMemory:
         self.retries = Retries()
         self.replay = replay
         """None = the attempt is no branch."""
-        self._asked = AskedTools(renderers)
+        self._asked: AskedTools | None = None
+        """None = no answer asked for a tool."""
         self._calls: set[str] = set()
         """Ids of the transitions that all of this stands for."""
 
@@ -166,9 +167,12 @@ class AttemptMemory:
         """Take over recorded calls that are new to this process."""
         new = [call for call in recorded if call.transition.id not in self._calls]
         self._calls.update(call.transition.id for call in new)
-        for part in (self.history, self.retries, self._asked, self.replay):
-            if part is not None:
-                part.restore(new)
+        self.history.restore(new)
+        self.retries.restore(new)
+        if any(call.transition.tool_call_ids for call in new):
+            self._asked_tools().restore(new)
+        if self.replay is not None:
+            self.replay.restore(new)
 
     async def keep(
         self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], key: str, duration_s: float
@@ -180,9 +184,10 @@ class AttemptMemory:
             _record(call, prompt, choice, answer, key, duration_s)
             for choice, answer in zip(choices, answers, strict=True)
         ]
-        shown = self._asked.find(request, prompt.parent_id)
+        shown = [] if self._asked is None else self._asked.find(request, prompt.parent_id)
         before = await self._log.append_calls(records, await self._read_shown(shown) if shown else ())
-        self._asked.settle(shown)
+        if self._asked is not None:
+            self._asked.settle(shown)
         stored = tuple(record for record in before if record is not None)
         if not stored:
             for choice, answer, record in zip(choices, answers, records, strict=True):
@@ -191,8 +196,8 @@ class AttemptMemory:
 
     async def keep_shown(self, request: CallRequest) -> None:
         """Record the results of tools that a request brought which is not answered."""
-        shown = self._asked.find(request)
-        if not shown:
+        shown = [] if self._asked is None else self._asked.find(request)
+        if self._asked is None or not shown:
             return
         try:
             await self._log.append_tool_calls(*self._place, await self._read_shown(shown))
@@ -205,7 +210,8 @@ class AttemptMemory:
         self, request: CallRequest, prompt: Prompt, choice: SampledChoice, answer: AnsweredPrompt, recorded: Transition
     ) -> None:
         self._calls.add(choice.id)
-        self._asked.add(recorded, choice.completion.tool_calls, request.messages)
+        if choice.completion.tool_calls:
+            self._asked_tools().add(recorded, choice.completion.tool_calls, request.messages)
         self.history.add(answer.call, prompt.digest, answer.digest)
         if prompt.head is not None:
             self.history.add_conversation(
@@ -238,6 +244,11 @@ class AttemptMemory:
         """Records of the tools; read beside the event loop where arguments are checked."""
         size = LONG if any(tool.complains for tool in shown) else 0
         return await self._threads.run(size, lambda: [tool.record() for tool in shown])
+
+    def _asked_tools(self) -> AskedTools:
+        if self._asked is None:
+            self._asked = AskedTools(self._renderers)
+        return self._asked
 
     def _read(self, transition: Transition) -> Mapping[str, Any]:
         return _message(read_recorded(self._renderers[transition.policy], transition))

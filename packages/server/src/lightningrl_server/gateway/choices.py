@@ -136,7 +136,6 @@ class ChoiceSampler:
     async def _one_whole(self, index: int) -> SampledChoice:
         call, text = self._place(index)
         chunk = await self.engines.generate_whole(self.policy, call)
-        text.push(chunk.token_ids, chunk.logprobs, stream=False)
         return self._finished(call, text, chunk)
 
     async def _one(self, index: int) -> AsyncGenerator[TextDelta | SampledChoice, None]:
@@ -144,14 +143,14 @@ class ChoiceSampler:
         async with aclosing(self.engines.generate(self.policy, call)) as chunks:
             async for chunk in chunks:
                 self._streamed[index] = call, text, chunk.policy_version
-                delta = text.push(chunk.token_ids, chunk.logprobs, stream=chunk.finish_reason is None)
-                if delta is not None:
-                    yield delta
                 if chunk.finish_reason is not None:
                     yield self._finished(call, text, chunk)
+                elif (delta := text.push(chunk.token_ids, chunk.logprobs, stream=True)) is not None:
+                    yield delta
 
     def _finished(self, call: GenerateRequest, text: CompletionText, last: TokenChunk) -> SampledChoice:
         """The choice that ends with a chunk."""
+        text.push(last.token_ids, last.logprobs, stream=False)
         if text.token_count == 0 or last.finish_reason is None:
             raise EngineUnavailable(
                 f"the engine of policy {self.policy!r} returned a completion without a token or a finish reason"

@@ -16,6 +16,7 @@ import numpy as np
 
 from lightningrl.records import DIVERGED_CODE
 from lightningrl.types import FinishReason, IntArray, common_tokens
+from lightningrl_server.gateway.prompt import with_tool_names
 from lightningrl_server.gateway.request import CallRequest, Refusal
 from lightningrl_server.records import CallRecord
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -97,15 +98,9 @@ def _describe(
 
 def _changed_tool(request: CallRequest, recorded: str) -> str | None:
     """The first tool whose result nobody recorded."""
-    names = {
-        call.get("id"): call["function"]["name"]
-        for message in request.messages
-        for call in message.get("tool_calls") or ()
-    }
-    for message in request.messages:
-        if message["role"] == "tool" and str(message.get("content") or "").strip() not in recorded:
-            return str(names.get(message.get("tool_call_id"), "?"))
-    return None
+    results = (message for message in with_tool_names(request.messages) if message["role"] == "tool")
+    changed = (message for message in results if str(message.get("content") or "").strip() not in recorded)
+    return next((str(message.get("name", "?")) for message in changed), None)
 
 
 def _quote(text: str) -> str:

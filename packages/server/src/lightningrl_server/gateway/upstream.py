@@ -92,9 +92,8 @@ class Forwarder:
         upstream = self._listed(call.model) or self._default
         assert upstream is not None
         if self._client is None:
-            limits = httpx.Limits(
-                max_connections=None, max_keepalive_connections=100
-            )  # how many call at once is the agents' affair
+            # How many call at once is the agents' affair.
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
             self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0), limits=limits)
         mask = Mask([upstream.api_key])
         passing, has_begun = MaskedBytes(mask), False
@@ -108,11 +107,8 @@ class Forwarder:
             answer = await self._client.send(request, stream=True)
             try:
                 record.status = answer.status_code
-                headers = [
-                    (name.encode(), mask.text(value).encode())
-                    for name, value in answer.headers.items()
-                    if name in _RETURNED
-                ]
+                given = ((name, value) for name, value in answer.headers.items() if name in _RETURNED)
+                headers = [(name.encode(), mask.text(value).encode()) for name, value in given]
                 pieces = decoded_pieces(answer)
                 await call.send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
                 has_begun = True
@@ -130,12 +126,8 @@ class Forwarder:
                     status=502,
                     code="upstream_failed",
                 ) from error
-            logger.warning(
-                "rollout %s: the upstream at %r broke off: %s",
-                call.info.rollout_id,
-                upstream.base_url,
-                mask.text(_reason(error)),
-            )
+            place = call.info.rollout_id, upstream.base_url
+            logger.warning("rollout %s: the upstream at %r broke off: %s", *place, reason)
             return  # without its end, so that the connection is closed: half an answer must not pass for a whole one
         except asyncio.CancelledError:
             record.error = "client_gone"
@@ -160,9 +152,7 @@ class Forwarder:
     async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
         try:
             await self._log.append_other_calls(info.rollout_id, info.attempt, [record.call()])
-        except (
-            StoreError
-        ) as error:  # the attempt has ended meanwhile: nothing is trained on it, the answer may still be read
+        except StoreError as error:  # the attempt has ended: nothing is trained on it, the answer may still be read
             logger.warning("rollout %s: a call to the upstream could not be recorded: %s", info.rollout_id, error)
 
 

@@ -102,27 +102,25 @@ class PolicyRenderer:
         self._template_kwargs = dict(template_kwargs or {})
         self.tokenizer = QuickTokenizer(tokenizer, self._template_kwargs)
         template = template_of(tokenizer)
-        has_template = bool(template)
         config = resolve_config(tokenizer, self.name, renderer_config, self._template_kwargs)
         self._renderer = create_renderer(self.tokenizer, config, self.name)
         self.is_default: bool = config.name == "default"
         """The policy's own chat template renders; no model-specific renderer is known for it."""
-        self._variables = frozenset[str]()
-        if has_template:
-            try:
-                self._variables = template_variables(template, f"policy {self.name!r}")
-            except ConfigError:
-                if self.is_default:
-                    raise
-                has_template = False
-        if self.is_default and not has_template:
+        try:
+            self._variables = template_variables(template, f"policy {self.name!r}")
+        except ConfigError:
+            if self.is_default:
+                raise
+            template = ""
+            self._variables = frozenset[str]()
+        if self.is_default and not template:
             raise ConfigError(
                 f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
                 "save a tokenizer with a chat_template or name a renderer in the recipe"
             )
         if self.is_default:
             check_template_kwargs(self._template_kwargs, self._variables, f"the chat template of policy {self.name!r}")
-        self._bridge = TemplateBridge(self.tokenizer) if has_template else None
+        self._bridge = TemplateBridge(self.tokenizer) if template else None
         stops = list(self._renderer.get_stop_token_ids())
         if self.is_default and self._bridge is not None and self._bridge.close_token_id is not None:
             stops.append(self._bridge.close_token_id)
@@ -200,27 +198,18 @@ class PolicyRenderer:
         """Tokens that the new messages add after an earlier call's own tokens, up to the next completion; None = cannot
         be told. Raises ContextOverflow where that is far beyond a known `context_length`. Any thread may call it."""
         with self.tokenizer.within(context_length):
-            return self._bridged(prompt_ids, completion_ids, new_messages, tools)
-
-    def _bridged(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        new_messages: Messages,
-        tools: Messages | None,
-    ) -> tuple[int, ...] | None:
-        if self.is_default:
+            if self.is_default:
+                return self._template_suffix(completion_ids, new_messages)
+            past = [*prompt_ids, *completion_ids]
+            try:
+                rendered = self._renderer.bridge_to_next_turn(
+                    list(prompt_ids), list(completion_ids), list(new_messages), tools=list(tools) if tools else None
+                )
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+                rendered = None  # a shape of messages this renderer does not know; the template decides below
+            if rendered is not None and list(rendered.token_ids[: len(past)]) == past:
+                return tuple(rendered.token_ids[len(past) :])
             return self._template_suffix(completion_ids, new_messages)
-        past = [*prompt_ids, *completion_ids]
-        try:
-            rendered = self._renderer.bridge_to_next_turn(
-                list(prompt_ids), list(completion_ids), list(new_messages), tools=list(tools) if tools else None
-            )
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            rendered = None  # a shape of messages this renderer does not know; the template decides below
-        if rendered is not None and list(rendered.token_ids[: len(past)]) == past:
-            return tuple(rendered.token_ids[len(past) :])
-        return self._template_suffix(completion_ids, new_messages)
 
     def unlike(self, kwargs: Mapping[str, Any]) -> list[str]:
         """Names of a call's template kwargs by which its prompts would differ from this policy's. A family's renderer

@@ -26,7 +26,6 @@ from lightningrl_server.gateway.dialects.checks import (
     read_extras,
     read_stop,
     read_whole,
-    refuse_fields,
     with_instruction,
 )
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
@@ -105,10 +104,6 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
-_REFUSED = {
-    "previous_response_id": "chat completions go on from no previous_response_id; send the whole history in messages, "
-    "or use /responses"
-}
 
 
 def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = False) -> ChatRequest:
@@ -123,22 +118,20 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
     _refuse_unsupported(body)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
-    offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted)
+    is_offering = body.tools or body.tool_choice
+    offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted) if is_offering else {}
     call = CallRequest(
         model=body.model or "",
         messages=with_instruction(messages, _format(body.response_format) if body.response_format else None),
-        tools=offer.functions,
-        forced=offer.choice.forced,
-        allow_tools=offer.choice.allow_tools,
         parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
         n=choices,
         stream=bool(body.stream),
         max_tokens=read_whole("max_tokens", limit, 1),
         stop=read_stop("stop", body.stop),
         seed=read_whole("seed", body.seed, -(2**63), 2**63 - choices),  # each choice is sampled with a seed of its own
-        left_out=offer.left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
         extras=read_extras(data, _Body, form="response_format"),
+        **offer,
     )
     return ChatRequest(
         call=call,
@@ -149,16 +142,22 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    refuse_fields(body, _REFUSED)
-    if not is_nothing(body.logit_bias):
+    if body.logit_bias and not is_nothing(body.logit_bias):
         raise Refusal(
             "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out",
             param="logit_bias",
         )
-    if not (is_nothing(body.functions) and (body.function_call in ("none", "auto") or is_nothing(body.function_call))):
+    chosen = None if body.function_call in ("none", "auto") else body.function_call
+    if (body.functions and not is_nothing(body.functions)) or (chosen and not is_nothing(chosen)):
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
     if "audio" in (body.modalities or ()):
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
+    if body.previous_response_id:
+        raise Refusal(
+            "chat completions go on from no previous_response_id; send the whole history in messages, or use "
+            "/responses",
+            param="previous_response_id",
+        )
     if body.web_search_options is not None:  # an empty one asks for a search as well
         raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
 

@@ -112,9 +112,6 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
     call = CallRequest(
         model=body.model,
         messages=with_instruction(messages, _format(body)),
-        tools=offer.functions,
-        forced=offer.choice.forced,
-        allow_tools=offer.choice.allow_tools,
         parallel_tools=not (
             isinstance(body.tool_choice, dict) and body.tool_choice.get("disable_parallel_tool_use") is True
         ),
@@ -122,10 +119,10 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         max_tokens=read_whole("max_tokens", body.max_tokens, 1),
         stop=read_stop("stop_sequences", body.stop_sequences),
         edits=read_edits(body.context_management, messages),
-        left_out=offer.left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
         failed_tools=_failed_tools(body.messages),
         extras=read_extras(data, _Body, form="output_config.format"),
+        **offer,
     )
     thinking = (body.thinking or {}).get("type")
     return MessagesRequest(

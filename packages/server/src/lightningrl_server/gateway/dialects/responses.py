@@ -122,15 +122,15 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         return (*head, *_read_items(items, find, holds, offered, goes_on=previous is not None))
 
     is_referring = any(_is_reference(item) or (previous and _answer_of(item)) for item in items)
-    choice = read_choice(_plain_choice(body.tool_choice, offered), offered.functions)
+    forced, allow_tools = read_choice(_plain_choice(body.tool_choice, offered), offered.functions)
     call = CallRequest(
         model=body.model,
         messages=() if is_referring else read(lambda _: None, lambda _: False),
         referring=Referring(size=len(data), read=read) if is_referring else None,
         tools=offered.functions,
         left_out=offered.left_out,
-        forced=choice.forced,
-        allow_tools=choice.allow_tools,
+        forced=forced,
+        allow_tools=allow_tools,
         parallel_tools=body.parallel_tool_calls is not False,
         stream=bool(body.stream),
         max_tokens=limit,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from lightningrl_server.gateway.dialects.checks import check_count, is_nothing
 from lightningrl_server.gateway.dialects.schemas import check_schema
@@ -44,15 +43,13 @@ class ToolChoice(NamedTuple):
     """False = what looks like a call stays text."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolOffer:
-    """The functions that a request offers, and what it wants of them."""
+class ToolOffer(TypedDict, total=False):
+    """Fields of a `CallRequest` that its tools decide; none where it offers none and wants none."""
 
-    functions: tuple[dict[str, Any], ...] | None = None
-    """None = there are none."""
-    left_out: tuple[str, ...] = ()
-    """Types of the provider's own tools that the policy is not offered."""
-    choice: ToolChoice = field(default_factory=ToolChoice)
+    tools: tuple[dict[str, Any], ...] | None
+    left_out: tuple[str, ...]
+    forced: ForcedCall | None
+    allow_tools: bool
 
 
 def read_offer(
@@ -65,10 +62,11 @@ def read_offer(
 ) -> ToolOffer:
     """The tools of a request, each by `read`, and the `wanted` choice of them. Raises Refusal."""
     if not tools and not wanted:
-        return ToolOffer()
+        return {}
     places, left_out = place_tools({"tools": tools or ()}, drops_hosted=drops_hosted)
     functions = read_tools(places, read)
-    return ToolOffer(functions=functions, left_out=left_out, choice=read_choice(wanted, functions, choices=choices))
+    forced, allow_tools = read_choice(wanted, functions, choices=choices)
+    return {"tools": functions, "left_out": left_out, "forced": forced, "allow_tools": allow_tools}
 
 
 def function_tool(where: str, name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
