@@ -73,35 +73,28 @@ def doctor(
         raise typer.Exit(status)
 
 
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")
-]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")]
-RunOption = Annotated[Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.")]
-PolicyOption = Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).")]
-BackendOption = Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).")]
-StepsOption = Annotated[int | None, typer.Option(help="Training steps (loop.steps).")]
-MinutesOption = Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).")]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).")]
-HostOption = Annotated[
-    str | None,
-    typer.Option(help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host)."),
-]
-
-
 def train(
     recipe: OptionalRecipeArgument = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
-    run: RunOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")] = False,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.")
+    ] = None,
     runs: RunsOption = Path("runs"),
-    policy: PolicyOption = None,
-    backend: BackendOption = None,
-    steps: StepsOption = None,
-    minutes: MinutesOption = None,
-    seed: SeedOption = None,
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).")] = None,
+    backend: Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps (loop.steps).")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).")] = None,
     workers: WorkersOption = None,
-    host: HostOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host)."
+        ),
+    ] = None,
     settings: SetOption = None,
 ) -> None:
     """Train the policy of RECIPE: run the agent in parallel, record every call, reward, assign credit, learn, serve the

@@ -14,6 +14,8 @@ from lightningrl_training.commands.declarations import RunArgument
 
 __all__ = ["COMMANDS"]
 
+StepsOption = Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.")]
+
 
 def branch(
     run: RunArgument,
@@ -61,12 +63,9 @@ TasksOption = Annotated[
         help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/tasks.md); by default the validation tasks."
     ),
 ]
-LimitOption = Annotated[int | None, typer.Option(help="So many of the tasks, at random.")]
-SamplesOption = Annotated[int, typer.Option(help="Rollouts of each task; several give pass@k.")]
 TemperatureOption = Annotated[
     float | None, typer.Option(help="By default as validation samples; several samples as training does.")
 ]
-PassesOption = Annotated[float | None, typer.Option(help="The least reward that passes; by default the most.")]
 SlicesOption = Annotated[
     list[str] | None, typer.Option("--slice", help="Means by this key of the tasks' metadata; may be repeated.")
 ]
@@ -87,7 +86,6 @@ AgainstPriceOption = Annotated[
     tuple[float, float] | None, typer.Option(help="The same of the other policy.", metavar="IN OUT")
 ]
 OutOption = Annotated[Path | None, typer.Option(help="The results' .json file; by default in the run's evaluations/.")]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 def evaluate(
@@ -95,17 +93,17 @@ def evaluate(
     against: AgainstOption = None,
     recipe: RecipeOption = None,
     tasks: TasksOption = None,
-    limit: LimitOption = None,
-    samples: SamplesOption = 1,
+    limit: Annotated[int | None, typer.Option(help="So many of the tasks, at random.")] = None,
+    samples: Annotated[int, typer.Option(help="Rollouts of each task; several give pass@k.")] = 1,
     temperature: TemperatureOption = None,
-    passes: PassesOption = None,
+    passes: Annotated[float | None, typer.Option(help="The least reward that passes; by default the most.")] = None,
     slices: SlicesOption = None,
     stop_every: StopEveryOption = None,
     api_key_env: ApiKeyEnvOption = None,
     price: PriceOption = None,
     against_price: AgainstPriceOption = None,
     out: OutOption = None,
-    as_json: AsJsonOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     workers: WorkersOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -159,7 +157,7 @@ def xray(
     rollout: Annotated[
         str | None, typer.Option(help="Of its group alone, with a heat map of this rollout: turns by methods.")
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.")] = None,
+    steps: StepsOption = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -195,7 +193,7 @@ def rescore(
     name: Annotated[
         str | None, typer.Option(help="Which of the recipe's rewards it stands for; needed where there are several.")
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.")] = None,
+    steps: StepsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
     settings: SetOption = None,
 ) -> None:

@@ -17,24 +17,11 @@ from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.sanitize import one_line
 from lightningrl_training.doctor import agent_checks, recipe_checks, signal_checks
-from lightningrl_training.doctor.bill import Bill, BillLine, make_bill
+from lightningrl_training.doctor.bill import Bill, make_bill
 from lightningrl_training.doctor.findings import LONGEST, Check, Diagnosis, Finding, Row, Verdict, failed, passed
 from lightningrl_training.doctor.observation import Observation
 
-__all__ = [
-    "CHECKS",
-    "Bill",
-    "BillLine",
-    "Check",
-    "Diagnosis",
-    "Finding",
-    "Observation",
-    "Row",
-    "Verdict",
-    "diagnose",
-    "examine",
-]
-
+__all__ = ["CHECKS", "Bill", "Diagnosis", "Observation", "Verdict", "diagnose", "examine"]
 
 CHECKS: tuple[Check, ...] = (
     Check(name="calls", asks="does the agent call the policy", look=agent_checks.calls_made),

@@ -72,8 +72,7 @@ def calls_made(seen: Observation) -> Finding:
         return judge(
             f"{len(silent)} of {len(seen.rollouts)} rollouts made no model call; one is {silent[0].rollout_id}",
             "let the agent call the model for every task; where its client has a base URL of its own, name it in "
-            "runtime.base_urls; "
-            f"where it answers from {CACHES}, switch that off",
+            f"runtime.base_urls; where it answers from {CACHES}, switch that off",
         )
     refusals = f", {len(refused)} refused: {refused[0].message}" if refused else ""
     counts = [len(rollout.transitions) for rollout in seen.rollouts]
@@ -156,8 +155,7 @@ def retries_counted_once(seen: Observation) -> Finding:
     return warned(
         summary,
         "where these are retries, let the client make them (max_retries) or send one x-lightningrl-call-id: they are "
-        "then one call; "
-        "where several answers are wanted, all is well",
+        "then one call; where several answers are wanted, all is well",
     )
 
 

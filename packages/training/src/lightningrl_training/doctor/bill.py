@@ -122,16 +122,10 @@ class _Outlook:
     def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
         left = max(0, plan.steps - len(seen.rehearsed))
         to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(moved(seen), left))
-        prompts, completions, tokens = (
-            forecast(seen.steps, count, to_come) for count in (prompt_tokens, completion_tokens, _both)
-        )
-        return cls(
-            to_come=to_come,
-            prompts=prompts,
-            completions=completions,
-            tokens=tokens,
-            trained=forecast_trained(seen.steps, to_come),
-        )
+        counts = prompt_tokens, completion_tokens, _both
+        prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in counts)
+        trained = forecast_trained(seen.steps, to_come)
+        return cls(to_come=to_come, prompts=prompts, completions=completions, tokens=tokens, trained=trained)
 
     def explain(self, ahead: Forecast, rehearsed: int) -> str:
         seen = f"{100 * ahead.now:.0f} % of that after {rehearsed} rehearsed steps; " if rehearsed else ""
@@ -150,9 +144,9 @@ def _rehearsed_groups(seen: Observation) -> float:
     return sum(len(step.groups) * (mean_tokens(step, _both) / mean if mean else 1.0) for step in rehearsed)
 
 
-def _with_range(line: BillLine, ahead: Forecast) -> BillLine:
-    present = line.amount / ahead.amount if ahead.amount else 0.0
-    return replace(line, low=ahead.low * present, high=ahead.high * present)
+def _ranged(what: str, amount: float, how: str, ahead: Forecast) -> BillLine:
+    present = amount / ahead.amount if ahead.amount else 0.0
+    return BillLine(what=what, amount=amount, how=how, low=ahead.low * present, high=ahead.high * present)
 
 
 def make_bill(seen: Observation) -> Bill:
@@ -225,13 +219,10 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
         ("prompt tokens", bill.prompt_tokens, outlook.prompts),
         ("completion tokens", bill.completion_tokens, outlook.completions),
     ):
-        how = f"{here}; {outlook.explain(ahead, len(seen.rehearsed))}"
-        yield _with_range(BillLine(what=what, amount=tokens, how=how), ahead)
-    signal = (
-        f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, "
-        "to all of them"
-    )
-    yield _with_range(BillLine(what="trained tokens", amount=bill.trained_tokens, how=signal), outlook.trained)
+        yield _ranged(what, tokens, f"{here}; {outlook.explain(ahead, len(seen.rehearsed))}", ahead)
+    signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage"
+    how = f"{signal}; from half, as groups fall silent, to all of them"
+    yield _ranged("trained tokens", bill.trained_tokens, how, outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, how="as many each as those")
     ends = [costs.start + plan.cost(costs, longer) for longer in (outlook.tokens.low, outlook.tokens.high)]

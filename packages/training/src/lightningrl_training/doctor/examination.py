@@ -126,9 +126,9 @@ class _Examination:
         lessons, learn, trained_tokens = await self._learn(step, credited)
         rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
         lessons |= rehearsal.failed
-        size, save = await self._write_checkpoint(
-            scratch, is_written=not any(lesson.error for lesson in lessons.values())
-        )
+        self.starting("a checkpoint")
+        clock, has_failed = _Clock(), any(lesson.error for lesson in lessons.values())
+        size, save = await asyncio.to_thread(self._save, scratch, is_written=not has_failed), clock.lap()
         first, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
         costs = Costs(
@@ -156,8 +156,8 @@ class _Examination:
             validation=tuple(validation),
             repeats=tuple(repeats),
             contexts={name: backend.engine.info.context_length for name, backend in self.served.backends.items()},
-            overridden=dict(sum((Counter(policy.overridden) for policy in status.policies), Counter[str]())),
-            ignored=dict(sum((Counter(policy.ignored) for policy in status.policies), Counter[str]())),
+            overridden=sum((Counter(policy.overridden) for policy in status.policies), Counter[str]()),
+            ignored=sum((Counter(policy.ignored) for policy in status.policies), Counter[str]()),
             without_tools=self.parts.without_tools,
             sampled_tokens=sampled,
             attempts=status.counts.attempts,
@@ -225,13 +225,6 @@ class _Examination:
                 failed[name] = failed_lesson(error, rows=len(rows))
         return failed
 
-    async def _write_checkpoint(self, scratch: Path, *, is_written: bool) -> tuple[int, Cost]:
-        """Write a checkpoint and return its size and cost; where `is_written` is False, a learner has failed, and the
-        size is a guess."""
-        self.starting("a checkpoint")
-        clock = _Clock()
-        return await asyncio.to_thread(self._save, scratch, is_written=is_written), clock.lap()
-
     async def _collect(self, step: int) -> list[CreditedGroup]:
         """Run the rollouts of a step, and the branches that credit wants of them."""
         recipe, scorer = self.recipe, self.parts.scorer
@@ -258,12 +251,10 @@ class _Examination:
     async def _repeat(self, rollouts: Sequence[Trajectory]) -> list[Repeat]:
         """Run rollouts of different tasks again, those with the most calls first, answered as they were to their last
         call."""
-        ended = [
-            rollout
-            for rollout in rollouts
-            if rollout.transitions and rollout.branch is None and self.recipe.outcomes.is_trained(rollout.outcome)
-        ]
-        longest = {rollout.task.id: rollout for rollout in sorted(ended, key=lambda rollout: len(rollout.transitions))}
+        longest: dict[str, Trajectory] = {}
+        for rollout in sorted(rollouts, key=lambda rollout: len(rollout.transitions)):
+            if rollout.transitions and rollout.branch is None and self.recipe.outcomes.is_trained(rollout.outcome):
+                longest[rollout.task.id] = rollout
         chosen = sorted(longest.values(), key=lambda rollout: -len(rollout.transitions))[:REPEATS]
         specs: list[RolloutSpec] = []
         for rollout in chosen:
@@ -309,8 +300,8 @@ class _Examination:
         self.memory_used = max((used for used in (self.memory_used, memory_used()) if used is not None), default=None)
 
     def _save(self, scratch: Path, *, is_written: bool) -> int:
-        """Size of a checkpoint. It is written where there is surely room for it, else guessed: weights and two
-        moments."""
+        """Size of a checkpoint. It is written where no learner failed and there is surely room for it, else guessed:
+        weights and two moments."""
         models = [Path(self.parts.models[name]) for name in self._trained]
         guess = 6 * sum(folder_bytes(model) for model in models if model.is_dir())
         if not is_written or guess > free_disk(scratch) / 2:

@@ -56,13 +56,10 @@ tried describes it."""
 class Spread:
     """Low, expected and high cost, relative to today's rollouts."""
 
-    low: float
-    learned: float
+    low: float = 1.0
+    learned: float = 1.0
     """Cost of the rollouts that learning leads to."""
-    high: float
-
-
-AS_IT_IS = Spread(low=1.0, learned=1.0, high=1.0)
+    high: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,30 +97,21 @@ def completion_tokens(trajectory: Trajectory) -> int:
 def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to_come: ToCome) -> Forecast:
     """Forecast the tokens that `tokens` counts. `tried`: the untrained policy, then each rehearsed step."""
     last = [group for step in tried[-LAST:] for group in step.groups]
-    return _of_run(
-        [mean_tokens(step, tokens) for step in tried],
-        _by_group(last, tokens),
-        _spread(last, tokens, to_come.groups),
-        to_come,
-    )
+    means, spread = [mean_tokens(step, tokens) for step in tried], _spread(last, tokens, to_come.groups)
+    return _of_run(means, _by_group(last, tokens), spread, to_come)
 
 
 def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
     """Forecast tokens with an advantage. Groups that teach nothing now may come to; those that teach may fall silent
     one after the other until, at the end of the run, none is left: half of now."""
     last = [present for step in tried[-LAST:] for present in _trained_by_group(step)]
-    mean = fmean(last) if last else 0.0
-    groups = [group for step in tried[-LAST:] for group in step.groups]
-    spread = AS_IT_IS
-    if mean:
-        longer = _spread(groups, completion_tokens, to_come.groups)
-        low, high = _ends(last, to_come.groups)
-        all_teach = fmean(_by_group(groups, completion_tokens))
-        spread = Spread(
-            low=max(0.0, min(low / mean, longer.low) / 2),
-            learned=longer.learned,
-            high=max(high, longer.high * all_teach) / mean,
-        )
+    spread = Spread()
+    if mean := _mean(last):
+        groups = [group for step in tried[-LAST:] for group in step.groups]
+        longer, (low, high) = _spread(groups, completion_tokens, to_come.groups), _ends(last, to_come.groups)
+        least = max(0.0, min(low / mean, longer.low) / 2)
+        all_teach = longer.high * fmean(_by_group(groups, completion_tokens))
+        spread = Spread(low=least, learned=longer.learned, high=max(high, all_teach) / mean)
     return _of_run([_mean(_trained_by_group(step)) for step in tried], last, spread, to_come)
 
 
@@ -136,15 +124,14 @@ def way_gone(moved: float, steps: int) -> float:
 
 def moved(seen: Observation) -> float:
     """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
-    rollouts = [rollout for group in seen.groups for rollout in group.trajectories]
-    trained = sum(len(call.completion_ids) for rollout in rollouts for call in rollout.transitions if call.trainable)
+    trained = sum(len(call.completion_ids) for call in seen.calls if call.trainable)
     full = seen.recipe.backend_options.get("learning_rate")
     gains = [
         lesson.gain * (float(full) / lesson.learning_rate if full and lesson.learning_rate else 1.0)
         for lesson in seen.lessons.values()
         if lesson.gain is not None and not lesson.is_planted
     ]
-    return sum(gains) / len(gains) * trained / len(rollouts) if gains and rollouts else 0.0
+    return fmean(gains) * trained / len(seen.rollouts) if gains and seen.rollouts else 0.0
 
 
 def way_at_end(seen: Observation) -> float | None:
@@ -187,7 +174,7 @@ def _spread(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], in
     beyond = [max(0.0, now + BEYOND * (then - now)) for now, then in zip(present, learned, strict=True)]
     mean = _mean(present)
     if not mean:
-        return AS_IT_IS
+        return Spread()
     ends = [end / mean for values in (present, beyond) for end in _ends(values, wanted)]
     return Spread(low=max(0.0, min(ends)), learned=fmean(learned) / mean, high=max(ends))
 

@@ -117,8 +117,7 @@ def memory_enough(seen: Observation) -> Finding:
         parts.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
     parts += [
         f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {_gb(gpu.peak - gpu.before)} "
-        "beyond what engine and "
-        "weights have"
+        "beyond what engine and weights have"
         for gpu in gpus
     ]
     evidence = "; ".join(parts)

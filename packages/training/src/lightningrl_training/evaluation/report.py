@@ -65,13 +65,17 @@ async def evaluate_policies(
 ) -> EvaluationReport:
     """See `lightningrl.evaluate`."""
     shared = load_recipe(recipe) if isinstance(recipe, Path) else recipe
-    first = _with_settings(find_candidate(policy, shared, api_key_env=api_key_env), settings)
+
+    def find(text: str, shared: Recipe | None) -> Candidate:
+        candidate = find_candidate(text, shared, api_key_env=api_key_env)
+        return replace(candidate, recipe=with_settings(candidate.recipe, settings)) if settings else candidate
+
+    candidates = [find(policy, shared)]
     earlier = _read_earlier(against)
     if how.batch is not None and against is None:
         raise ConfigError("only a comparison can be decided before all tasks have run; name another policy: --against")
-    candidates = [first]
     if against is not None and earlier is None:
-        candidates.append(_with_settings(find_candidate(against, first.recipe, api_key_env=api_key_env), settings))
+        candidates.append(find(against, candidates[0].recipe))
     path = _place(policy, out)
     evaluations, comparison = await examine(
         candidates, how, path.with_suffix(""), slices=slices, prices=prices, earlier=earlier, show=show
@@ -85,10 +89,6 @@ async def evaluate_policies(
 def _read_earlier(against: str | None) -> Evaluation | None:
     """Read the evaluation in the file that the text names; None where it names none."""
     return read_evaluation(Path(against)) if against is not None and Path(against).is_file() else None
-
-
-def _with_settings(candidate: Candidate, settings: dict[str, Any] | None) -> Candidate:
-    return replace(candidate, recipe=with_settings(candidate.recipe, settings)) if settings else candidate
 
 
 def _place(policy: str, out: Path | None) -> Path:

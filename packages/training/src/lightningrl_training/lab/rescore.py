@@ -6,7 +6,7 @@ recredit(the run, its recipe with the new reward) ─► each rollout before and
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -111,31 +111,26 @@ def summarize(rollouts: Sequence[Recredit]) -> Rescore:
     by_group: dict[tuple[int, str], list[Recredit]] = {}
     for rollout in rollouts:
         by_group.setdefault((rollout.step, rollout.before.group_id), []).append(rollout)
-    taught = {
-        key: (_teaches(group, "advantages_before"), _teaches(group, "advantages")) for key, group in by_group.items()
-    }
-    middles = {
-        key: (_mean(rollout.before.reward for rollout in group), _mean(rollout.after.reward for rollout in group))
-        for key, group in by_group.items()
-    }
-    before, after = ([getattr(rollout, when).reward for rollout in rollouts] for when in ("before", "after"))
-    values = [value for value in (*before, *after) if value is not None]
-    edges = np.histogram_bin_edges(values or [0.0], bins=BINS)
-    changed = [
-        _rescored(rollout, *middles[rollout.step, rollout.before.group_id])
-        for rollout in rollouts
-        if rollout.before.reward != rollout.after.reward
-    ]
+    changed: list[RescoredRollout] = []
+    gained, lost = list[str](), list[str]()
+    for (_, name), group in by_group.items():
+        did, would = _teaches(group, "advantages_before"), _teaches(group, "advantages")
+        gained += [name] if would and not did else []
+        lost += [name] if did and not would else []
+        means = [_mean(_rewards(group, when)) for when in ("before", "after")]
+        changed += [_rescored(each, *means) for each in group if each.before.reward != each.after.reward]
+    before, after = (_rewards(rollouts, when) for when in ("before", "after"))
+    edges = np.histogram_bin_edges([*before, *after] or [0.0], bins=BINS)
     changed.sort(key=lambda rollout: (not rollout.flips, -abs((rollout.after or 0.0) - (rollout.before or 0.0))))
     return Rescore(
         rollouts=len(rollouts),
         edges=tuple(edges.tolist()),
-        before=_rewards(before, edges),
-        after=_rewards(after, edges),
+        before=_describe(before, edges),
+        after=_describe(after, edges),
         changed=tuple(changed),
         groups=len(by_group),
-        gained=tuple(name for (_, name), (did, would) in taught.items() if would and not did),
-        lost=tuple(name for (_, name), (did, would) in taught.items() if did and not would),
+        gained=tuple(gained),
+        lost=tuple(lost),
         credit=agree(_by_call(rollouts, "advantages_before"), _by_call(rollouts, "advantages")),
         failures=sum(rollout.after.unrewarded is not None for rollout in rollouts),
     )
@@ -168,16 +163,18 @@ def _by_call(rollouts: Sequence[Recredit], which: str) -> list[float]:
     return [float("nan") if values is None else float(values.mean()) for values in calls]
 
 
-def _mean(rewards: Iterable[float | None]) -> float | None:
-    numbers = [reward for reward in rewards if reward is not None]
-    return mean(numbers) if numbers else None
+def _rewards(rollouts: Sequence[Recredit], when: str) -> list[float]:
+    return [value for rollout in rollouts if (value := getattr(rollout, when).reward) is not None]
 
 
-def _rewards(values: Sequence[float | None], edges: FloatArray) -> Rewards:
-    numbers = [value for value in values if value is not None]
+def _mean(rewards: Sequence[float]) -> float | None:
+    return mean(rewards) if rewards else None
+
+
+def _describe(rewards: Sequence[float], edges: FloatArray) -> Rewards:
     return Rewards(
-        rewarded=len(numbers),
-        mean=_mean(numbers),
-        std=float(np.std(numbers)) if numbers else None,
-        histogram=tuple(np.histogram(numbers, edges)[0].tolist()),
+        rewarded=len(rewards),
+        mean=_mean(rewards),
+        std=float(np.std(rewards)) if rewards else None,
+        histogram=tuple(np.histogram(rewards, edges)[0].tolist()),
     )

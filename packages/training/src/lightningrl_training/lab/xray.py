@@ -130,11 +130,8 @@ class RunXRay:
                 "those there are"
             )
         methods = self._methods()
-        alone = all(
-            method.scorer is None or not (method.scorer.needs_whole_steps or method.scorer.remembers)
-            for method in methods
-        )
-        if not alone:
+        scorers = [method.scorer for method in methods if method.scorer is not None]
+        if any(scorer.needs_whole_steps or scorer.remembers for scorer in scorers):
             whole = await self.of_run([step], most=None)
             return replace(whole, rollouts=tuple(rollout for rollout in whole.rollouts if rollout.group_id == group_id))
         return self._read([await self._table(step, members, methods)], methods)
@@ -164,9 +161,8 @@ class RunXRay:
             rollouts, branches = await read_rollouts(self.run, rollout_ids)
             scores = await self.run.look.scores([rollout.rollout_id for rollout in rollouts])
             by_hand = [branch for path in measured.values() for branch in await read_measured(path)]
-            self.tables[key] = await asyncio.to_thread(
-                self._compute, step, rollouts, branches, by_hand, scores, methods
-            )
+            table = asyncio.to_thread(self._compute, step, rollouts, branches, by_hand, scores, methods)
+            self.tables[key] = await table
             self.why |= {method.name: method.why for method in methods if method.why}
         return self.tables[key]
 
@@ -179,16 +175,14 @@ class RunXRay:
         scores: Sequence[Score],
         methods: Sequence[TriedMethod],
     ) -> CreditTable:
-        scorer = self._scorer
-        groups = scorer.group([classify_tools(rollout, self.plugins) for rollout in rollouts], branches)
+        groups = self._scorer.group([classify_tools(rollout, self.plugins) for rollout in rollouts], branches)
         used = {
             rollout.rollout_id: [score.advantages.get(call.id) for call in rollout.transitions]
             for rollout, score in zip(rollouts, scores, strict=True)
         }
-        measured = (
-            [replace(group, branches=(*group.branches, *_left(group, by_hand))) for group in groups] if by_hand else ()
-        )
-        return make_table(step, groups, [method.credit(groups) for method in methods], used, measured)
+        measured = [replace(group, branches=(*group.branches, *_left(group, by_hand))) for group in groups]
+        credit = [method.credit(groups) for method in methods]
+        return make_table(step, groups, credit, used, measured if by_hand else ())
 
     def _read(self, tables: Sequence[CreditTable], methods: Sequence[TriedMethod], *, most: int | None = None) -> XRay:
         if not tables:
@@ -239,11 +233,12 @@ class RunXRay:
         return methods
 
     def _method(self, scorer: Scorer, name: str, summary: str, part: Mapping[str, Any]) -> TriedMethod:
-        method = TriedMethod(name=name, summary=summary, needs=installed_needs(self.plugins))
+        method = TriedMethod(name=name, summary=summary)
         try:
             assigner = build_assigner(self.plugins, part["use"], part.get("options", {}), self.recipe.folder)
             by_role = {"agents"} if self.recipe.credit.compare == "role" else set[str]()
-            return replace(method, scorer=scorer.with_credit(assigner), requires=assigner.requires | by_role)
+            requires, needs = assigner.requires | by_role, installed_needs(self.plugins)
+            return replace(method, scorer=scorer.with_credit(assigner), requires=requires, needs=needs)
         except (ConfigError, PluginError) as error:
             return replace(method, why=str(error))
 
