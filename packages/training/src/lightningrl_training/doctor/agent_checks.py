@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolStatus, Trajectory, Transition
+from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolCall, Trajectory, Transition
 from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl_training.doctor.findings import Finding, failed, passed, warned
 from lightningrl_training.doctor.observation import Observation
@@ -48,6 +48,7 @@ FEW_CALLS = 4
 def calls_made(seen: Observation) -> Finding:
     """Check that each rollout calls the policy, and find what other models it calls."""
     silent = [rollout for rollout in seen.rollouts if not rollout.transitions]
+    without = f"{len(silent)} of {len(seen.rollouts)} rollouts"
     others = [call for rollout in seen.rollouts for call in rollout.other_calls]
     hosts = Counter(call.path for call in others if call.kind is OtherCallKind.ELSEWHERE)
     refused = [call for call in others if call.kind is OtherCallKind.REFUSED]
@@ -60,8 +61,7 @@ def calls_made(seen: Observation) -> Finding:
         where = ", ".join(f"{host} ({count} rollouts)" for host, count in hosts.most_common(3))
         judge = failed if silent else warned
         return judge(
-            f"{len(silent)} of {len(seen.rollouts)} rollouts made no call that came here; models were called at "
-            f"{where}",
+            f"{without} made no call that came here; models were called at {where}",
             "name that endpoint in runtime.base_urls if the policy is to answer in its place",
         )
     if cache := explain_cache(seen.rollouts):
@@ -70,7 +70,7 @@ def calls_made(seen: Observation) -> Finding:
     if silent:
         judge = failed if len(silent) == len(seen.rollouts) else warned
         return judge(
-            f"{len(silent)} of {len(seen.rollouts)} rollouts made no model call; one is {silent[0].rollout_id}",
+            f"{without} made no model call; one is {silent[0].rollout_id}",
             "let the agent call the model for every task; where its client has a base URL of its own, name it in "
             f"runtime.base_urls; where it answers from {CACHES}, switch that off",
         )
@@ -90,9 +90,8 @@ def errors(seen: Observation) -> Finding:
     if not wrong:
         retried = f"; {again} attempts were run again" if again > 0 else ""
         return passed(f"none of {len(every)} rollouts raised{retried}")
-    summary = (
-        f"{len(wrong)} of {len(every)} rollouts raised; first, {wrong[0].rollout_id}: {first_line(wrong[0].error)}"
-    )
+    first = f"{wrong[0].rollout_id}: {first_line(wrong[0].error)}"
+    summary = f"{len(wrong)} of {len(every)} rollouts raised; first, {first}"
     if all(rollout in wrong for rollout in seen.rollouts):
         return failed(summary, "mend the agent: `lightningrl try RECIPE` shows one rollout with its calls")
     if len(wrong) > MANY_ERRORS * len(every):
@@ -144,16 +143,12 @@ def calls_captured(seen: Observation) -> Finding:
 
 def retries_counted_once(seen: Observation) -> Finding:
     """Look for a prompt that a rollout sends twice in a row, as a hand-made retry does."""
-    asked = [rollout for rollout in seen.rollouts if any(True for _ in _asked_again(rollout.transitions))]
-    calls = sum(1 for rollout in seen.rollouts for _ in _asked_again(rollout.transitions))
+    asked = [rollout.rollout_id for rollout in seen.rollouts for _ in _asked_again(rollout.transitions)]
     if not asked:
         return passed("no rollout asks the same prompt twice in a row")
-    summary = (
-        f"{calls} calls of {len(asked)} rollouts repeat the prompt of the call before them; one is in "
-        f"{asked[0].rollout_id}"
-    )
+    many = f"{len(asked)} calls of {len(set(asked))} rollouts"
     return warned(
-        summary,
+        f"{many} repeat the prompt of the call before them; one is in {asked[0]}",
         "where these are retries, let the client make them (max_retries) or send one x-lightningrl-call-id: they are "
         "then one call; where several answers are wanted, all is well",
     )
@@ -211,8 +206,9 @@ def context_used(seen: Observation) -> Finding:
     every = seen.tried
     over = [rollout for rollout in every if rollout.outcome is Outcome.CONTEXT_OVERFLOW]
     if over:
+        lengths = ", ".join(map(str, sorted(set(seen.contexts.values()))))
         return failed(
-            f"{len(over)} of {len(every)} rollouts went over the context of {_lengths(seen)} tokens; one is "
+            f"{len(over)} of {len(every)} rollouts went over the context of {lengths} tokens; one is "
             f"{over[0].rollout_id}",
             "shorten what the agent sends, or take a policy with a longer context; such rollouts are left out",
         )
@@ -237,10 +233,6 @@ def context_used(seen: Observation) -> Finding:
     if len(longest.prompt_ids) > 0.9 * context:
         return warned(summary, "a longer task, or one more turn, goes over it: shorten what the agent sends")
     return passed(summary)
-
-
-def _lengths(seen: Observation) -> str:
-    return ", ".join(str(length) for length in sorted(set(seen.contexts.values())))
 
 
 def calls_cut_off(seen: Observation) -> Finding:
@@ -268,30 +260,24 @@ def calls_cut_off(seen: Observation) -> Finding:
 
 def tools_work(seen: Observation) -> Finding:
     """Check that tools answer, as far as they are seen."""
-    statuses: dict[str, Counter[ToolStatus]] = {}
-    messages: dict[str, str] = {}
+    tools: dict[str, list[ToolCall]] = {}
     for tool in (tool for rollout in seen.rollouts for tool in rollout.tool_calls):
-        statuses.setdefault(tool.name, Counter())[tool.status] += 1
-        if tool.status.is_failure:
-            messages.setdefault(tool.name, tool.result or tool.error_type or "")
-    if not statuses:
+        tools.setdefault(tool.name, []).append(tool)
+    if not tools:
         return passed("; ".join(("no tool was seen", *seen.without_tools)))
-    wrong = {
-        name: counts.total() - counts[ToolStatus.OK] - counts[ToolStatus.UNKNOWN] for name, counts in statuses.items()
-    }
-    summary = ", ".join(f"{name}: {wrong[name]} of {counts.total()} failed" for name, counts in statuses.items())
-    broken = [name for name, counts in statuses.items() if wrong[name] == counts.total() >= FEW_CALLS]
+    wrong = {name: [tool for tool in calls if tool.status.is_failure] for name, calls in tools.items()}
+    summary = ", ".join(f"{name}: {len(wrong[name])} of {len(calls)} failed" for name, calls in tools.items())
+    poor = [name for name, calls in tools.items() if 2 * len(wrong[name]) > len(calls) >= FEW_CALLS]
+    broken = [name for name in poor if len(wrong[name]) == len(tools[name])]
+    if not poor:
+        return passed(summary)
+    name = (broken or poor)[0]
+    evidence = f"{summary}; {name} said: {wrong[name][0].result or wrong[name][0].error_type or ''}"
     if broken:
-        return failed(
-            f"{summary}; {broken[0]} said: {messages[broken[0]]}", f"mend the tool {broken[0]!r}: it never worked"
-        )
-    poor = [name for name, counts in statuses.items() if 2 * wrong[name] > counts.total() >= FEW_CALLS]
-    if poor:
-        return warned(
-            f"{summary}; {poor[0]} said: {messages[poor[0]]}",
-            "where the policy is the cause it may learn; see that the tool's description says what it takes",
-        )
-    return passed(summary)
+        return failed(evidence, f"mend the tool {name!r}: it never worked")
+    return warned(
+        evidence, "where the policy is the cause it may learn; see that the tool's description says what it takes"
+    )
 
 
 def repeats_itself(seen: Observation) -> Finding:
@@ -305,16 +291,17 @@ def repeats_itself(seen: Observation) -> Finding:
             f"{len(seen.repeats)} rollouts were run again with the same answers: they asked and their tools answered "
             "the same"
         )
-    tools = f"the same call of {', '.join(map(repr, changed))} was answered otherwise" if changed else ""
-    changes = (
-        f"{len(diverged)} of {len(seen.repeats)} rollouts, run again with the same answers, asked something else"
-        if diverged
-        else ""
-    )
-    why = f": {first_line(diverged[0].error)}" if diverged else ""
+    evidence: list[str] = []
+    if changed:
+        evidence.append(f"the same call of {', '.join(map(repr, changed))} was answered otherwise")
+    if diverged:
+        other = (
+            f"{len(diverged)} of {len(seen.repeats)} rollouts, run again with the same answers, asked something else"
+        )
+        evidence.append(f"{other}: {first_line(diverged[0].error)}")
     judge = failed if "branches" in seen.requires else warned
     return judge(
-        "; ".join(filter(None, (tools, changes + why))),
+        "; ".join(evidence),
         "fix clocks, ids and seeds in what the agent sees; rewards are then the policy's doing alone (credit from "
         "branches needs it)",
     )

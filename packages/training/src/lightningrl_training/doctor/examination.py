@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shutil
 import sqlite3
 import time
 from collections import Counter
@@ -306,12 +305,8 @@ class _Examination:
         guess = 6 * sum(folder_bytes(model) for model in models if model.is_dir())
         if not is_written or guess > free_disk(scratch) / 2:
             return guess
-        folder = scratch / "checkpoint"
-        try:
-            self.served.policies.save(folder)
-            return folder_bytes(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        self.served.policies.save(scratch / "checkpoint")
+        return folder_bytes(scratch / "checkpoint")
 
 
 def _tried(credited: Sequence[CreditedGroup]) -> TriedStep:

@@ -1,14 +1,13 @@
 """A forecast of a run's rollouts, from the few that the untrained policy has made and the steps that were rehearsed
 after them.
 
-present[group] = mean over its rollouts      learned[group] = mean over those of them that earned the most beyond[group]
-= present + BEYOND · (learned - present) half = t · s · sqrt(1 / groups tried + 1 / groups to come)      present is a
-sample: 95 % of runs lie within it where nothing is learned Spread = from the lower end of present or beyond to the
-upper end of either, in multiples of present's mean way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by
-÷ HALF_WAY_NATS), on average over these steps
-
-run = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))      now: the last steps that
-were rehearsed
+present = mean of a group's rollouts      learned = mean of those of them that earned the most
+beyond  = present + BEYOND · (learned - present)
+half    = t · s · sqrt(1 / groups tried + 1 / groups to come): where nothing is learned, 95 % of runs lie within it
+Spread  = the least and the most of present ± half and beyond ± half, in multiples of present's mean
+way gone after n steps = 1 - 2^(-n · nats that a step moves a rollout by ÷ HALF_WAY_NATS), on average over these steps
+run     = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))
+now     = the last steps that were rehearsed
 
 The untrained policy is within the run's range, too: what rollouts were, they may become again.
 """

@@ -115,10 +115,9 @@ def _gpus() -> int:
 
 def _memory() -> int | None:
     try:
-        lines = (PROC / "meminfo").read_text().splitlines()
+        total = int((PROC / "meminfo").read_text().split()[1]) * 1024
     except OSError:
         return None
-    total = int(lines[0].split()[1]) * 1024
     try:
         return min(total, int(CGROUP.read_text()))
     except (OSError, ValueError):  # no container, or one without a limit

@@ -71,18 +71,15 @@ def tasks_differ(seen: Observation) -> Finding:
     counts = Counter(map(_key, train))
     shared = [task for task in held_out if _key(task) in counts]
     if shared:
+        many = f"{len(shared)} of {len(held_out)} validation tasks"
         return warned(
-            f"{len(shared)} of {len(held_out)} validation tasks have the input of a training task; one is "
-            f"{shared[0].id!r}",
+            f"{many} have the input of a training task; one is {shared[0].id!r}",
             "take them out of one of the sets: a score on trained tasks says nothing of others",
         )
     twice = sum(count - 1 for count in counts.values())
     if twice > MANY_TWICE * len(train):
-        answers = _contradiction(train)
-        return warned(
-            f"{twice} of {len(train)} training tasks repeat another's input{answers}",
-            "remove them, if they are not meant to count more",
-        )
+        evidence = f"{twice} of {len(train)} training tasks repeat another's input{_contradiction(train)}"
+        return warned(evidence, "remove them, if they are not meant to count more")
     if few := explain_few_tasks(seen.recipe, train):
         evidence, _, remedy = few.partition("; ")
         return warned(evidence, remedy)
@@ -115,15 +112,12 @@ def memory_enough(seen: Observation) -> Finding:
         grown = max((lesson.grown for lesson in lessons if lesson.grown is not None), default=None)
         beyond = "" if grown is None else f", {_gb(grown)} of them by a step of the learner alone"
         parts.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
-    parts += [
-        f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {_gb(gpu.peak - gpu.before)} "
-        "beyond what engine and weights have"
-        for gpu in gpus
-    ]
+    for gpu in gpus:
+        beyond = f"{_gb(gpu.peak - gpu.before)} beyond what engine and weights have"
+        parts.append(f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {beyond}")
     evidence = "; ".join(parts)
-    if machine is not None and (machine.memory_used or 0) > NEARLY_ALL * (machine.memory or math.inf):
-        return warned(evidence, f"longer answers need more: {LESS_MEMORY}")
-    if any(gpu.peak > NEARLY_ALL * gpu.total for gpu in gpus):
+    is_full = machine is not None and (machine.memory_used or 0) > NEARLY_ALL * (machine.memory or math.inf)
+    if is_full or any(gpu.peak > NEARLY_ALL * gpu.total for gpu in gpus):
         return warned(evidence, f"longer answers need more: {LESS_MEMORY}")
     if machine is not None and machine.gpus and not gpus:
         return warned(
