@@ -67,10 +67,9 @@ def doctor(
     """
     from lightningrl_training.commands.doctor import doctor_command
 
-    if status := doctor_command(
+    doctor_command(
         recipe, as_json=as_json, is_brief=is_brief, runs=runs, rehearse=rehearse, settings=read_settings(settings)
-    ):
-        raise typer.Exit(status)
+    )
 
 
 def train(

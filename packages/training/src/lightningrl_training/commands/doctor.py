@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -29,24 +30,21 @@ STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 def doctor_command(
     source: Path, *, as_json: bool, is_brief: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]
-) -> int:
-    """Returns the exit status: 1 where a check failed."""
+) -> None:
     from lightningrl_training.doctor import Verdict
 
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
-        trying = doctor(
-            source,
-            settings=settings,
-            runs=runs,
-            rehearse=rehearse,
-            starting=lambda what: status.update(f"trying {what}"),
-        )
-        diagnosis = run_sync(trying)
+
+        def starting(what: str) -> None:
+            status.update(f"trying {what}")
+
+        diagnosis = run_sync(doctor(source, settings=settings, runs=runs, rehearse=rehearse, starting=starting))
     if as_json:
         write_json(diagnosis.as_json())
     else:
         show(diagnosis, console_for_tables(), is_brief=is_brief)
-    return int(diagnosis.verdict is Verdict.FAIL)
+    if diagnosis.verdict is Verdict.FAIL:
+        raise typer.Exit(1)
 
 
 def console_for_tables() -> Console:

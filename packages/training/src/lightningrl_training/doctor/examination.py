@@ -186,12 +186,26 @@ class _Examination:
     async def _learn(
         self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]
     ) -> tuple[dict[str, Lesson], Cost, int]:
-        """Learn from one step's groups. Returns lessons, cost, and the tokens that all collected groups would train."""
+        """Learn from one step's groups, each trained policy by itself. Returns lessons, the cost of the steps without
+        the measuring, and the tokens that all collected groups would train."""
         self.starting("one step of the learner")
+        took: list[Cost] = []
+
+        async def learn(rows: Sequence[Sample]) -> LearnReport:
+            self._look_at_memory()  # the step's own counts anew
+            clock = _Clock()
+            reports = await self.served.policies.learn(rows)
+            took.append(clock.lap())
+            return reports[rows[0].policy]
+
         build = self.parts.scorer.build
         scored = await asyncio.to_thread(build, step)
         everything = scored if len(step) == len(credited) else await asyncio.to_thread(build, credited)
-        return *(await self._teach(scored.samples)), int(everything.metrics["trained_tokens"])
+        lessons = {
+            name: await teach(self.served.backends[name], [row for row in scored.samples if row.policy == name], learn)
+            for name in self._trained
+        }
+        return lessons, sum(took, NO_COST), int(everything.metrics["trained_tokens"])
 
     async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
         """Take further steps while there is time. `expected`: seconds of the first of them; `begun`: steps whose tasks
@@ -273,23 +287,6 @@ class _Examination:
             return []
         await self.served.client.create_rollouts(specs)
         return await fetch_ended(self.served.client, [spec.id for spec in specs])
-
-    async def _teach(self, samples: Sequence[Sample]) -> tuple[dict[str, Lesson], Cost]:
-        """Take a step of each trained policy. Returns the lessons, and the cost of the steps without the measuring."""
-        took: list[Cost] = []
-
-        async def learn(rows: Sequence[Sample]) -> LearnReport:
-            self._look_at_memory()  # the step's own counts anew
-            clock = _Clock()
-            reports = await self.served.policies.learn(rows)
-            took.append(clock.lap())
-            return reports[rows[0].policy]
-
-        lessons = {
-            name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn)
-            for name in self._trained
-        }
-        return lessons, sum(took, NO_COST)
 
     @property
     def _trained(self) -> list[str]:

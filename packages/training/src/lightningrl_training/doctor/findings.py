@@ -79,10 +79,9 @@ class Diagnosis:
         """The worst verdict of all findings."""
         return max((row.finding.verdict for row in self.rows), key=list(Verdict).index, default=Verdict.PASS)
 
-    def complaints(self, *verdicts: Verdict) -> dict[str, Finding]:
-        """Findings that did not pass, or those with one of `verdicts`, by the name of their check."""
-        wanted = verdicts or (Verdict.WARN, Verdict.FAIL)
-        return {row.check: row.finding for row in self.rows if row.finding.verdict in wanted}
+    def complaints(self) -> dict[str, Finding]:
+        """Findings that did not pass, by the name of their check."""
+        return {row.check: row.finding for row in self.rows if row.finding.verdict is not Verdict.PASS}
 
     def as_json(self) -> dict[str, Any]:
         checks = [{"check": row.check, "asks": row.asks, **asdict(row.finding)} for row in self.rows]

@@ -59,14 +59,13 @@ def _are_equal(group: TrajectoryGroup) -> bool:
 
 
 def _cause(seen: Observation) -> str:
-    calls = seen.calls
+    asked = [call.sampling for call in seen.calls]
+    stop = next((sampling.stop for sampling in asked if sampling.stop), None)
     causes = {
-        "sampling.temperature = 0": any(call.sampling.temperature == 0 for call in calls),
-        "the agent sends a fixed seed": any(call.sampling.seed is not None for call in calls),
-        f"the agent stops at {next((call.sampling.stop for call in calls if call.sampling.stop), ())!r}": any(
-            call.sampling.stop for call in calls
-        ),
-        "the agent allows 1 token": all(call.sampling.max_tokens == 1 for call in calls),
+        "sampling.temperature = 0": any(sampling.temperature == 0 for sampling in asked),
+        "the agent sends a fixed seed": any(sampling.seed is not None for sampling in asked),
+        f"the agent stops at {stop!r}": stop is not None,
+        "the agent allows 1 token": all(sampling.max_tokens == 1 for sampling in asked),
     }
     reasons = [cause for cause, is_so in causes.items() if is_so]
     return f": {', '.join(reasons)}" if reasons else ""

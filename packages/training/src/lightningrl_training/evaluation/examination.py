@@ -112,11 +112,9 @@ async def examine(
 
     async with AsyncExitStack() as both:
         for number, candidate in enumerate(candidates):
-            stack = AsyncExitStack()
-            serving = await stack.enter_async_context(
-                _open(candidate, how, folder / str(number + 1), slices, earlier, show)
-            )
-            both.push_async_exit(stack)
+            stack = await both.enter_async_context(AsyncExitStack())
+            opening = _open(candidate, how, folder / str(number + 1), slices, earlier, show)
+            serving = await stack.enter_async_context(opening)
             opened.append(serving)
             if how.batch is None:
                 await serving.run(len(serving.tasks), show)
@@ -126,10 +124,8 @@ async def examine(
                 await serving.run(how.batch, show)
             if _is_decided(evaluations()):
                 break
-    results = [
-        replace(result, price=price or result.price)
-        for result, price in zip(evaluations(), [*prices, None, None], strict=False)
-    ]
+    priced = zip(evaluations(), [*prices, None, None], strict=False)
+    results = [replace(result, price=price or result.price) for result, price in priced]
     return results, compare(results[0], results[1], slices) if len(results) > 1 else None
 
 

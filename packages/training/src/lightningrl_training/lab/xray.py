@@ -21,7 +21,7 @@ from lightningrl.errors import ConfigError, LightningError, PluginError, describ
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import Need
 from lightningrl.recipe import Recipe
-from lightningrl.records import RolloutFilter, Score
+from lightningrl.records import RolloutFilter
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 from lightningrl_credit.needs import NEEDS, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
@@ -161,28 +161,20 @@ class RunXRay:
             rollouts, branches = await read_rollouts(self.run, rollout_ids)
             scores = await self.run.look.scores([rollout.rollout_id for rollout in rollouts])
             by_hand = [branch for path in measured.values() for branch in await read_measured(path)]
-            table = asyncio.to_thread(self._compute, step, rollouts, branches, by_hand, scores, methods)
-            self.tables[key] = await table
+            used = {
+                rollout.rollout_id: [score.advantages.get(call.id) for call in rollout.transitions]
+                for rollout, score in zip(rollouts, scores, strict=True)
+            }
+
+            def compute() -> CreditTable:
+                groups = self._scorer.group([classify_tools(rollout, self.plugins) for rollout in rollouts], branches)
+                measured = [replace(group, branches=(*group.branches, *_left(group, by_hand))) for group in groups]
+                credit = [method.credit(groups) for method in methods]
+                return make_table(step, groups, credit, used, measured if by_hand else ())
+
+            self.tables[key] = await asyncio.to_thread(compute)
             self.why |= {method.name: method.why for method in methods if method.why}
         return self.tables[key]
-
-    def _compute(
-        self,
-        step: int,
-        rollouts: Sequence[Trajectory],
-        branches: Sequence[Trajectory],
-        by_hand: Sequence[Trajectory],
-        scores: Sequence[Score],
-        methods: Sequence[TriedMethod],
-    ) -> CreditTable:
-        groups = self._scorer.group([classify_tools(rollout, self.plugins) for rollout in rollouts], branches)
-        used = {
-            rollout.rollout_id: [score.advantages.get(call.id) for call in rollout.transitions]
-            for rollout, score in zip(rollouts, scores, strict=True)
-        }
-        measured = [replace(group, branches=(*group.branches, *_left(group, by_hand))) for group in groups]
-        credit = [method.credit(groups) for method in methods]
-        return make_table(step, groups, credit, used, measured if by_hand else ())
 
     def _read(self, tables: Sequence[CreditTable], methods: Sequence[TriedMethod], *, most: int | None = None) -> XRay:
         if not tables:
