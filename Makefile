@@ -55,7 +55,7 @@ fix: .venv/.installed  ## Mend what ruff can mend
 	@$(BIN)/ruff format .
 
 bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/results.md; AGAINST=COMMIT: then and now, in turns
-	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),run_all.py)
+	@$(BIN)/python benchmarks/against.py $(AGAINST)
 
 bench-peers: .venv/.installed  ## Measure our gateway beside agent-lightning's and our trainer beside TRL's, in turns; a small one: QUICK=1
 	@$(BIN)/python benchmarks/peers/gateways.py $(if $(QUICK),--rounds 1 --quick)

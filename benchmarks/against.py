@@ -1,10 +1,11 @@
-"""Every figure of `make bench`, at an earlier commit and now, in turns on this machine. Above 1 = more than it was.
+"""Every figure of the table on this machine: beside its target, or at an earlier commit and now, in turns.
 
+    python benchmarks/against.py                                    `make bench`
     python benchmarks/against.py COMMIT --rounds 3 --only gateway life start
 
 The commit is checked out beside this tree and gets an environment of its own, with the packages that it has. Its own
 scripts measure it, so what a script measures must be the same in both; what a start takes is measured from outside, by
-this tree's script. A figure that the commit cannot give is left out with a sentence.
+this tree's script. A figure that the commit cannot give is left out with a sentence. Ratio above 1: more than before.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Sequence
 
-from measuring import BENCHMARKS, ROOT, checked_out, measure, order_of_turn
+from measuring import BENCHMARKS, ROOT, Benchmark, checked_out, measure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+CONSOLE = Console()
 
 
 def main() -> None:
     names = [benchmark.name for benchmark in BENCHMARKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commit", help="or the folder of a checkout with its .venv")
+    parser.add_argument("commit", nargs="?", help="or the folder of a checkout with its .venv; none = this tree alone")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     options = parser.parse_args()
@@ -31,27 +35,50 @@ def main() -> None:
         for benchmark in BENCHMARKS
         if (not benchmark.is_long if options.only is None else benchmark.name in options.only)
     ]
-    console = Console()
+    CONSOLE.print(measure_now(chosen) if options.commit is None else compare(options.commit, options.rounds, chosen))
+
+
+def measure_now(chosen: Sequence[Benchmark]) -> Table:
+    """What was measured, its target beside it."""
+    title = "Benchmarks (this machine, this run)"
+    table = Table("what", "target", "measured", "met", title=title, title_justify="left")
+    for benchmark in chosen:
+        CONSOLE.print(f"[dim]running {' '.join(benchmark.command)} …[/]")
+        numbers = measure(ROOT, benchmark)
+        if isinstance(numbers, str):
+            CONSOLE.print(numbers, markup=False, highlight=False)
+            table.add_row(benchmark.figures[0].what, "", "failed", "no")
+            continue
+        for figure, number in zip(benchmark.figures, numbers, strict=True):
+            target, met = "", ""
+            if figure.target is not None:
+                target = f"{'≥' if figure.at_least else '≤'} {figure.target:g} {figure.unit}"
+                met = "yes" if (number >= figure.target if figure.at_least else number <= figure.target) else "no"
+            table.add_row(figure.what, target, f"{number:.4g} {figure.unit}", met)
+    return table
+
+
+def compare(commit: str, rounds: int, chosen: Sequence[Benchmark]) -> Table:
+    """The commit's figures, those of now, and their ratio."""
     pairs: dict[str, list[tuple[list[float], list[float]]]] = {benchmark.name: [] for benchmark in chosen}
-    with checked_out(options.commit) as before:
-        turns = [(turn, benchmark) for turn in range(options.rounds) for benchmark in chosen]
-        for turn, benchmark in track(turns, "measuring", console=console):
+    with checked_out(commit) as before:
+        turns = [(turn, benchmark) for turn in range(rounds) for benchmark in chosen]
+        for turn, benchmark in track(turns, "measuring", console=CONSOLE):
             if benchmark.name not in pairs:
                 continue
-            numbers = {tree: measure(tree, benchmark) for tree in order_of_turn((before, ROOT), turn)}
+            order = (before, ROOT)[:: 1 if turn % 2 else -1]  # the first of a turn is the last of the next
+            numbers = {tree: measure(tree, benchmark) for tree in order}
             then, now = numbers[before], numbers[ROOT]
             if isinstance(now, str):
                 sys.exit(f"{' '.join(benchmark.command)} failed:\n{now}")
             if isinstance(then, str):
                 last = (then.strip().splitlines() or ["it printed nothing"])[-1]
-                console.print(f"left out: {benchmark.name}: {options.commit} cannot be measured ({last})", markup=False)
+                CONSOLE.print(f"left out: {benchmark.name}: {commit} cannot be measured ({last})", markup=False)
                 del pairs[benchmark.name]
                 continue
             pairs[benchmark.name].append((then, now))
-    title = f"{options.commit} and now, medians of {options.rounds} interleaved rounds on this machine"
-    table = Table(
-        "what", options.commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left"
-    )
+    title = f"{commit} and now, medians of {rounds} interleaved rounds on this machine"
+    table = Table("what", commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left")
     for benchmark in chosen:
         for place, figure in enumerate(benchmark.figures if benchmark.name in pairs else ()):
             thens, nows = ([pair[side][place] for pair in pairs[benchmark.name]] for side in (0, 1))
@@ -59,7 +86,7 @@ def main() -> None:
             ratios = ", ".join(f"{second / first:.2f}" for first, second in zip(thens, nows, strict=True))
             cells = f"{earlier:.4g}", f"{later:.4g}", figure.unit, f"{later / earlier:.2f}", ratios
             table.add_row(figure.what, *cells)
-    console.print(table)
+    return table
 
 
 if __name__ == "__main__":

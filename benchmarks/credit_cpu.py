@@ -7,10 +7,12 @@ python benchmarks/credit_cpu.py
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+from measuring import least_cpu_ms, result
 
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMonitor
@@ -23,7 +25,6 @@ GROUPS, ROLLOUTS, TURNS = 16, 8, 8
 PROMPT, COMPLETION, RESULT = 1000, 64, 150
 """Tokens."""
 WORDS = "a table, a chair and what else there was in the room of 12 by 9 feet; " * 8
-REPEATS = 15
 ASKS_NOBODY = {"group", "turn_rewards", "agents", "state_key"}
 OPTIONS: Mapping[str, list[Mapping[str, Any]]] = {
     "turns": [{"gamma": 0.9}, {"compared": "all"}],
@@ -56,12 +57,8 @@ def make_rollout(group: int, number: int, random: np.random.Generator) -> Trajec
     calls: list[Transition] = []
     tools: list[ToolCall] = []
     for t in range(TURNS):
-        name, completion, result = (
-            f"{group}/{number}/{t}",
-            random.integers(0, 5000, COMPLETION).tolist(),
-            int(random.integers(0, 4)),
-        )
-        parent = calls[-1].id if calls else None
+        name, completion = f"{group}/{number}/{t}", random.integers(0, 5000, COMPLETION).tolist()
+        page, parent = int(random.integers(0, 4)), calls[-1].id if calls else None
         calls.append(
             make_transition(
                 name,
@@ -78,25 +75,14 @@ def make_rollout(group: int, number: int, random: np.random.Generator) -> Trajec
             ToolCall(
                 id=f"call_{name}",
                 name="find",
-                arguments=f'{{"page": {result}}}',
-                result=f"page {result} at 18:04:{number:02} has {WORDS}",
+                arguments=f'{{"page": {page}}}',
+                result=f"page {page} at 18:04:{number:02} has {WORDS}",
             )
         )
-        prompt = [*prompt, *completion, *range(result, result + RESULT)]
+        prompt = [*prompt, *completion, *range(page, page + RESULT)]
     return make_trajectory(
         f"{group}/{number}", calls, reward=float(random.integers(0, 2)), group_id=str(group), tool_calls=tools
     )
-
-
-def cpu_ms(work: Callable[[], Any]) -> float:
-    """Least CPU time of one call, in milliseconds: what else the machine does only adds to it."""
-    work()
-    times = []
-    for _ in range(REPEATS):
-        began = time.thread_time()
-        work()
-        times.append(time.thread_time() - began)
-    return min(times) * 1e3
 
 
 def main() -> None:
@@ -113,30 +99,26 @@ def main() -> None:
         if isinstance(assigner, CreditMonitor):
             assigner.finish_step(groups, credit)
 
-    costs: dict[str, float] = {}
+    parts: list[tuple[Mapping[str, Any], Compare]] = [({"use": "grpo"}, "role"), ({"use": "turns"}, "role")]
     for name, plugin in INSTALLED.items():
         if name in OPTIONS:
-            builds = [{"use": name, "options": options} for options in OPTIONS[name]]
+            parts += [({"use": name, "options": options}, "group") for options in OPTIONS[name]]
         elif plugin.factory().requires <= ASKS_NOBODY:
-            builds = [{"use": name}]
-        else:
-            continue
-        for part in builds:
-            options: dict[str, object] = part.get("options", {})  # type: ignore[assignment]
-            shown = ", ".join(
-                f"{key} = {value}" for key, value in options.items() if not isinstance(value, dict | list)
-            )
-            costs[f"{name} {shown}".strip()] = cpu_ms(lambda part=part: step(build(part), "group"))  # type: ignore[misc]
-    costs["grpo, compare = role"] = cpu_ms(lambda: step(build({"use": "grpo"}), "role"))
-    costs["turns, compare = role"] = cpu_ms(lambda: step(build({"use": "turns"}), "role"))
+            parts.append(({"use": name}, "group"))
+    costs: dict[str, float] = {}
+    for part, compare in parts:
+        options = {"compare": compare} if compare == "role" else part.get("options", {})
+        shown = ", ".join(f"{key} = {value}" for key, value in options.items())
+        work = partial(step, build(part), compare)
+        costs[f"{part['use']} {shown}".strip()] = least_cpu_ms(work, clock=time.thread_time)
     print(
         f"{GROUPS * ROLLOUTS} rollouts × {TURNS} turns, "
         f"prompts up to {len(groups[0].trajectories[0].transitions[-1].prompt_ids):,} tokens"
     )
     print(f"{'assigner':<64}{'CPU ms':>8}{'÷ grpo':>9}")
     for name, cost in costs.items():
-        print(f"{name:<64}{cost:8.1f}{cost / costs['grpo']:9.1f}")
-    print(f"RESULT {max(costs.values()):.1f}")
+        print(f"{name[:62]:<64}{cost:8.1f}{cost / costs['grpo']:9.1f}")
+    result(max(costs.values()))
 
 
 if __name__ == "__main__":

@@ -35,28 +35,11 @@ from lightningrl_torch.settings import EngineSettings, Settings
 from lightningrl_torch.testing import make_sample
 
 VOCABULARY = 151_936
+_NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SHAPES: dict[str, dict[str, Any]] = {
-    "0.1": {
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-    },
-    "0.5": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "1.5": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-    },
+    "0.1": dict(zip(_NAMES, (512, 2048, 8, 8, 2), strict=True)),
+    "0.5": dict(zip(_NAMES, (896, 4864, 24, 14, 2), strict=True)),
+    "1.5": dict(zip(_NAMES, (1536, 8960, 28, 12, 2), strict=True)),
 }
 TOKENS, PROMPT = 24, 100
 ROLLOUTS, CALLS = 8, 2

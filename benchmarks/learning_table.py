@@ -3,13 +3,12 @@
     python benchmarks/learning_table.py rag                    all rows of one example
     python benchmarks/learning_table.py rag --rows seed-0      some rows, by name
     python benchmarks/learning_table.py rag --report           only read what earlier calls left in runs/table/rag
-    python benchmarks/learning_table.py rag-credit             the example with other credit assigners
-    python benchmarks/learning_table.py rag-credit --steps 25  the same in fewer steps, in runs/table/rag-25
+    python benchmarks/learning_table.py rag --steps 25         the same in fewer steps, in runs/table/rag-25
     python benchmarks/learning_table.py                        every example (some hours on two cores)
 
 Every row is a plain `lightningrl train examples/NAME` with the settings shown; numbers are read from the run's own
 store, by the example's own `measures.py`, at the first and the last validation. The picture goes to
-docs/NAME_curve.png; the tables of credit have none.
+docs/NAME_curve.png.
 """
 
 from __future__ import annotations
@@ -23,14 +22,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measuring import ROOT, lightningrl, metrics_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from lightningrl.types import Trajectory
 
-ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "table"
 DOCS = ROOT / "docs"
 SEEDS = (0, 1, 2)
@@ -61,8 +63,6 @@ class Table:
     example: str
     title: str
     rows: tuple[Row, ...]
-    name: str = ""
-    """By which it is asked for; that of the example where it is left out."""
     steps: int | None = None
     """None = as many as the recipe has."""
 
@@ -84,39 +84,6 @@ class Table:
 def seeds_and_control(label: str) -> tuple[Row, ...]:
     control = Row(name="control-0", label="control: learning rate 0", settings=("learner.learning_rate=0.0",))
     return (*(Row(name=f"seed-{seed}", label=label, seed=seed) for seed in SEEDS), control)
-
-
-CREDIT = {
-    "dr_grpo": (),
-    "maxrl": ("credit.use=maxrl",),
-    "turns": ("credit.use=turns", "intermediate_rewards.tools.use=tool_status"),
-    "states": (
-        "credit.use=states",
-        "credit.options.key=observation",
-        "credit.options.shrinkage=2.0",
-        "credit.options.gate=4.0",
-    ),
-    "likelihood": ("credit.use=likelihood", "credit.options.answer=<answer> {answer} </answer>"),
-    "turn_gae": ("credit.use=turn_gae", "credit.whiten=true", "learner.critic.model=trunk"),
-    "by_role": ("credit.compare=role",),
-}
-"""Settings by assigner, as docs/credit recommends them; nothing is tuned. `likelihood` asks for answers as rag's agent
-says them; `by_role` is the recipe's own, compared within each role."""
-
-
-def credit_table(example: str, title: str, *assigners: str) -> Table:
-    """An example's recipe with other assigners, two seeds each; `dr_grpo` is the recipe as it is."""
-    rows = [
-        Row(
-            name=f"seed-{seed}" if use == "dr_grpo" else f"{use}-{seed}",
-            label=f"`{use}`",
-            seed=seed,
-            settings=CREDIT[use],
-        )
-        for use in ("dr_grpo", *assigners)
-        for seed in SEEDS[:2]
-    ]
-    return Table(name=f"{example}-credit", example=example, title=title, rows=tuple(rows))
 
 
 TABLES = (
@@ -149,14 +116,11 @@ TABLES = (
             Row(name="critic-0", label="only the critic", settings=("policy.trainable=false",)),
         ),
     ),
-    credit_table("text_to_sql", "Text-to-SQL with other credit", "maxrl", "turns", "states", "turn_gae", "by_role"),
-    credit_table("rag", "Multi-hop questions with other credit", "maxrl", "turns", "states", "likelihood", "turn_gae"),
-    credit_table("math_tools", "Word problems with other credit", "maxrl", "turns", "states", "turn_gae"),
 )
 
 
 def main() -> None:
-    names = [table.name or table.example for table in TABLES]
+    names = [table.example for table in TABLES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", nargs="*", help=f"of {', '.join(names)}; none = all")
     parser.add_argument("--rows", nargs="+", default=[], help="only these rows, by name")
@@ -168,7 +132,7 @@ def main() -> None:
     tables = [
         replace(table, steps=arguments.steps)
         for table in TABLES
-        if not arguments.examples or (table.name or table.example) in arguments.examples
+        if not arguments.examples or (table.example) in arguments.examples
     ]
     names_of_rows = {row.name for table in tables for row in table.rows}
     if unknown := set(arguments.rows) - names_of_rows:
@@ -179,7 +143,7 @@ def main() -> None:
     options = [*(["--rows", *arguments.rows] if arguments.rows else []), *(["--report"] if arguments.report else [])]
     options += ["--steps", str(arguments.steps)] if arguments.steps else []
     for table in tables:  # each in a process of its own: examples have files of the same names
-        subprocess.run([sys.executable, __file__, table.name or table.example, *options], check=True)
+        subprocess.run([sys.executable, __file__, table.example, *options], check=True)
 
 
 def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
@@ -190,23 +154,13 @@ def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
     done = [row for row in table.rows if has_ended(table.runs / row.name)]
     if done:
         print(f"\n{table.title}\n\n{as_markdown(table, done)}\n")
-        if not table.name and table.steps is None:
+        if table.steps is None:
             draw(table, done)
 
 
 def run(table: Table, row: Row) -> None:
     folder = table.runs / row.name
-    command = [
-        sys.executable,
-        "-m",
-        "lightningrl",
-        "train",
-        str(table.folder),
-        "--run",
-        str(folder),
-        "--seed",
-        str(row.seed),
-    ]
+    command = lightningrl("train", str(table.folder), "--run", str(folder), "--seed", str(row.seed))
     of_steps = () if table.steps is None else (f"loop.steps={table.steps}", f"learner.total_steps={table.steps}")
     for setting in (*row.settings, *of_steps):
         command += ["--set", setting]
@@ -214,17 +168,17 @@ def run(table: Table, row: Row) -> None:
         print(f"{row.name}: done before; delete {folder.relative_to(ROOT)} to run it again", flush=True)
         return
     if (folder / "run.json").is_file():
-        command = [sys.executable, "-m", "lightningrl", "train", "--resume", "--run", str(folder)]
+        command = lightningrl("train", "--resume", "--run", str(folder))
     print(f"{row.name}: {' '.join(command[1:])}", flush=True)
     subprocess.run(command, check=True, cwd=ROOT)
 
 
 def has_ended(folder: Path) -> bool:
     """Whether a run has taken all of its steps; one that was killed is there, too, with its curve so far."""
-    if not (folder / "metrics.jsonl").is_file():
+    if not metrics_of(folder):
         return False
     steps = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["loop"]["steps"]
-    return any(line["step"] == steps for line in read_metrics(folder) if "validation/reward" in line)
+    return any(line["step"] == steps for line in metrics_of(folder) if "validation/reward" in line)
 
 
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
@@ -233,7 +187,7 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     lines = [f"| trained | seed | minutes | {' | '.join(columns)} |", "|---|---|---" + "|---" * len(columns) + "|"]
     for row in rows:
         first, last = measured[row.name]
-        minutes = read_metrics(table.runs / row.name)[-1]["minutes"]
+        minutes = metrics_of(table.runs / row.name)[-1]["minutes"]
         lines.append(f"| {row.label} | {row.seed} | {minutes:.1f} | {_changes(columns, first, last)} |")
     seeds = [measured[row.name] for row in rows if row.kind == "seed"]
     if len(seeds) > 1:
@@ -259,7 +213,7 @@ async def measure(table: Table, row: Row) -> tuple[dict[str, float], dict[str, f
     folder, of = table.runs / row.name, table.measure()
     store = await SqlStore.open(f"sqlite:///{(folder / 'store.sqlite').resolve()}", read_only=True)
     try:
-        steps = sorted({int(line["step"]) for line in read_metrics(folder) if "validation/reward" in line})
+        steps = sorted({int(line["step"]) for line in metrics_of(folder) if "validation/reward" in line})
         measured = []
         for step in (steps[0], steps[-1]):
             records = await store.list_rollouts(RolloutFilter(mode=RolloutMode.VALIDATION, step=step, limit=100_000))
@@ -269,10 +223,6 @@ async def measure(table: Table, row: Row) -> tuple[dict[str, float], dict[str, f
         return measured[0], measured[1]
     finally:
         await store.close()
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def draw(table: Table, rows: Sequence[Row]) -> None:
@@ -297,7 +247,7 @@ def plot(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
     """A line for each run, with what it cost."""
     variants = iter(OF_VARIANTS)
     for row in rows:
-        lines = read_metrics(table.runs / row.name)
+        lines = metrics_of(table.runs / row.name)
         points = [(line["step"], line["validation/reward"]) for line in lines if "validation/reward" in line]
         colour, marker = (
             OF_SEEDS[row.seed] if row.kind == "seed" else CONTROL if row.kind == "control" else next(variants)

@@ -1,13 +1,13 @@
 """Measuring, shared by all benchmarks: CPU of work and of processes, a server to measure, another commit beside this
 one, the table.
 
-a script prints `RESULT <number>` for each figure ─► run_all.py: the figure beside its target
-                                                   └► against.py: then and now, in turns, and the ratio
+a script prints `RESULT <number>` for each figure ─► against.py: the figure beside its target; then and now, in turns
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import statistics
@@ -35,14 +35,14 @@ __all__ = [
     "Figure",
     "checked_out",
     "cpu_by_process",
-    "cpu_seconds_of",
     "least_cpu_ms",
     "lightningrl",
     "measure",
     "median_cpu_ms",
-    "order_of_turn",
+    "metrics_of",
     "result",
     "serving",
+    "watch_steps",
 ]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -89,12 +89,6 @@ def _cpu_seconds(work: Callable[[], Any], repeats: int, warm_up: int, clock: Cal
     return seconds
 
 
-def cpu_seconds_of(pid: int) -> float:
-    """User and system CPU seconds of a process, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def cpu_by_process(pid: int) -> dict[int, float]:
     """CPU seconds of a process and of everything that it started, each with those of its children that have ended."""
     seconds: dict[int, float] = {}
@@ -105,6 +99,38 @@ def cpu_by_process(pid: int) -> dict[int, float]:
             for child in (task / "children").read_text().split():
                 seconds |= cpu_by_process(int(child))
     return seconds
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's metrics so far."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_bytes().rpartition(b"\n")[0].splitlines()] if path.exists() else []
+
+
+def watch_steps(
+    command: Sequence[str], run: Path, measure: Callable[[int], dict[Any, float]]
+) -> dict[int, tuple[float, dict[Any, float]]]:
+    """Train, and look from outside at the end of each step: the clock, and what `measure` says of the process.
+
+    Exits with the end of the command's output where it fails, or has fewer than three steps.
+    """
+    marks: dict[int, tuple[float, dict[Any, float]]] = {}
+    run.parent.mkdir(parents=True, exist_ok=True)
+    log = run.with_suffix(".log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**ENVIRONMENT, "HF_HUB_OFFLINE": "1"})
+        try:
+            while process.poll() is None:
+                for line in metrics_of(run):
+                    if line["step"] and line["step"] not in marks:
+                        marks[line["step"]] = time.monotonic(), measure(process.pid)
+                time.sleep(0.02)
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode or len(marks) < 3:
+        sys.exit(f"{' '.join(command)}: no whole run\n{log.read_text(errors='replace')[-3000:]}")
+    return marks
 
 
 # ---------------------------------------------------------------------- a server
@@ -175,11 +201,6 @@ def checked_out(commit: str) -> Iterator[Path]:
             )
 
 
-def order_of_turn(trees: Sequence[Path], turn: int) -> Sequence[Path]:
-    """Measure in turns; the first of a turn is the last of the next."""
-    return trees[:: 1 if turn % 2 else -1]
-
-
 # ---------------------------------------------------------------------- the table
 
 
@@ -211,14 +232,12 @@ class Benchmark:
 BENCHMARKS: Final = (
     Benchmark(
         name="gateway",
-        command=("gateway.py",),
-        formerly=("gateway_cpu.py",),
+        command=("recorded_calls.py",),
         figures=(Figure(what="gateway CPU per recorded, durable call", target=1.5, unit="ms"),),
     ),
     Benchmark(
         name="in_flight",
-        command=("gateway.py", "--in-flight"),
-        formerly=("gateway_in_flight.py",),
+        command=("recorded_calls.py", "--held"),
         figures=(Figure(what="calls in flight, none failing", target=1000, unit="calls", at_least=True),),
     ),
     Benchmark(
@@ -237,13 +256,11 @@ BENCHMARKS: Final = (
     Benchmark(
         name="bytes",
         command=("stored.py", "bytes"),
-        formerly=("store_bytes.py",),
         figures=(Figure(what="stored bytes, 50 turns", target=80_000, unit="bytes"),),
     ),
     Benchmark(
         name="overhead",
         command=("rollouts.py", "overhead"),
-        formerly=("rollout_overhead.py",),
         figures=(Figure(what="one-call rollout beyond the agent's own time", target=0.1, unit="s"),),
     ),
     Benchmark(

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from measuring import ENVIRONMENT, ROOT, cpu_by_process, lightningrl, result
+from measuring import ENVIRONMENT, ROOT, cpu_by_process, lightningrl, metrics_of, result, watch_steps
 
 EXAMPLE: Final = "examples/text_to_sql"
 MARKED: Final = """
@@ -118,9 +118,7 @@ def whole_run(tree: Path, scratch: Path, steps: int) -> Cost:
 
 def seconds_of_steps(run: Path) -> list[float]:
     """Seconds of each step so far."""
-    path = run / "metrics.jsonl"
-    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.exists() else []
-    return [line["seconds"] for line in map(json.loads, lines) if "seconds" in line]
+    return [line["seconds"] for line in metrics_of(run) if "seconds" in line]
 
 
 # ---------------------------------------------------------------------- imports
@@ -196,22 +194,13 @@ WORKER: Final = ("lightningrl_client.runtime.worker", "lightningrl.runtime.worke
 
 def step(recipe: str, steps: int, given: list[str], scratch: Path) -> None:
     settings = [f"--set={setting}" for setting in ("validation.every=0", *given)]
-    command = lightningrl("train", recipe, "--run", str(scratch / "run"), "--steps", str(steps), *settings)
-    with (scratch / "output").open("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-        marks: dict[int, tuple[float, dict[str, float]]] = {}  # steps ended -> clock, CPU seconds
-        while process.poll() is None:
-            count = len(seconds_of_steps(scratch / "run"))
-            if FIRST_STEP <= count < steps and count not in marks:
-                marks[count] = time.monotonic(), by_part(process.pid)
-            time.sleep(0.02)
-        if process.returncode or len(marks) < 2:
-            output.seek(0)
-            sys.exit(f"{' '.join(command)}: no whole run\n{output.read()[-3000:]}")
-    middle = statistics.median(seconds_of_steps(scratch / "run")[FIRST_STEP:])
-    (first, (began, before)), (last, (finished, after)) = min(marks.items()), max(marks.items())
+    run = scratch / "run"
+    command = lightningrl("train", recipe, "--run", str(run), "--steps", str(steps), *settings)
+    marks = watch_steps(command, run, by_part)
+    first, last = FIRST_STEP, steps - 1
+    (began, before), (finished, after) = marks[first], marks[last]
     used = {part: (seconds - before.get(part, 0.0)) / (last - first) for part, seconds in after.items()}
-    mean = (finished - began) / (last - first)
+    mean, middle = (finished - began) / (last - first), statistics.median(seconds_of_steps(run)[FIRST_STEP:])
     print(f"a step: {mean:.2f} s (median {middle:.2f} s), {sum(used.values()):.2f} CPU s: ", end="")
     print(", ".join(f"{part} {seconds:.2f}" for part, seconds in sorted(used.items(), key=lambda item: -item[1])))
 

@@ -42,23 +42,8 @@ from lightningrl_server.store.trajectories import read_trajectories
 
 TURNS = 50
 PROMPT, COMPLETION, VOCABULARY = 120, 60, 150_000
-WORDS = [
-    "select",
-    "from",
-    "where",
-    "join",
-    "group",
-    "by",
-    "order",
-    "limit",
-    "count",
-    "name",
-    "id",
-    "city",
-    "country",
-    "year",
-    "singer",
-]
+KEYWORDS = ("select", "from", "where", "join", "group", "by", "order", "limit", "count")
+WORDS = (*KEYWORDS, "name", "id", "city", "country", "year", "singer")
 
 
 def make_call(

@@ -23,6 +23,7 @@ PAGES = [
     *ROOT.glob("examples/*/README.md"),
     *TEMPLATES.rglob("README.md.template"),
 ]
+MOST_BENCHMARK_LINES = 5_000
 MOST_CORE_MODULES, MOST_CORE_LINES = 29, 5_000
 HEAVY = (
     "torch",
@@ -164,3 +165,20 @@ def test_the_core_is_small() -> None:
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in modules)
     assert len(modules) <= MOST_CORE_MODULES
     assert lines <= MOST_CORE_LINES
+
+
+def test_benchmarks_stay_small() -> None:
+    """One whose question is settled goes; the page that quotes its figure names a commit that has the script."""
+    files = (ROOT / "benchmarks").rglob("*.py")
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= MOST_BENCHMARK_LINES
+
+
+def test_a_benchmark_that_a_page_quotes_is_there_or_is_of_a_commit_that_the_page_names() -> None:
+    """Name it within the 120 characters that follow."""
+    missing = [
+        f"{page.relative_to(ROOT)}: {quote[1]}"
+        for page in PAGES
+        for quote in re.finditer(r"(benchmarks/[\w/]+\.py)(?=(.{0,120}))", page.read_text(encoding="utf-8"), re.DOTALL)
+        if not (ROOT / quote[1]).is_file() and not re.search(r"of (that )?commit", quote[2])
+    ]
+    assert not missing

@@ -10,8 +10,8 @@ Turns of one group are no independent witnesses: intervals come from drawing who
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +39,6 @@ class Agreement:
     """Share of the turns with A ≠ 0 that get no credit."""
     turns: int
     groups: int
-
-    def as_dict(self) -> Mapping[str, float]:
-        return asdict(self)
 
 
 def agree(credit: Sequence[float], true: Sequence[float], groups: Sequence[int], *, seed: int = 0) -> Agreement:

@@ -1,8 +1,5 @@
 """Are the values that replay branching measures the true ones? The real way: agent, worker, server, engine, `credit.use
 = "branches"`.
-
-    python benchmarks/credit/branched.py [--games guess sql] [--samples 32] [--groups 20]
-
 Rollouts of each game are branched at every state between two calls. Of each state that was reached, the mean return of
 its branches is held against its value as it is counted out under the same weights (`values.py`): V̂ - V in standard
 errors √(V(1 - V)/K) of K branches, as a game pays 1 or 0. Of states with few expected wins or losses (K·V·(1 - V) < 2)
@@ -16,19 +13,13 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import argparse
 import asyncio
 import math
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from games import GAMES
-from rich.console import Console
-from rich.table import Table
-from starter import build_starter
 from tasks import states, true_values
 
 import lightningrl
@@ -38,7 +29,7 @@ from lightningrl.types import Outcome, RolloutMode, Trajectory
 from lightningrl_server.store import SqlStore
 from lightningrl_torch.backend import TorchBackend
 
-__all__ = ["Measured", "measure"]
+__all__ = ["BranchValues", "measure"]
 
 HERE = Path(__file__).resolve().parent
 NORMAL_FROM = 2.0
@@ -46,8 +37,8 @@ NORMAL_FROM = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Of one game."""
+class BranchValues:
+    """The values that branches of one game measured, beside the true ones."""
 
     branches: int
     diverged: int
@@ -64,7 +55,7 @@ class Measured:
         return float(np.mean(np.abs(self.deviations) <= 2.0))
 
 
-def measure(game: str, policy: Path, run: Path, *, samples: int, groups: int, seed: int = 0) -> Measured:
+def measure(game: str, policy: Path, run: Path, *, samples: int, groups: int, seed: int = 0) -> BranchValues:
     """`run` takes the run folder."""
     recipe = Recipe.model_validate(
         {
@@ -90,7 +81,7 @@ def measure(game: str, policy: Path, run: Path, *, samples: int, groups: int, se
         backend.close()
 
 
-def compare(trajectories: list[Trajectory], values_of: Any) -> Measured:
+def compare(trajectories: list[Trajectory], values_of: Any) -> BranchValues:
     by_name = {one.rollout_id: one for one in trajectories}
     branches = [one for one in trajectories if one.branch is not None]
     returns: dict[tuple[str, Any], list[float]] = {}
@@ -112,7 +103,7 @@ def compare(trajectories: list[Trajectory], values_of: Any) -> Measured:
             rare += 1
             within += _is_usual(round(sum(outcomes)), count, value)
     diverged = sum(one.outcome is Outcome.DIVERGED for one in branches)
-    return Measured(
+    return BranchValues(
         branches=len(branches), diverged=diverged, deviations=tuple(deviations), rare=rare, rare_within=within
     )
 
@@ -134,36 +125,3 @@ async def _read(run: Path) -> list[Trajectory]:
         return list(await store.trajectories(names))
     finally:
         await store.close()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", nargs="*", choices=GAMES, default=["guess", "sql"])
-    parser.add_argument("--samples", type=int, default=32, help="branches at each state of a rollout")
-    parser.add_argument("--groups", type=int, default=20, help="tasks")
-    chosen = parser.parse_args()
-    table = Table(
-        "game", "branches", "diverged", "states", "within 2 SE", "mean z²", "rare states", "as usual", box=None
-    )
-    for game in chosen.games:
-        with tempfile.TemporaryDirectory() as scratch:
-            build_starter(Path(scratch) / "starter", GAMES[game], skill=0.5)
-            measured = measure(
-                game, Path(scratch) / "starter", Path(scratch) / "run", samples=chosen.samples, groups=chosen.groups
-            )
-        squares = np.mean(np.square(measured.deviations))
-        row = (
-            measured.branches,
-            measured.diverged,
-            len(measured.deviations),
-            f"{measured.within:.1%}",
-            f"{squares:.2f}",
-            measured.rare,
-            measured.rare_within,
-        )
-        table.add_row(game, *map(str, row))
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

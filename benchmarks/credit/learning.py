@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,9 +66,6 @@ class Run:
     cpu_s: float
     curve: tuple[tuple[int, float, float], ...]
     """Rollouts, greedy success, success as it is sampled, after each step."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def learn(

@@ -1,6 +1,6 @@
 """The methods that are compared: what a recipe would say for each, the same for every game.
 
-A new one is a new line. One whose plugin is not installed is left out, and the study says so.
+A new one is a new line.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lightningrl.plugins import PluginManager
-
-__all__ = ["METHODS", "Method", "installed"]
+__all__ = ["METHODS", "Method"]
 
 ENDPOINT: Final = {"base_url": "http://127.0.0.1:9/v1", "model": "oracle"}
 """Nobody is asked there: the oracle's verdicts are put in as evidence."""
@@ -78,24 +76,15 @@ METHODS: Final[tuple[Method, ...]] = (
         options={"samples": 4, "points": 2, "rollouts": 2, "train": True},
     ),
     *(
-        Method(name=f"judge: {wrong}", family="turn", use="judge", judge_error=error)
-        for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
-    ),
-    *(
         Method(
-            name=f"judge, min: {wrong}",
+            name=f"{name}: {wrong}",
             family="turn",
             use="judge",
-            options={"aggregate": "min"},
+            options=options,
             judge_error=error,
-            learns=error < 0.4,
+            learns=not options or error < 0.4,
         )
+        for name, options in (("judge", {}), ("judge, min", {"aggregate": "min"}))
         for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
     ),
 )
-
-
-def installed(plugins: PluginManager) -> tuple[list[Method], list[str]]:
-    """Methods that can be run here, and the names of the others."""
-    there = [method for method in METHODS if method.use in plugins.credit_assigners]
-    return there, [method.name for method in METHODS if method not in there]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -88,8 +88,6 @@ def write_report(runs: Path, docs: Path) -> None:
         "ranks": _rank_table(ranks),
         "control": _control_table(learned, games),
     }
-    if len({run["rate"] for run in learned} - {0.0}) > 1:  # the published study has one
-        tables["rates"] = _rate_table(learned, games)
     docs.mkdir(parents=True, exist_ok=True)
     numbers = {
         "tau": taus,
@@ -110,19 +108,19 @@ def write_report(runs: Path, docs: Path) -> None:
     draw(taus, needed, docs / "study.png")
 
 
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown; a row that has nothing but its name is left out."""
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in (header, *(row for row in rows if any(row[1:]))))
+    return "\n".join([head, "|---" * len(header) + "|", *lines])
+
+
 def _tau_table(lines: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:
-    policies = list(dict.fromkeys(line["policy"] for line in lines))
     by_column = {(line["game"], line["policy"], line["method"]): line for line in lines}
-    columns = [(game, policy) for game in games for policy in policies]
+    columns = [(game, policy) for game in games for policy in dict.fromkeys(line["policy"] for line in lines)]
     rows = [
-        "| method | " + " | ".join(f"{game}, {policy}" for game, policy in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
+        [method.name, *(_tau_cell(by_column.get((*column, method.name))) for column in columns)] for method in METHODS
     ]
-    for method in METHODS:
-        cells = [_tau_cell(by_column.get((game, policy, method.name))) for game, policy in columns]
-        if any(cells):
-            rows.append(f"| {method.name} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    return _table(["method", *(f"{game}, {policy}" for game, policy in columns)], rows)
 
 
 def _tau_cell(line: Mapping[str, Any] | None) -> str:
@@ -141,25 +139,24 @@ def _best_identical(needed: Mapping[str, Need]) -> Need | None:
 
 
 def _learn_table(needed: Mapping[str, Mapping[str, Need]], games: Sequence[str]) -> str:
-    rows = ["| method | " + " | ".join(f"{game}: rollouts | reached | tokens | share" for game in games) + " |"]
-    rows.append("|---" * (4 * len(games) + 1) + "|")
-    for method in METHODS:
-        cells: list[str] = []
-        for game in games:
-            need, best = needed[game].get(method.name), _best_identical(needed[game])
-            if need is None or best is None:
-                cells += [""] * 4
-                continue
-            share = f"{need.rollouts / best.rollouts:.2f}"
-            cells += [
-                need.text,
-                f"{need.reached}/{need.runs}",
-                f"{need.tokens:.0f}",
-                f"**{share}**" if float(share) <= 0.5 else share,
-            ]
-        if any(cells):
-            rows.append(f"| {method.name} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    columns = [f"{game}: {column}" if column == "rollouts" else column for game in games for column in _LEARNED]
+    best = {game: _best_identical(needed[game]) for game in games}
+    rows = [
+        [method.name, *(cell for game in games for cell in _learn_cells(needed[game].get(method.name), best[game]))]
+        for method in METHODS
+    ]
+    return _table(["method", *columns], rows)
+
+
+_LEARNED: Final = ("rollouts", "reached", "tokens", "share")
+
+
+def _learn_cells(need: Need | None, best: Need | None) -> Sequence[str]:
+    if need is None or best is None:
+        return [""] * len(_LEARNED)
+    share = f"{need.rollouts / best.rollouts:.2f}"
+    bold = f"**{share}**" if float(share) <= 0.5 else share
+    return need.text, f"{need.reached}/{need.runs}", f"{need.tokens:.0f}", bold
 
 
 def _rank_agreement(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Need], game: str) -> dict[str, float]:
@@ -188,10 +185,10 @@ def _rank_agreement(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Need
 
 def _rank_table(ranks: Mapping[str, Mapping[str, float]]) -> str:
     columns = list(dict.fromkeys(key for ranking in ranks.values() for key in ranking))
-    rows = ["| game | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for game, ranking in ranks.items():
-        rows.append(f"| {game} | " + " | ".join(_rank_cell(key, ranking) for key in columns) + " |")
-    return "\n".join(rows)
+    return _table(
+        ["game", *columns],
+        [[game, *(_rank_cell(key, ranking) for key in columns)] for game, ranking in ranks.items()],
+    )
 
 
 def _rank_cell(key: str, ranking: Mapping[str, float]) -> str:
@@ -199,29 +196,13 @@ def _rank_cell(key: str, ranking: Mapping[str, float]) -> str:
 
 
 def _control_table(learned: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:
-    rows = ["| game | success at the start | least | most | steps |", "|---|---|---|---|---|"]
-    for run in learned:
-        if run["rate"] == 0.0 and run["game"] in games:
-            sampled = [point[2] for point in run["curve"]]
-            rows.append(
-                f"| {run['game']} | {sampled[0]:.4f} | {min(sampled):.4f} | {max(sampled):.4f} | {run['steps']} |"
-            )
-    return "\n".join(rows)
-
-
-def _rate_table(learned: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:
-    rates = sorted({run["rate"] for run in learned} - {0.0})
-    rows = ["| method | " + " | ".join(f"{game}, {rate:g}" for game in games for rate in rates) + " |"]
-    rows.append("|---" * (len(games) * len(rates) + 1) + "|")
-    for method in METHODS:
-        cells = []
-        for game in games:
-            for rate in rates:
-                at = [run for run in learned if (run["game"], run["method"], run["rate"]) == (game, method.name, rate)]
-                cells.append(_need(method.name, rate, at).text if at else "")
-        if any(cells):
-            rows.append(f"| {method.name} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    runs = [run for run in learned if run["rate"] == 0.0 and run["game"] in games]
+    sampled = [[point[2] for point in run["curve"]] for run in runs]
+    rows = [
+        [run["game"], f"{curve[0]:.4f}", f"{min(curve):.4f}", f"{max(curve):.4f}", str(run["steps"])]
+        for run, curve in zip(runs, sampled, strict=True)
+    ]
+    return _table(["game", "success at the start", "least", "most", "steps"], rows)
 
 
 def draw(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Mapping[str, Need]], file: Path) -> None:

@@ -1,19 +1,15 @@
 """Build a game's starting policy, in seconds: a small transformer with random weights that has seen somebody play.
 
-python benchmarks/credit/starter.py guess --skill 0.5 --out folder
-
 With `skill` 0 that somebody knows which words are words, no more; else such a share of the words is the best one.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
-import time
 from pathlib import Path
 
-from games import GAMES, Game, observations
+from games import Game, observations
 
 from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
 
@@ -51,18 +47,3 @@ def _demonstrations(game: Game, count: int, skill: float, rng: random.Random) ->
         messages = [{"role": "user", "content": observation}, {"role": "assistant", "content": word}]
         shown.append(Demonstration(messages=messages))
     return shown
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("game", choices=GAMES)
-    parser.add_argument("--skill", type=float, default=0.0)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    started = time.process_time()
-    build_starter(arguments.out, GAMES[arguments.game], skill=arguments.skill)
-    print(f"wrote {str(arguments.out)!r} in {time.process_time() - started:.0f} s of CPU time")
-
-
-if __name__ == "__main__":
-    main()

@@ -24,7 +24,7 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from agreement import agree
 from games import GAMES
 from harness import Study
 from learning import GROUP_SIZE, LEARNER, PLANS, learn
-from methods import METHODS, Method, installed
+from methods import METHODS, Method
 from report import write_report
 from starter import build_starter
 from tasks import train_tasks
@@ -88,10 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     options = _parse(arguments)
     plugins = load_plugins()
-    there, missing = installed(plugins)
-    if missing:
-        print(f"not installed, so left out: {', '.join(missing)}", flush=True)
-    plan = _plan(options, there)
+    plan = _plan(options, METHODS)
     if options.what in ("tau", "all"):
         measure_agreement(plugins, plan)
     if options.what in ("learn", "all"):
@@ -111,14 +108,8 @@ def measure_agreement(plugins: PluginManager, plan: Plan) -> None:
                     continue
                 started = time.process_time()
                 agreement = asyncio.run(_agreement(plugins, plan, game, skill, method))
-                line = {
-                    "game": game,
-                    "policy": policy,
-                    "method": method.name,
-                    **agreement,
-                    "cpu_s": time.process_time() - started,
-                }
-                _keep(file, line)
+                line = {"game": game, "policy": policy, "method": method.name, **agreement}
+                _keep(file, {**line, "cpu_s": time.process_time() - started})
                 print(
                     f"{game}, {policy}, {method.name}: τ = {agreement['tau']:.2f}, "
                     f"{agreement['right']:.0%} of signs right",
@@ -136,16 +127,9 @@ def measure_learning(plugins: PluginManager, plan: Plan) -> None:
                 for method in plan.of(game):
                     if not method.learns or (game, method.name, rate, seed) in done:
                         continue
-                    run = learn(
-                        plugins,
-                        plan.starter(game, PLANS[game].skill),
-                        game,
-                        method,
-                        rate=rate,
-                        seed=seed,
-                        budget=plan.budget,
-                    )
-                    _keep(file, run.as_dict())
+                    starter = plan.starter(game, PLANS[game].skill)
+                    run = learn(plugins, starter, game, method, rate=rate, seed=seed, budget=plan.budget)
+                    _keep(file, asdict(run))
                     end = "reached the target" if run.reached else "did not reach it"
                     end += f", {run.rollouts} rollouts, {run.cpu_s:.0f} s"
                     print(f"{game}, {method.name}, rate {rate:g}, seed {seed}: {end}", flush=True)
@@ -153,10 +137,9 @@ def measure_learning(plugins: PluginManager, plan: Plan) -> None:
         if (game, CONTROL, 0.0, plan.seeds[0]) not in done:
             grpo = next(method for method in METHODS if method.name == "grpo")
             budget = (plan.budget or PLANS[game].rollouts) // 8
-            run = learn(
-                plugins, plan.starter(game, PLANS[game].skill), game, grpo, rate=0.0, seed=plan.seeds[0], budget=budget
-            )
-            _keep(file, {**run.as_dict(), "method": CONTROL})
+            starter = plan.starter(game, PLANS[game].skill)
+            run = learn(plugins, starter, game, grpo, rate=0.0, seed=plan.seeds[0], budget=budget)
+            _keep(file, {**asdict(run), "method": CONTROL})
 
 
 async def _agreement(plugins: PluginManager, plan: Plan, game: str, skill: float, method: Method) -> dict[str, Any]:
@@ -174,13 +157,12 @@ async def _agreement(plugins: PluginManager, plan: Plan, game: str, skill: float
         groups: list[int] = []
         scored = await study.credit([tasks[number] for number in rng.choice(len(tasks), plan.groups)])
         for number, (group, advantages) in enumerate(zip(scored.groups, scored.advantages, strict=True)):
-            for trajectory, calls in zip(
-                group.trajectories, advantages, strict=False
-            ):  # branches come last, and are not judged
+            # branches come last, and are not judged
+            for trajectory, calls in zip(group.trajectories, advantages, strict=False):
                 credit += [0.0 if tokens is None else float(tokens[0]) for tokens in calls]
                 true += study.advantages(trajectory)
                 groups += [number] * len(calls)
-        return dict(agree(credit, true, groups).as_dict())
+        return asdict(agree(credit, true, groups))
     finally:
         backend.close()
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +26,7 @@ def environment(name: str, packages: Sequence[str], *, least: tuple[int, int] = 
     print(f"installing {', '.join(packages)} into {folder.relative_to(ROOT)} (once) …", file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     uv = str(Path(sys.executable).with_name("uv"))
-    version = f"{least[0]}.{least[1]}"
-    interpreter = next(
-        (found for found in candidates() if is_at_least(found, least)), version
-    )  # else uv finds or fetches one
+    interpreter = os.environ.get("PEER_PYTHON", f">={least[0]}.{least[1]}")  # which uv finds or fetches
     subprocess.run([uv, "venv", "--quiet", "--python", interpreter, str(folder)], check=True)
     # uv does not read pip's settings: the folder of wheels that pip would look in, if there is one, has torch's CPU
     # build.
@@ -43,15 +40,3 @@ def environment(name: str, packages: Sequence[str], *, least: tuple[int, int] = 
     subprocess.run([*command, *packages], check=True)
     mark.write_text(pins)
     return python
-
-
-def candidates() -> Iterator[str]:
-    """Pythons that may do: `PEER_PYTHON`, ours, those on the path, those of pyenv."""
-    yield from filter(None, [os.environ.get("PEER_PYTHON"), sys.executable])
-    yield from filter(None, map(shutil.which, ("python3.12", "python3.13")))
-    yield from map(str, sorted(Path.home().glob(".pyenv/versions/3.1[23].*/bin/python")))
-
-
-def is_at_least(python: str, least: tuple[int, int]) -> bool:
-    check = f"import sys, venv; sys.exit(sys.version_info[:2] < {least!r})"
-    return subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0

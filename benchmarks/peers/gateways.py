@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import resource
 import socket
 import statistics
 import subprocess
@@ -25,88 +23,24 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import httpx
 from environment import ROOT, environment
-from fake_engine import ANSWER, FakeEngine
-from lean_client import Attempt, Load, bodies, send_all
 from rich.console import Console
 from rich.table import Table
 
-from lightningrl.types import RolloutSpec, Task
-from lightningrl_client.control.client import ServerClient
-from lightningrl_server.launcher import ServerProcess, cpu_seconds
-from lightningrl_server.settings import PolicySettings, ServerSettings
-from lightningrl_testing.tokenizers import tiny_tokenizer
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from fake_engine import FakeEngine
+from lean_client import Attempt
+from measuring import RUN_KEY
+from recorded_calls import Figures, Gateway, OurGateway, Scene, allow_many_sockets, measure
 
 PEER: Final = "agentlightning==1.0.2"
-RUN_KEY: Final = "benchmark-run-key"
 START_S: Final = 60.0
-
-
-class Gateway(Protocol):
-    """A running server that records calls."""
-
-    @property
-    def port(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
-    async def attempts(self, count: int) -> list[Attempt]:
-        """New ones, each of a rollout of its own, ready to call."""
-        ...
-
-    async def recorded(self) -> int:
-        """Calls kept so far."""
-        ...
-
-
-class OurGateway:
-    """`lightningrl`'s server process, on a store on disk."""
-
-    def __init__(self, folder: Path, engine: FakeEngine) -> None:
-        tiny_tokenizer().save_pretrained(folder / "policy")
-        policies = {"policy": PolicySettings(model=folder / "policy")}
-        settings = ServerSettings(store_url=f"sqlite:///{folder}/store.sqlite", run_key=RUN_KEY, policies=policies)
-        self._server = ServerProcess(settings, log_path=folder / "server.log")
-        self._engine = engine
-        self._made = 0
-
-    async def __aenter__(self) -> Self:
-        await self._server.start()
-        self._client = ServerClient(self._server.url, RUN_KEY)
-        await asyncio.to_thread(self._engine.link, self._server.url, RUN_KEY)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self._engine.unlink)
-        await self._client.close()
-        await self._server.stop()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.url.rpartition(":")[2])
-
-    @property
-    def pid(self) -> int:
-        assert self._server.pid is not None
-        return self._server.pid
-
-    async def attempts(self, count: int) -> list[Attempt]:
-        numbers = range(self._made, self._made + count)
-        self._made += count
-        task = Task(id="t", input="x")
-        await self._client.create_rollouts([RolloutSpec(id=f"r{n}", task=task, group_id=f"g{n // 8}") for n in numbers])
-        leases = [await self._client.lease("bench", lease_s=86_000) for _ in numbers]
-        return [Attempt(path=lease.base_path, key=lease.key) for lease in leases if lease is not None]
-
-    async def recorded(self) -> int:
-        return (await self._client.status()).counts.calls
 
 
 class AgentLightning:
@@ -181,33 +115,6 @@ class AgentLightning:
         (await self._http.post(path, json=body)).raise_for_status()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
-    """How calls come."""
-
-    name: str
-    in_flight: int
-    attempts: int
-    turns: int
-    is_held: bool = False
-    """The engine keeps them until all are there."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """Of one scene in one round, of one gateway."""
-
-    cpu_ms: float
-    """Of the server, per call."""
-    p50_ms: float
-    wall_s: float
-    calls: int
-    failed: int
-    unrecorded: int
-    held: int | None
-    """Calls at the engine at once; None where nothing was held."""
-
-
 def scenes(*, quick: bool) -> list[Scene]:
     share = 4 if quick else 1
     held = (100, 500) if quick else (100, 500, 1000, 2000)  # of theirs the last takes five minutes
@@ -217,31 +124,6 @@ def scenes(*, quick: bool) -> list[Scene]:
         Scene(name="one at a time, attempts of 16 calls", in_flight=1, attempts=16 // share, turns=16),
         *(Scene(name=f"{calls:,} in flight", in_flight=calls, attempts=calls, turns=1, is_held=True) for calls in held),
     ]
-
-
-async def measure(gateway: Gateway, engine: FakeEngine, scene: Scene) -> Figures:
-    attempts = await gateway.attempts(scene.attempts)
-    before = await gateway.recorded()
-    if scene.is_held:
-        await asyncio.to_thread(engine.hold, scene.in_flight)
-    used = cpu_seconds(gateway.pid) or 0.0
-    load: Load = await send_all(gateway.port, attempts, bodies(scene.turns, ANSWER), ANSWER, scene.in_flight)
-    used = (cpu_seconds(gateway.pid) or 0.0) - used
-    for failure in load.failures[:1]:
-        print(
-            f"{type(gateway).__name__}, {scene.name}: {len(load.failures)} failed, the first: {failure}",
-            file=sys.stderr,
-        )
-    answered = len(load.latencies_s)
-    return Figures(
-        cpu_ms=1000 * used / max(1, answered),
-        p50_ms=load.p50_ms() if answered else float("nan"),
-        wall_s=load.wall_s,
-        calls=answered,
-        failed=len(load.failures),
-        unrecorded=answered - (await gateway.recorded() - before),
-        held=await asyncio.to_thread(engine.most_held) if scene.is_held else None,
-    )
 
 
 async def compare(wanted: Sequence[Scene], rounds: int) -> dict[str, dict[str, list[Figures]]]:
@@ -303,20 +185,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="fewer calls, at most 500 held")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs/peers/gateways.json", help="the figures of every round"
-    )
     options = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (hard, hard)
-    )  # a socket for each call in flight, here and in the servers
+    allow_many_sockets()
     by_scene = asyncio.run(compare(scenes(quick=options.quick), options.rounds))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        scene: {who: [asdict(one) for one in figures] for who, figures in by.items()} for scene, by in by_scene.items()
-    }
-    options.out.write_text(json.dumps(record, indent=1))
     show(by_scene, options.rounds)
 
 

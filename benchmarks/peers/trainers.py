@@ -16,27 +16,28 @@ greedy policy's on held-out tasks.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import psutil
 from environment import ROOT, environment
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from measuring import cpu_by_process, lightningrl, metrics_of, watch_steps
+
 HERE: Final = Path(__file__).resolve().parent
 STARTER: Final = ROOT / ".peers/two_tools_starter"
 PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath")
-JOBS: Final = {"single_call": "trl_queries.py", "two_tools": "trl_store.py"}
-"""Each a folder with a recipe and what TRL runs."""
+JOBS: Final = ("single_call", "two_tools")
+"""Each a folder with a recipe, and a function of `trl_jobs.py`."""
 SAMPLES: Final = 128
 """Of a step: 16 tasks, 8 rollouts each."""
 SIDES: Final = ("ours", "theirs")
@@ -59,79 +60,22 @@ class Figures:
 
 def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
     """Train once; the process and its children are watched from outside, both sides alike."""
+    words = ["--steps", str(steps), "--seed", str(seed)]
     if side == "ours":
-        command = [
-            sys.executable,
-            "-m",
-            "lightningrl",
-            "train",
-            str(HERE / job / "recipe.toml"),
-            "--run",
-            str(folder),
-            "--overwrite",
-        ]
-        command += ["--steps", str(steps), "--seed", str(seed), "--set", f"validation.every={steps}"]
-        command += ["--set", f"loop.checkpoint_every={steps}"]
+        command = lightningrl("train", str(HERE / job / "recipe.toml"), "--run", str(folder), "--overwrite", *words)
+        command += ["--set", f"validation.every={steps}", "--set", f"loop.checkpoint_every={steps}"]
     else:
-        command = [
-            str(environment("trl", PEER)),
-            str(HERE / job / JOBS[job]),
-            str(folder),
-            "--steps",
-            str(steps),
-            "--seed",
-            str(seed),
-        ]
-    folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [str(environment("trl", PEER)), str(HERE / "trl_jobs.py"), job, str(folder), *words]
     (folder / "metrics.jsonl").unlink(missing_ok=True)
-    log_path = folder.with_suffix(".log")
     began = time.monotonic()
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-        )
-    marks: dict[int, tuple[float, float]] = {}  # step -> clock, CPU at its end
-    try:
-        while process.poll() is None:
-            for line in read(folder / "metrics.jsonl"):
-                if line["step"] and line["step"] not in marks:
-                    marks[line["step"]] = (time.monotonic(), cpu_of_tree(process.pid))
-            time.sleep(0.05)
-    finally:
-        process.kill()
-        process.wait()
-    lines = read(folder / "metrics.jsonl")
-    scores = [line["validation/reward"] for line in lines if "validation/reward" in line]
-    if process.returncode or len(scores) < 2 or len(marks) < 3:
-        sys.exit(
-            f"{side}, {job}: no whole run (status {process.returncode}):\n"
-            f"{log_path.read_text(errors='replace')[-3000:]}"
-        )
+    looks = watch_steps(command, folder, cpu_by_process)
+    marks = {step: (clock, sum(used.values())) for step, (clock, used) in looks.items()}
+    scores = [line["validation/reward"] for line in metrics_of(folder) if "validation/reward" in line]
     first, last = min(marks), max(marks)
     wall, cpu = ((marks[last][place] - marks[first][place]) / (last - first) for place in (0, 1))
     return Figures(
         seed=seed, wall_s=wall, cpu_s=cpu, to_first_step_s=marks[first][0] - began, before=scores[0], after=scores[-1]
     )
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines so far."""
-    try:
-        return [json.loads(line) for line in path.read_bytes().rpartition(b"\n")[0].splitlines()]
-    except FileNotFoundError:
-        return []
-
-
-def cpu_of_tree(pid: int) -> float:
-    """CPU seconds of a process and of all that it started and that still run."""
-    used = 0.0
-    try:
-        for process in (root := psutil.Process(pid), *root.children(recursive=True)):
-            times = process.cpu_times()
-            used += times.user + times.system
-    except psutil.NoSuchProcess:
-        pass
-    return used
 
 
 def show(by_job: dict[str, dict[str, list[Figures]]], steps: int) -> None:
@@ -167,9 +111,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--quick", action="store_true", help="one seed, 12 steps")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs/peers", help="runs, their logs, and the figures of each run"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/peers", help="runs and their logs")
     options = parser.parse_args()
     steps = options.steps or (12 if options.quick else 40)
     seeds: Sequence[int] = range(options.seeds or (1 if options.quick else 3))
@@ -182,10 +124,6 @@ def main() -> None:
             for side in SIDES[:: -1 if seed % 2 else 1]:
                 by_job[job][side].append(run(job, side, seed, steps, options.out.resolve() / f"{job}-{side}-{seed}"))
                 print(f"{job}, {side}: {by_job[job][side][-1]}", file=sys.stderr, flush=True)
-    record = {
-        job: {side: [asdict(one) for one in figures] for side, figures in by.items()} for job, by in by_job.items()
-    }
-    (options.out / "trainers.json").write_text(json.dumps(record, indent=1))
     show(by_job, steps)
 
 

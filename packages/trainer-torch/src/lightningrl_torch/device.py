@@ -18,7 +18,7 @@ def cpu_threads(count: int) -> Iterator[None]:
     """CPU threads of the calling thread's work. Above 1 in one thread of a process only, as far as possible: GNU's
     OpenMP keeps a team for each thread that asked for one, and where all teams together are more than the cores, none
     of them spins from one operation to the next. A step of a small policy on two threads took 0.8 of the time on one
-    so, and takes 0.57 (`benchmarks/learner.py threads`)."""
+    so, and takes 0.57 (`benchmarks/learner.py threads` of commit dea155b6)."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,9 +38,10 @@ class Load:
         return 1000 * sorted(self.latencies_s)[len(self.latencies_s) // 2]
 
 
-def bodies(turns: int, answer: str, *, schema_chars: int = 600) -> list[bytes]:
-    """The request bodies of a conversation that grows by the engine's answer and a word of the agent's."""
-    schema = ("Table singer(id, name, age, country), concert(id, singer_id, year). " * 40)[:schema_chars]
+def bodies(turns: int, answer: str, *, table: str = "singer") -> list[bytes]:
+    """The request bodies of a conversation that grows by the engine's answer and a word of the agent's; they begin with
+    600 characters about a table."""
+    schema = (f"Table {table}(id, name, age, country), concert(id, singer_id, year). " * 40)[:600]
     messages = [{"role": "system", "content": schema}, {"role": "user", "content": "Who is older than 20?"}]
     made = []
     for _ in range(turns):
@@ -49,14 +50,16 @@ def bodies(turns: int, answer: str, *, schema_chars: int = 600) -> list[bytes]:
     return made
 
 
-async def send_all(port: int, attempts: Sequence[Attempt], turns: Sequence[bytes], answer: str, in_flight: int) -> Load:
+async def send_all(
+    port: int, conversations: Iterable[tuple[Attempt, Sequence[bytes]]], answer: str, in_flight: int
+) -> Load:
     """Every attempt's conversation, so many at once, each turn after the one before."""
     load = Load()
-    waiting = iter(attempts)
+    waiting = iter(conversations)
 
     async def take_turns() -> None:
         connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        for attempt in waiting:
+        for attempt, turns in waiting:
             for body in turns:
                 started = time.perf_counter()
                 try:

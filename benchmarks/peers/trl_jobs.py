@@ -1,0 +1,188 @@
+"""The jobs for TRL's GRPOTrainer: the prompts that the agents would send, the same rewards. Runs in TRL's environment.
+
+    .peers/trl/bin/python benchmarks/peers/trl_jobs.py single_call OUT --steps 40 --seed 0
+
+OUT/metrics.jsonl has lines as a run of ours has: `{"step": 1}`, and `validation/reward` before the first step and after
+the last. Settings are the recipe's; where TRL leaves a choice it is the quicker one (no checkpointing of gradients, one
+forward of all 128 rows).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parents[1]
+GROUP, TASKS_PER_STEP = 8, 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a job has of its own."""
+
+    model: Path
+    train: Iterable[Mapping[str, Any]]
+    held_out: Iterable[Mapping[str, Any]]
+    """Tasks of ours."""
+    prompt: Callable[[Mapping[str, Any]], str]
+    """From a task's input."""
+    reward: Callable[..., list[float]]
+    most_tokens: int
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of the trainer: an environment, a tokenizer."""
+
+    def rows(self, tasks: Iterable[Mapping[str, Any]]) -> Any:
+        """Tasks as TRL's data set."""
+        from datasets import Dataset
+
+        return Dataset.from_list(
+            [
+                {
+                    "prompt": [{"role": "user", "content": self.prompt(task["input"])}],
+                    "answer": task["answer"],
+                    **task["input"],
+                }
+                for task in tasks
+            ]
+        )
+
+
+def single_call() -> Job:
+    sys.path.insert(0, str(ROOT / "examples/text_to_sql"))
+    from data import train_tasks, validation_tasks
+    from prompts import write_prompt
+    from reward import execution_match
+
+    def right(completions: list[Any], db_path: list[str], answer: list[str], **_: Any) -> list[float]:
+        """Whether each query of a batch gives the gold rows."""
+        return [
+            execution_match(
+                SimpleNamespace(input={"db_path": path}, answer=gold), {"query": messages[-1]["content"].strip()}
+            )
+            for messages, path, gold in zip(completions, db_path, answer, strict=True)
+        ]
+
+    return Job(
+        model=ROOT / "examples/text_to_sql/starter",
+        train=train_tasks(),
+        held_out=validation_tasks(),
+        prompt=lambda task: write_prompt(task["schema"], task["question"]),
+        reward=right,
+        most_tokens=48,
+    )
+
+
+def two_tools() -> Job:
+    sys.path.insert(0, str(HERE / "two_tools"))
+    from store_room import TOOLS, StoreRoom, held_out_tasks, train_tasks
+    from transformers import AutoTokenizer
+    from transformers.utils.chat_template_utils import get_json_schema
+    from trl.chat_template_utils import qwen3_template
+
+    def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        return [
+            float(str(messages[-1].get("content", "")).strip() == number)
+            for messages, number in zip(completions, answer, strict=True)
+        ]
+
+    room, starter = StoreRoom(), ROOT / ".peers/two_tools_starter"
+    if [get_json_schema(tool) for tool in (room.count, room.find)] != TOOLS:
+        raise SystemExit("TRL reads other descriptions off StoreRoom than the agent sends; write them alike")
+    tokenizer = AutoTokenizer.from_pretrained(starter)
+    # Our template's markup is Qwen's, which TRL knows by the template's text.
+    tokenizer.response_template = qwen3_template
+    return Job(
+        model=starter,
+        train=train_tasks(),
+        held_out=held_out_tasks(),
+        prompt=lambda task: str(task["question"]),
+        reward=right,
+        most_tokens=96,
+        options={"processing_class": tokenizer, "environment_factory": StoreRoom},
+    )
+
+
+def train(job: Job, out: Path, steps: int, seed: int) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    out.mkdir(parents=True, exist_ok=True)
+    lines = (out / "metrics.jsonl").open("w")
+
+    def write(**figures: float) -> None:
+        print(json.dumps(figures), file=lines, flush=True)
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            write(step=state.global_step)
+
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32),
+        reward_funcs=job.reward,
+        train_dataset=job.rows(job.train),
+        eval_dataset=job.rows(job.held_out),
+        callbacks=[Steps()],
+        args=GRPOConfig(
+            output_dir=str(out),
+            max_steps=steps,
+            seed=seed,
+            per_device_train_batch_size=GROUP * TASKS_PER_STEP,
+            num_generations=GROUP,
+            num_generations_eval=1,
+            per_device_eval_batch_size=32,  # 160 held-out tasks: batches of one size, so that their mean is the mean
+            max_completion_length=job.most_tokens,
+            temperature=1.0,
+            loss_type="dr_grpo",
+            scale_rewards="none",
+            beta=0.0,
+            learning_rate=4e-4,
+            adam_beta1=0.9,
+            adam_beta2=0.99,
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=3,
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            save_strategy="no",
+            report_to="none",
+            logging_steps=10,
+            disable_tqdm=True,
+        ),
+        **{"processing_class": AutoTokenizer.from_pretrained(job.model), **job.options},
+    )
+
+    def validate(step: int) -> None:
+        """Greedy, as ours does."""
+        configured, trainer.generation_config.do_sample = trainer.generation_config.do_sample, False
+        figures = trainer.evaluate()
+        trainer.generation_config.do_sample = configured
+        write(step=step, **{"validation/reward": figures["eval_reward"]})
+
+    validate(0)
+    trainer.train()
+    validate(steps)
+
+
+def main() -> None:
+    jobs = {job.__name__: job for job in (single_call, two_tools)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", choices=jobs)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    train(jobs[options.job](), options.out, options.steps, options.seed)
+
+
+if __name__ == "__main__":
+    main()
