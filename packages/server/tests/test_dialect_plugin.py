@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import httpx
+import msgspec
 import ollama
 import pytest
 from distributions import install_in_place, write_blocks
@@ -24,7 +25,7 @@ from lightningrl.types import Outcome
 from lightningrl_client.attribution.redirect import Redirection
 from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl_client.runtime.environment import gateway_environment
-from lightningrl_client.runtime.settings import WorkerSettings, decode_settings, encode_settings
+from lightningrl_client.runtime.settings import WorkerSettings
 from lightningrl_server.gateway.dialects.format import load_format
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_server.settings import ServerSettings
@@ -67,7 +68,7 @@ async def gateway(tmp_path: Path, dialects: tuple[Dialect, ...]) -> AsyncIterato
 def test_servers_and_workers_are_told_of_an_installed_dialect(dialects: tuple[Dialect, ...]) -> None:
     assert [dialect.name for dialect in dialects] == ["chat", "responses", "messages", "ollama"]
     settings = WorkerSettings(server_url="http://s", worker_key="k", worker_id="w", agent="a:b", dialects=dialects)
-    assert decode_settings(encode_settings(settings)).dialects == dialects
+    assert msgspec.json.decode(msgspec.json.encode(settings), type=WorkerSettings).dialects == dialects
     server = ServerSettings(store_url="sqlite:///x", run_key="the-run-key", dialects=dialects)
     assert ServerSettings.model_validate_json(server.model_dump_json()).dialects == dialects
 

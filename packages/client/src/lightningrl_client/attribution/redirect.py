@@ -14,10 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lightningrl.instrumentation import Patches
-from lightningrl_client.attribution.aiohttp_calls import AiohttpCalls
-from lightningrl_client.attribution.httpx_calls import HttpxCalls
+from lightningrl_client.attribution.http_clients import HttpClients
 from lightningrl_client.attribution.model_calls import ModelCalls
-from lightningrl_client.attribution.requests_calls import RequestsCalls
 
 __all__ = ["Redirection", "installed_redirection"]
 
@@ -34,8 +32,7 @@ class Redirection(ModelCalls):
         self._patches = Patches()
         _installed.append(self)
         self._patches.wrap(ThreadPoolExecutor, "submit", submit_with_context)
-        for client in (HttpxCalls, RequestsCalls, AiohttpCalls):
-            client(self).patch(self._patches)
+        HttpClients(self).patch(self._patches)
 
     def uninstall(self) -> None:
         """Restore what `install` patched."""

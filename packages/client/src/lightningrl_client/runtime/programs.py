@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-import wrapt
-
+from lightningrl.instrumentation import Patches
 from lightningrl_client.attribution.redirect import Redirection
 from lightningrl_client.runtime.environment import gateway_environment
 
@@ -55,16 +54,13 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
         ours = {} if redirection.scope.exclusive else attempt_variables(redirection, os.environ)
         return {**data, "lightningrl": _Variables(ours)} if ours else data
 
-    spawn: Any = multiprocessing.spawn
-    popen, preparation = subprocess.Popen.__init__, spawn.get_preparation_data
-    popen_class: Any = subprocess.Popen
-    popen_class.__init__ = wrapt.FunctionWrapper(popen, start)
-    spawn.get_preparation_data = wrapt.FunctionWrapper(preparation, prepare)
+    patches = Patches()
+    patches.wrap(subprocess.Popen, "__init__", start)
+    patches.wrap(multiprocessing.spawn, "get_preparation_data", prepare)
     try:
         yield
     finally:
-        popen_class.__init__ = popen
-        spawn.get_preparation_data = preparation
+        patches.restore()
 
 
 def attempt_variables(redirection: Redirection, given: Mapping[str, str]) -> dict[str, str]:

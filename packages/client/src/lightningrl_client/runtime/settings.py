@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from lightningrl.dialects import DIALECTS, Dialect
 
-__all__ = ["WorkerSettings", "decode_settings", "encode_settings"]
+__all__ = ["WorkerSettings"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +40,3 @@ class WorkerSettings:
     """The worker dies with this process; 0 = with nobody."""
     first_words: int = 0
     """The file descriptor on which it says that it begins, or why it cannot; 0 = nobody listens."""
-
-
-def encode_settings(settings: WorkerSettings) -> bytes:
-    return msgspec.json.encode(settings) + b"\n"
-
-
-def decode_settings(line: bytes) -> WorkerSettings:
-    return msgspec.json.decode(line, type=WorkerSettings)

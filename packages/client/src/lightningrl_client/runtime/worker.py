@@ -22,6 +22,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from lightningrl.control_api import Result, ThenLease
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.processes import die_with_parent
@@ -36,7 +38,7 @@ from lightningrl_client.runtime.environment import rollout_environment
 from lightningrl_client.runtime.heartbeat import Heart
 from lightningrl_client.runtime.programs import programs_attributed
 from lightningrl_client.runtime.report import clean_text
-from lightningrl_client.runtime.settings import WorkerSettings, decode_settings
+from lightningrl_client.runtime.settings import WorkerSettings
 from lightningrl_client.runtime.worker_lifeline import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
 
 __all__ = ["Worker", "Workplace", "main"]
@@ -321,7 +323,7 @@ def main() -> int:
     faulthandler.enable()  # what a crash in C leaves in the log
     lifeline = take_stdin()
     log_to_stderr()
-    settings = decode_settings(lifeline.readline())
+    settings = msgspec.json.decode(lifeline.readline(), type=WorkerSettings)
     if settings.first_words:
         os.set_inheritable(settings.first_words, False)
     die_with_parent(settings.parent_pid)

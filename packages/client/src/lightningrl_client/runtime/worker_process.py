@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, Self
 
+import msgspec
+
 from lightningrl.processes import MARK, kill_descendants, make_mark, open_private
 from lightningrl_client.runtime.environment import worker_environment
-from lightningrl_client.runtime.settings import WorkerSettings, encode_settings
+from lightningrl_client.runtime.settings import WorkerSettings
 from lightningrl_client.runtime.worker_lifeline import LOST_STATUS, read_failure
 
 __all__ = ["WorkerProcess", "bound_log", "describe_exit"]
@@ -79,7 +81,8 @@ class WorkerProcess:
             os.close(writes)
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already; `wait` says so
-            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid(), first_words=writes)))
+            line = msgspec.json.encode(replace(settings, parent_pid=os.getpid(), first_words=writes))
+            process.stdin.write(line + b"\n")
         return cls(process, output, reads, mark)
 
     async def kill(self) -> int:

@@ -74,13 +74,11 @@ def find_call(here: list[OpenSpan], innermost: list[OpenSpan]) -> OpenSpan | Non
     may be a model's.
     """
     for span in here:
-        around: OpenSpan | None = span
-        while around is not None and kind_of(around) in (Kind.UNSAID, Kind.OTHER):
-            around = around.parent
+        around = next((above for above in span.upwards() if kind_of(above) not in (Kind.UNSAID, Kind.OTHER)), None)
         if around is not None and kind_of(around) is Kind.MODEL:
             return around
     foreign = [span for span in innermost if is_foreign(span.span)]
-    if len(foreign) == 1 and kind_of(foreign[0]) is Kind.UNSAID and (not here or is_below(foreign[0], here[0])):
+    if len(foreign) == 1 and kind_of(foreign[0]) is Kind.UNSAID and (not here or here[0] in foreign[0].upwards()):
         return foreign[0]
     return here[0] if here else None
 
@@ -97,20 +95,8 @@ def kind_of(span: OpenSpan) -> Kind:
 
 def agent_of(span: OpenSpan) -> str | None:
     """The nearest agent named on the way up."""
-    above: OpenSpan | None = span
-    while above is not None:
-        name = read_agent(above.span.name, above.span.attributes or {})
-        if name is not None:
-            return name
-        above = above.parent
-    return None
-
-
-def is_below(span: OpenSpan, other: OpenSpan) -> bool:
-    above: OpenSpan | None = span
-    while above is not None and above is not other:
-        above = above.parent
-    return above is other
+    names = (read_agent(above.span.name, above.span.attributes or {}) for above in span.upwards())
+    return next((name for name in names if name is not None), None)
 
 
 def translate(span: ReadableSpan, opened: OpenSpan) -> ReadableSpan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Final
 
@@ -43,6 +43,13 @@ class OpenSpan:
         self.children: dict[int, OpenSpan] = {}
         """Children that run, by span id."""
         self.is_over = False
+
+    def upwards(self) -> Iterator[OpenSpan]:
+        """This span and those around it, innermost first."""
+        span: OpenSpan | None = self
+        while span is not None:
+            yield span
+            span = span.parent
 
     @property
     def runs(self) -> bool:

@@ -1,0 +1,135 @@
+"""Model calls of HTTP clients: httpx and httpx2 (the OpenAI and Anthropic SDKs, most frameworks), requests, and
+aiohttp, which frameworks use alone or as a transport of httpx."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightningrl.instrumentation import Patches
+from lightningrl_client.attribution.model_calls import CALL_ID, OUR_HEADERS, ModelCalls, RedirectedCall, is_sdk_retry
+
+__all__ = ["HttpClients"]
+
+
+class HttpClients:
+    """Wrappers of the methods that send requests, and of httpx's choice of a proxy."""
+
+    def __init__(self, calls: ModelCalls) -> None:
+        self._calls = calls
+
+    def patch(self, patches: Patches) -> None:
+        """Wrap the clients that are imported, and the others when they get imported."""
+
+        def patch_httpx(module: Any) -> None:
+            for client, send in ((module.Client, self._send_httpx), (module.AsyncClient, self._send_httpx_async)):
+                patches.wrap(client, "send", send)
+                if hasattr(client, "_transport_for_url"):
+                    patches.wrap(client, "_transport_for_url", self._choose_transport)
+
+        patches.when_imported("httpx", patch_httpx)
+        patches.when_imported("httpx2", patch_httpx)
+        patches.when_imported("requests", lambda module: patches.wrap(module.Session, "send", self._send_requests))
+        patches.when_imported(
+            "aiohttp", lambda module: patches.wrap(module.ClientSession, "_request", self._send_aiohttp)
+        )
+
+    def _send_httpx(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call = self._rewrite_httpx(args, kwargs, closes=False)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        with call.sent() as note_status:
+            response = wrapped(*args, **kwargs)
+            note_status(response.status_code)
+        return response
+
+    async def _send_httpx_async(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call = self._rewrite_httpx(args, kwargs, closes=self._calls.closes_connections())
+        if call is None:
+            return await wrapped(*args, **kwargs)
+        with call.sent() as note_status:
+            response = await wrapped(*args, **kwargs)
+            note_status(response.status_code)
+        return response
+
+    def _rewrite_httpx(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, closes: bool) -> RedirectedCall | None:
+        request = args[0] if args else kwargs["request"]
+        try:
+            body = bytes(request.content)
+        except RuntimeError:  # RequestNotRead of httpx or httpx2
+            body = None
+        call = self._calls.redirect(str(request.url), body, is_retry=is_sdk_retry(request.headers))
+        if call is not None:
+            request.url = type(request.url)(call.url)
+            call.rewrite(request.headers, self._calls.key_headers, closes=closes)
+            kwargs["auth"] = None  # the client's own scheme would replace our key
+        return call
+
+    def _choose_transport(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Ask our server without the client's proxy, which was chosen for the host that the agent named."""
+        transport, url = wrapped(*args, **kwargs), args[0] if args else kwargs["url"]
+        is_httpx = type(transport).__name__ in ("HTTPTransport", "AsyncHTTPTransport")
+        is_ours = self._calls.is_own(url.host, url.port or (443 if url.scheme == "https" else 80))
+        return instance._transport if is_httpx and is_ours else transport
+
+    def _send_requests(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        request = args[0] if args else kwargs["request"]
+        body = request.body.encode() if isinstance(request.body, str) else request.body
+        is_retry = is_sdk_retry(request.headers)
+        call = self._calls.redirect(request.url, body if isinstance(body, bytes) else None, is_retry=is_retry)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        request.url = call.url
+        call.rewrite(request.headers, self._calls.key_headers, closes=False)
+        kwargs["proxies"] = {}  # they were chosen for the host that the agent named
+        with call.sent() as note_status:
+            response = wrapped(*args, **kwargs)
+            note_status(response.status_code)
+        return response
+
+    async def _send_aiohttp(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        given = kwargs.get("headers") or ()
+        if not isinstance(given, Mapping):
+            kwargs["headers"] = given = list(given)  # of pairs
+        if len(args) < 2 or CALL_ID in {name.lower() for name in dict(given)}:
+            return await wrapped(*args, **kwargs)  # the transport of an httpx client that has been redirected already
+        method, url, *rest = args
+        whole = instance._build_url(url)
+        call = self._calls.redirect(str(whole), _aiohttp_body(kwargs))
+        if call is None:
+            return await wrapped(*args, **kwargs)
+        key_headers = self._calls.key_headers
+        replaced = {"authorization", "host", "connection", *OUR_HEADERS, *key_headers}
+        headers: dict[str, str] = {name: value for name, value in dict(given).items() if name.lower() not in replaced}
+        call.rewrite(headers, key_headers, closes=self._calls.closes_connections())
+        # The session's own default headers cannot be taken away, only overridden.
+        key = headers["Authorization"].removeprefix("Bearer ")
+        headers.update({name: key for name in key_headers if name in instance.headers})
+        kwargs |= {"headers": headers, "auth": None, "proxy": None}
+        with call.sent() as note_status:
+            response = await wrapped(method, type(whole)(call.url), *rest, **kwargs)
+            note_status(response.status)
+        return response
+
+
+def _aiohttp_body(kwargs: Mapping[str, Any]) -> bytes | None:
+    """The body's bytes; None where they cannot be known before it is sent."""
+    if kwargs.get("json") is not None:
+        return json.dumps(kwargs["json"], default=repr).encode()
+    data = kwargs.get("data")
+    if data is None:
+        return b""
+    if isinstance(data, str):
+        return data.encode()
+    return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else None
