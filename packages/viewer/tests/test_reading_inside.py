@@ -191,7 +191,7 @@ async def test_an_overview_counts_what_the_store_has(run: RecordedRun) -> None:
     (worker,) = found.workers
     assert (worker.worker_id, worker.running, worker.failed, worker.attempts) == ("worker-1", 1, 2, found.attempts_read)
     assert [lease.rollout_id for lease in found.leases] == ["g000004-000"]
-    assert {(one.outcome, one.count, one.rollout_id) for one in found.failures} == {
+    assert {(one.name, one.count, one.rollout_id) for one in found.failures} == {
         (Outcome.AGENT_ERROR, 1, "g000000-002"),
         (Outcome.INFRASTRUCTURE_ERROR, 1, "g000002-000"),
     }

@@ -364,9 +364,9 @@ async def test_it_says_how_far_a_run_has_come_and_how_it_stands(empty: SqlStore)
     assert [(version.policy, version.calls, version.trainable) for version in found.versions] == [("main", 2, True)]
     assert [(worker.attempts, worker.running, worker.failed) for worker in found.workers] == [(3, 1, 1)]
     assert [lease.rollout_id for lease in found.leases] == ["c"]
-    failures = [(failure.outcome, failure.count, failure.rollout_id, failure.error) for failure in found.failures]
+    failures = [(failure.name, failure.count, failure.rollout_id, failure.text) for failure in found.failures]
     assert failures == [(Outcome.AGENT_ERROR, 1, "b", "why")]
-    assert [(said.code, said.count, said.rollout_id, said.message) for said in found.refusals] == [
+    assert [(refusal.name, refusal.count, refusal.rollout_id, refusal.text) for refusal in found.refusals] == [
         ("no", 2, "b", "n is 0")
     ]
     threads = [(thread.name, thread.count, thread.rollout_id) for thread in found.left_threads]

@@ -11,15 +11,15 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lightningrl.errors import RunFolderError
-from lightningrl.records import AttemptRecord
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.lineage import LineageNode, read_lineage
 from lightningrl_viewer.reading.origin import RunOrigin
+from lightningrl_viewer.reading.queries.rollout_rows import Neighbours
 from lightningrl_viewer.reading.reader import read_group
 from lightningrl_viewer.reading.segments import Segment, SegmentKind
 from lightningrl_viewer.reading.tokens import Token
@@ -59,18 +59,11 @@ class _Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Tool:
-    call: ToolCall
-    arguments: LongText
-    result: LongText
+class _Item:
+    """A tool's call, or another call, with its texts by name; None = it has none of that name."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Other:
-    call: OtherCall
-    message: LongText
-    request: LongText | None
-    answer: LongText | None
+    call: ToolCall | OtherCall
+    texts: Mapping[str, LongText | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,25 +76,12 @@ class _Call:
     parts: Sequence[_Part]
     parts_left: int
     """Parts that are not shown, of the middle."""
-    tools: Sequence[_Tool]
-    others: Sequence[_Other]
+    tools: Sequence[_Item]
+    others: Sequence[_Item]
     advantage: tuple[float, float, float] | None
     """Mean, least, greatest; None = nobody scored it."""
     logprob: float
     reason: NoGradient | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Attempt:
-    record: AttemptRecord
-    error: LongText | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ShownToken:
-    token: Token
-    level: int
-    """Shade of its colour, -3 to 3."""
 
 
 async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
@@ -117,7 +97,7 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         )
     as_tokens = as_tokens and bool(trace.calls)
     budget = Budget(PAGE_BYTES)
-    values = {
+    values: dict[str, Any] = {
         "trace": trace,
         "rollout": rollout,
         "reason": whole,
@@ -126,10 +106,11 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         "current": current,
         "as_tokens": as_tokens,
         "task": budget.truncate("task", as_text(rollout.spec.task.input), _MOST_SHORT),
-        "expected": None
-        if rollout.spec.task.answer is None
-        else budget.truncate("expected", as_text(rollout.spec.task.answer), _MOST_SHORT),
-        "attempts": [_attempt(attempt, budget) for attempt in rollout.attempts[-20:]],
+        "expected": _shorten("expected", rollout.spec.task.answer, budget),
+        "attempts": [
+            (attempt, _shorten(f"error-{attempt.attempt}", attempt.error or None, budget, 2 * _MOST_SHORT))
+            for attempt in rollout.attempts[-20:]
+        ],
         "output": _output(trace, budget),
         "steps": _steps(trace, nodes, current),
         "unread": sorted(
@@ -153,8 +134,8 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         calls=[_call(trace, call, reasons[call.call.id], budget) for call in page],
         first=first,
         more=first + CALLS if first + CALLS < len(trace.calls) else None,
-        before=_others(trace.other_calls, "before", budget) if first == 0 else [],
-        loose_tools=[_tool(tool, f"loose-{number}", budget) for number, tool in enumerate(trace.tool_calls[:50])],
+        before=_items(trace.other_calls, "before", budget) if first == 0 else [],
+        loose_tools=_items(trace.tool_calls, "loose", budget),
     )
 
 
@@ -211,25 +192,18 @@ def _texts(trace: Trace) -> Iterator[tuple[str, str]]:
     for attempt in trace.rollout.attempts:
         yield f"error-{attempt.attempt}", attempt.error or ""
         yield f"output-{attempt.attempt}", as_text(attempt.output)
-    yield from _texts_of_tools(trace.tool_calls, "loose")
-    yield from _texts_of_others(trace.other_calls, "before")
+    items: dict[str, Sequence[ToolCall | OtherCall]] = {"loose": trace.tool_calls, "before": trace.other_calls}
     for call in trace.calls:
-        index = call.call.index
-        yield from _texts_of_tools(call.tool_calls, f"tool-{index}")
-        yield from _texts_of_others(call.other_calls, f"other-{index}")
+        items |= {f"tool-{call.call.index}": call.tool_calls, f"other-{call.call.index}": call.other_calls}
+    for place, calls in items.items():
+        for number, item in enumerate(calls):
+            yield from ((f"{place}-{number}-{name}", as_text(value)) for name, value in _values(item).items())
 
 
-def _texts_of_tools(tools: Sequence[ToolCall], name: str) -> Iterator[tuple[str, str]]:
-    for number, tool in enumerate(tools):
-        yield f"{name}-{number}-arguments", tool.arguments
-        yield f"{name}-{number}-result", tool.result
-
-
-def _texts_of_others(others: Sequence[OtherCall], name: str) -> Iterator[tuple[str, str]]:
-    for number, other in enumerate(others):
-        yield f"{name}-{number}-message", other.message
-        yield f"{name}-{number}-request", as_text(other.request)
-        yield f"{name}-{number}-answer", as_text(other.answer)
+def _values(item: ToolCall | OtherCall) -> dict[str, Any]:
+    if isinstance(item, ToolCall):
+        return {"arguments": item.arguments, "result": item.result}
+    return {"message": item.message, "request": item.request, "answer": item.answer}
 
 
 # ------------------------------------------------------------------ what the page shows
@@ -248,8 +222,8 @@ def _call(trace: Trace, call: CallTrace, reason: NoGradient | None, budget: Budg
             for segment in (*segments[: PARTS // 2], *segments[PARTS // 2 :][-PARTS // 2 :])
         ],
         parts_left=max(0, len(segments) - PARTS),
-        tools=[_tool(tool, f"tool-{made.index}-{number}", budget) for number, tool in enumerate(call.tool_calls[:50])],
-        others=_others(call.other_calls, f"other-{made.index}", budget),
+        tools=_items(call.tool_calls, f"tool-{made.index}", budget),
+        others=_items(call.other_calls, f"other-{made.index}", budget),
         advantage=None
         if advantages is None
         else (float(advantages.mean()), float(advantages.min()), float(advantages.max())),
@@ -285,55 +259,37 @@ def _blank_lines(text: str) -> int:
     return len(text) - len(text.lstrip("\n"))
 
 
-def _tool(tool: ToolCall, name: str, budget: Budget) -> _Tool:
-    return _Tool(
-        call=tool,
-        arguments=budget.truncate(f"{name}-arguments", tool.arguments, _MOST_SHORT),
-        result=budget.truncate(f"{name}-result", tool.result, 2 * _MOST_SHORT),
-    )
-
-
-def _others(others: Sequence[OtherCall], name: str, budget: Budget) -> list[_Other]:
-    def shorten(number: int, what: str, value: object) -> LongText | None:
-        return None if value is None else budget.truncate(f"{name}-{number}-{what}", as_text(value), _MOST_SHORT)
-
+def _items(items: Sequence[ToolCall | OtherCall], place: str, budget: Budget) -> list[_Item]:
+    """Shorten the texts of the first fifty."""
+    most = {"result": 2 * _MOST_SHORT}
     return [
-        _Other(
-            call=other,
-            message=budget.truncate(f"{name}-{number}-message", other.message, _MOST_SHORT),
-            request=shorten(number, "request", other.request),
-            answer=shorten(number, "answer", other.answer),
+        _Item(
+            call=item,
+            texts={
+                name: _shorten(f"{place}-{number}-{name}", value, budget, most.get(name, _MOST_SHORT))
+                for name, value in _values(item).items()
+            },
         )
-        for number, other in enumerate(others[:50])
+        for number, item in enumerate(items[:50])
     ]
 
 
-def _attempt(attempt: AttemptRecord, budget: Budget) -> _Attempt:
-    error = budget.truncate(f"error-{attempt.attempt}", attempt.error, 2 * _MOST_SHORT) if attempt.error else None
-    return _Attempt(record=attempt, error=error)
+def _shorten(name: str, value: Any, budget: Budget, most: int = _MOST_SHORT) -> LongText | None:
+    return None if value is None else budget.truncate(name, as_text(value), most)
 
 
 def _output(trace: Trace, budget: Budget) -> LongText | None:
-    shown = next((attempt for attempt in trace.rollout.attempts if attempt.attempt == trace.attempt), None)
+    shown = trace.shown_attempt
     if shown is None or shown.outcome is None:
         return None
     return budget.truncate(f"output-{shown.attempt}", as_text(shown.output), 2 * _MOST_SHORT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Steps:
-    """Calls that the keys go to, by index; None = nowhere."""
-
-    before: int | None
-    after: int | None
-    failed_before: int | None
-    failed_after: int | None
-
-
-def _steps(trace: Trace, nodes: Sequence[LineageNode], current: int | None) -> _Steps:
+def _steps(trace: Trace, nodes: Sequence[LineageNode], current: int | None) -> Neighbours[int]:
+    """Calls that the keys go to, by index."""
     here, count = -1 if current is None else current, len(trace.calls)
     failed = sorted(node.index for node in nodes if node.refused or node.failed_tools)
-    return _Steps(
+    return Neighbours(
         before=here - 1 if here > 0 else None,
         after=here + 1 if here + 1 < count else None,
         failed_before=next((index for index in reversed(failed) if index < here), None),
@@ -352,7 +308,7 @@ def _token_values(
     return {
         "call": call,
         "call_reason": reason,
-        "tokens": [_ShownToken(token=token, level=_level(token, largest, colour)) for token in tokens],
+        "tokens": [(token, _level(token, largest, colour)) for token in tokens],
         "colour": colour if colour == "logprob" else "advantage",
         "as_table": request.query.get("form") == "table",
         "start": start,
@@ -363,6 +319,7 @@ def _token_values(
 
 
 def _level(token: Token, largest: float, colour: str) -> int:
+    """Return the shade of its colour, -3 to 3."""
     if colour == "logprob":
         return -min(_LEVELS, int(-token.logprob))
     if not token.advantage or not largest:

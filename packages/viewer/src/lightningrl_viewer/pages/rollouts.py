@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from lightningrl.types import Outcome, RolloutMode, RolloutState, ToolCall
+from lightningrl.types import Outcome, RolloutMode, RolloutState
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.facets import Facets, RewardRange, read_facets, read_parts
+from lightningrl_viewer.reading.queries.rollout_counts import FacetCount, Part
 from lightningrl_viewer.reading.queries.rollout_query import Mark, RolloutQuery
 from lightningrl_viewer.reading.queries.rollout_rows import Sort
 from lightningrl_viewer.reading.segments import SegmentKind
@@ -46,15 +48,6 @@ C = TypeVar("C", bound=StrEnum)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PeekCall:
-    """A call in a few lines."""
-
-    call: CallTrace
-    text: str
-    tools: Sequence[ToolCall]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
     """A step in the strip above the table, of a thousand by thirty."""
 
@@ -83,8 +76,8 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         next_after=rows[PER_PAGE - 1].id if len(rows) > PER_PAGE else None,
         after=request.query.get("after"),
         facets=facets,
-        roles=parts.roles,
-        tools=parts.tools,
+        roles=parts[Part.ROLE],
+        tools=parts[Part.TOOL],
         reward_values=[(reward_text(found), found) for found in facets.rewards],
         strip=make_strip(facets),
         sort=sort,
@@ -130,22 +123,18 @@ def make_strip(facets: Facets, most: int = 120) -> list[Bar]:
     """Draw rollouts by step; of many steps several share a bar."""
     if not facets.steps:
         return []
-    first, last = facets.steps[0].step, facets.steps[-1].step
+    first, last = facets.steps[0].value, facets.steps[-1].value
     wide = -(-(last - first + 1) // most)
-    bins: dict[int, list[Any]] = {}
+    bins: dict[int, list[FacetCount[int]]] = defaultdict(list)
     for step in facets.steps:
-        bins.setdefault((step.step - first) // wide, []).append(step)
+        bins[(step.value - first) // wide].append(step)
     number = (last - first) // wide + 1
     greatest = max(sum(step.count for step in part) for part in bins.values())
     bars = []
     for place, part in bins.items():
         count = sum(step.count for step in part)
-        rewarded = [step for step in part if step.reward is not None]
-        reward = (
-            sum(step.reward * step.count for step in rewarded) / sum(step.count for step in rewarded)
-            if rewarded
-            else None
-        )
+        rewarded = [(step.reward, step.count) for step in part if step.reward is not None]
+        rewards, counts = [reward * count for reward, count in rewarded], [count for _, count in rewarded]
         bars.append(
             Bar(
                 x=round(1000 * place / number, 1),
@@ -154,34 +143,33 @@ def make_strip(facets: Facets, most: int = 120) -> list[Bar]:
                 first=first + place * wide,
                 last=min(last, first + (place + 1) * wide - 1),
                 count=count,
-                reward=reward,
+                reward=sum(rewards) / sum(counts) if counts else None,
             )
         )
     return bars
 
 
-def shorten_calls(trace: Trace) -> list[PeekCall]:
-    """Shorten what each call said and asked its tools to a few lines."""
-    return [_short(call) for call in trace.calls]
+def shorten_calls(trace: Trace) -> list[tuple[CallTrace, str]]:
+    """Return each call, and what it said in a few lines."""
+    return [(call, _cut(_said(call), _TEXT)) for call in trace.calls]
 
 
-def _short(call: CallTrace) -> PeekCall:
+def _said(call: CallTrace) -> str:
     parts = [segment.text for segment in call.segments if segment.is_sampled and segment.kind is not SegmentKind.MARKUP]
-    text = "".join(parts).strip()
-    return PeekCall(call=call, text=text if len(text) <= _TEXT else text[:_TEXT] + "…", tools=call.tool_calls)
+    return "".join(parts).strip()
 
 
 def find_answer(trace: Trace) -> str | None:
     """Return what the deciding attempt returned, or why it failed."""
-    for attempt in reversed(trace.rollout.attempts):
-        if attempt.attempt == trace.attempt:
-            text = attempt.error or (None if attempt.output is None else _text(attempt.output))
-            return text if text is None or len(text) <= 2 * _TEXT else text[: 2 * _TEXT] + "…"
-    return None
+    shown = trace.shown_attempt
+    value = None if shown is None else shown.error or shown.output
+    if value is None:
+        return None
+    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1), 2 * _TEXT)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
 
 
 def _reward(text: str | None) -> tuple[float | None, float | None, bool]:

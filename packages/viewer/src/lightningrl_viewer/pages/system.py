@@ -25,8 +25,8 @@ async def show(viewed: ViewedRun, _: PageRequest) -> PageView:
         live=None if viewed.live is None else await viewed.live(),
         leases=health.leases[:_MOST],
         workers=health.workers[:_MOST],
-        errors=[budget.truncate("", failure.error, 1_500) for failure in health.failures],
-        messages=[budget.truncate("", refusal.message, 1_500) for refusal in health.refusals[:_MOST]],
+        errors=[budget.truncate("", failure.text, 1_500) for failure in health.failures],
+        messages=[budget.truncate("", refusal.text, 1_500) for refusal in health.refusals[:_MOST]],
     )
 
 

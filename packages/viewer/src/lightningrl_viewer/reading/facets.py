@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from lightningrl_viewer.reading.queries.rollout_counts import Cell, FacetCount, Part, RewardValues
 from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
 from lightningrl_viewer.reading.reader import StoredRun
 
-__all__ = ["Facets", "PartCounts", "RewardRange", "StepCount", "read_facets", "read_parts", "reward_ranges"]
+__all__ = ["Facets", "RewardRange", "read_facets", "read_parts", "reward_ranges"]
 
 _RANGES = 5
+V = TypeVar("V", int, str)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,16 +33,6 @@ class RewardRange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepCount:
-    """The chosen rollouts of a training step, or of the validation after it."""
-
-    step: int
-    count: int
-    reward: float | None
-    """Mean of those that have one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Facets:
     """Counts of the rollouts that a query asks for."""
 
@@ -49,38 +41,20 @@ class Facets:
     """Mean of those that have one."""
     unrewarded: int
     """Rollouts without a reward, with the same choices but for the reward."""
-    steps: tuple[StepCount, ...]
-    """All steps, whichever was chosen, in order."""
-    modes: tuple[FacetCount, ...]
-    endings: tuple[FacetCount, ...]
+    steps: tuple[FacetCount[int], ...]
+    """All steps, training and the validation after it, whichever was chosen, in order."""
+    modes: tuple[FacetCount[str], ...]
+    endings: tuple[FacetCount[str], ...]
     """Outcomes, and `running` and `queued`."""
     rewards: tuple[RewardRange, ...]
-    tasks: tuple[FacetCount, ...] = field(default=())
+    tasks: tuple[FacetCount[str], ...]
     """Least reward first."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartCounts:
-    """Roles and tools of a run, with the number of rollouts that have them."""
-
-    roles: tuple[FacetCount, ...]
-    tools: tuple[FacetCount, ...]
 
 
 async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 12) -> Facets:
     overview = run.queries
     ranges = reward_ranges(await overview.reward_values())
-    wide = replace(
-        query,
-        first_step=None,
-        last_step=None,
-        mode=None,
-        outcome=None,
-        state=None,
-        low=None,
-        high=None,
-        is_unrewarded=False,
-    )
+    wide = RolloutQuery(task=query.task, role=query.role, tool=query.tool, mark=query.mark, text=query.text)
     lows = [bounds.low for bounds in ranges[1:]]
     after = None if query.high is None else math.nextafter(query.high, math.inf)
     edges = sorted({*lows, *(edge for edge in (query.low, after) if edge is not None)})
@@ -104,27 +78,25 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
     def but(left_out: str) -> list[Cell]:
         return [cell for cell, names in failed if not names or names == [left_out]]
 
-    chosen, of_rewards = but(""), but("reward")
-    by_range = _count(of_rewards, lambda cell: None if cell.bin is None else bisect_right(lows, begins[cell.bin]))
-    by_step: dict[int, list[Cell]] = defaultdict(list)
-    for cell in but("step"):
-        by_step[cell.step].append(cell)
+    chosen = but("")
+    by_range = Counter[int | None]()
+    for cell in but("reward"):
+        by_range[None if cell.bin is None else bisect_right(lows, begins[cell.bin])] += cell.count
     return Facets(
         count=_size(chosen),
         reward=_mean(chosen),
-        unrewarded=by_range.get(None, 0),
-        steps=tuple(StepCount(step=step, count=_size(own), reward=_mean(own)) for step, own in sorted(by_step.items())),
-        modes=_facet(but("mode"), lambda cell: cell.mode.value),
-        endings=_facet(but("ending"), lambda cell: cell.outcome.value if cell.outcome else cell.state.value),
-        rewards=tuple(replace(bounds, count=by_range.get(number, 0)) for number, bounds in enumerate(ranges)),
+        unrewarded=by_range[None],
+        steps=_facet(but("step"), lambda cell: cell.step),
+        modes=_most_first(_facet(but("mode"), lambda cell: cell.mode.value)),
+        endings=_most_first(_facet(but("ending"), lambda cell: (cell.outcome or cell.state).value)),
+        rewards=tuple(replace(bounds, count=by_range[number]) for number, bounds in enumerate(ranges)),
         tasks=await overview.task_counts(replace(query, task=None), most_tasks),
     )
 
 
-async def read_parts(run: StoredRun, *, most: int = 12) -> PartCounts:
-    """Count over the whole run, whatever is chosen: counting by call costs more than counting by rollout."""
-    roles, tools = [await run.queries.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
-    return PartCounts(roles=roles, tools=tools)
+async def read_parts(run: StoredRun, *, most: int = 12) -> dict[Part, tuple[FacetCount[str | None], ...]]:
+    """Count rollouts over the whole run, whatever is chosen: counting by call costs more than counting by rollout."""
+    return {part: await run.queries.part_counts(part, most) for part in Part}
 
 
 def reward_ranges(rewards: RewardValues) -> tuple[RewardRange, ...]:
@@ -148,18 +120,16 @@ def _has_reward(cell: Cell, query: RolloutQuery, begins: Sequence[float]) -> boo
     return (query.low is None or begin >= query.low) and (query.high is None or begin <= query.high)
 
 
-def _facet(cells: Sequence[Cell], value: Callable[[Cell], str]) -> tuple[FacetCount, ...]:
-    names = sorted({value(cell) for cell in cells})
-    of = {name: [cell for cell in cells if value(cell) == name] for name in names}
-    counts = [FacetCount(value=name, count=_size(own), reward=_mean(own)) for name, own in of.items()]
-    return tuple(sorted(counts, key=lambda count: -count.count))
-
-
-def _count(cells: Iterable[Cell], value: Callable[[Cell], int | None]) -> dict[int | None, int]:
-    counts: dict[int | None, int] = defaultdict(int)
+def _facet(cells: Sequence[Cell], value: Callable[[Cell], V]) -> tuple[FacetCount[V], ...]:
+    """Count by value, in the values' order."""
+    by_value: dict[V, list[Cell]] = defaultdict(list)
     for cell in cells:
-        counts[value(cell)] += cell.count
-    return counts
+        by_value[value(cell)].append(cell)
+    return tuple(FacetCount(value=name, count=_size(own), reward=_mean(own)) for name, own in sorted(by_value.items()))
+
+
+def _most_first(counts: Sequence[FacetCount[str]]) -> tuple[FacetCount[str], ...]:
+    return tuple(sorted(counts, key=lambda count: -count.count))
 
 
 def _size(cells: Sequence[Cell]) -> int:

@@ -13,7 +13,6 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from lightningrl.records import AttemptRecord
 from lightningrl.sanitize import as_text, printable
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl_viewer.reading.reader import Group, StoredRun, read_group
@@ -77,10 +76,8 @@ def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
         if attempt.attempt != trace.attempt and attempt.outcome is not None:
             yield f"attempt {attempt.attempt}", _join(attempt.outcome.value, _first_line(attempt.error or ""))
         if attempt.results_refused:
-            yield (
-                "refused",
-                _join(f"{attempt.results_refused} further results that said something else", style="yellow"),
-            )
+            refused = f"{attempt.results_refused} further results that said something else"
+            yield "refused", _join(refused, style="yellow")
         if attempt.left_threads:
             yield "left threads", _join(*attempt.left_threads, style="yellow")
 
@@ -100,10 +97,8 @@ def _title(call: CallTrace, names: dict[str, int], *, shows_policy: bool) -> Tex
 
 def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -> Iterator[tuple[str, Text]]:
     segments = whole_row(trace, call) if full else [segment for segment in call.segments if segment.start >= call.seen]
-    left_out = [
-        segment for segment in call.segments if segment.end <= call.seen and segment.kind is not SegmentKind.MARKUP
-    ]
-    if left_out and not full:
+    before = [segment for segment in call.segments if segment.end <= call.seen]
+    if not full and any(segment.kind is not SegmentKind.MARKUP for segment in before):
         yield "…", Text(f"{call.seen} tokens as in call {names[call.seen_in or '']}", style="dim")
     for segment in segments:
         is_own = segment.start >= call.prompt_tokens
@@ -119,10 +114,8 @@ def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -
 
 def _sampled(segment: Segment, call: CallTrace) -> Text:
     """Each token in the colour of its advantage's sign."""
-    first = segment.start - call.prompt_tokens
-    signs = (
-        [0] * len(segment.pieces) if call.advantages is None else np.sign(call.advantages[first:]).astype(int).tolist()
-    )
+    advantages = np.zeros(len(call.call.completion_ids)) if call.advantages is None else call.advantages
+    signs = np.sign(advantages[segment.start - call.prompt_tokens :]).astype(int).tolist()
     text = Text()
     for sign, tokens in groupby(zip(signs, segment.pieces, strict=False), key=lambda token: token[0]):
         text.append(printable("".join(piece for _, piece in tokens)), style=_STYLES[sign])
@@ -140,13 +133,8 @@ def _credit(call: CallTrace) -> Text:
         sentence = f"advantage {mean:+.3f}" + ("" if low == high else f" ({low:+.3f} to {high:+.3f})")
         credit = Text(sentence, style=_STYLES[int(np.sign(mean))])
     rewards = [*_named(made.rewards), *_named(made.reported, "reported ")]
-    facts = (
-        *rewards,
-        f"logprob {float(made.logprobs.sum()):.2f}",
-        made.finish_reason.value,
-        f"{made.duration_s:.1f} s",
-    )
-    return credit.append_text(_join("", *facts))
+    logprob = f"logprob {float(made.logprobs.sum()):.2f}"
+    return credit.append_text(_join("", *rewards, logprob, made.finish_reason.value, f"{made.duration_s:.1f} s"))
 
 
 def _tool(tool: ToolCall) -> tuple[str, Text]:
@@ -167,13 +155,11 @@ def _other(call: OtherCall) -> tuple[str, Text]:
 
 def _end(trace: Trace) -> Iterator[tuple[str, Text]]:
     rollout = trace.rollout
-    shown = _shown_attempt(trace)
+    shown = trace.shown_attempt
     for tool in trace.tool_calls:
         yield _tool(tool)
-    yield (
-        "outcome",
-        _join((rollout.outcome or rollout.state).value, *([] if shown is None else [f"{shown.duration_s:.1f} s"])),
-    )
+    seconds = [] if shown is None else [f"{shown.duration_s:.1f} s"]
+    yield "outcome", _join((rollout.outcome or rollout.state).value, *seconds)
     if shown is not None:
         if shown.output is not None or not shown.error:
             yield "output", _plain(_short(shown.output))
@@ -191,15 +177,11 @@ def _frames(trace: Trace, *, full: bool) -> list[Text]:
 
     Over the whole width, as it was written.
     """
-    shown = _shown_attempt(trace)
+    shown = trace.shown_attempt
     lines = [] if shown is None or not shown.error else printable(shown.error).rstrip().split("\n")[1:]
     left_out = 0 if full else max(0, len(lines) - _FRAME_LINES)
     note = [Text(f"… {left_out} lines before (--full)", style="dim")] if left_out else []
     return [*note, *(Text(line, overflow="fold") for line in lines[left_out:])]
-
-
-def _shown_attempt(trace: Trace) -> AttemptRecord | None:
-    return next((attempt for attempt in trace.rollout.attempts if attempt.attempt == trace.attempt), None)
 
 
 def _first_line(text: str) -> str:

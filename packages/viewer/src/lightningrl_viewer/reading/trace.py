@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from lightningrl.records import RolloutRecord, Score
+from lightningrl.records import AttemptRecord, RolloutRecord, Score
 from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition, common_tokens
 from lightningrl_credit.trained_calls import side_calls
 from lightningrl_viewer.reading.segments import Segment, SegmentKind, SegmentReader
@@ -86,6 +86,10 @@ class Trace:
     other_calls: tuple[OtherCall, ...] = ()
     """Calls before the first one, and those of which the time is not known."""
 
+    @property
+    def shown_attempt(self) -> AttemptRecord | None:
+        return next((attempt for attempt in self.rollout.attempts if attempt.attempt == self.attempt), None)
+
 
 def build_trace(
     rollout: RolloutRecord,
@@ -121,9 +125,8 @@ def read_messages(trajectory: Trajectory, reader_of: Callable[[str], SegmentRead
             if segment.start >= call.seen and segment.kind is not SegmentKind.MARKUP and segment.text.strip():
                 who = segment.kind.value
                 if segment.is_sampled:
-                    who = (
-                        f"policy {who}" if segment.kind in (SegmentKind.REASONING, SegmentKind.TOOL_CALL) else "policy"
-                    )
+                    is_part = segment.kind in (SegmentKind.REASONING, SegmentKind.TOOL_CALL)
+                    who = f"policy {who}" if is_part else "policy"
                 messages.append((who, segment.text.strip()))
         calls.append(messages)
     return calls

@@ -16,18 +16,7 @@ from sqlalchemy import Connection, Integer, cast, func, select
 from lightningrl.types import OtherCallKind, Outcome, RolloutState
 from lightningrl_server.store.tables import attempts, calls, other_calls, rollouts, steps, words
 
-__all__ = [
-    "FailureCount",
-    "Health",
-    "LeftThreadCount",
-    "Position",
-    "RefusalCount",
-    "RunningLease",
-    "ServedVersion",
-    "WorkerCount",
-    "read_health",
-    "read_position",
-]
+__all__ = ["Health", "Incidents", "Position", "RunningLease", "read_health", "read_position"]
 
 _NEWEST: Final = 1000
 """Rows of attempts, calls and other calls that health is read from."""
@@ -86,34 +75,15 @@ class RunningLease:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailureCount:
-    """Newest attempts with one outcome, with the newest of them as the example."""
-
-    outcome: Outcome
-    count: int
-    rollout_id: str
-    error: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RefusalCount:
-    """Newest calls that the gateway refused with one code, with the newest of them as the example."""
-
-    code: str
-    status: int | None
-    count: int
-    rollout_id: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeftThreadCount:
-    """Threads of one name that the newest attempts left running."""
+class Incidents:
+    """Incidents of one kind, with the newest of them as the example."""
 
     name: str
     count: int
     rollout_id: str
-    """The newest of them."""
+    text: str = ""
+    """Error or message of the example."""
+    status: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,9 +98,12 @@ class Health:
     versions: tuple[ServedVersion, ...]
     workers: tuple[WorkerCount, ...]
     leases: tuple[RunningLease, ...]
-    failures: tuple[FailureCount, ...]
-    refusals: tuple[RefusalCount, ...]
-    left_threads: tuple[LeftThreadCount, ...]
+    failures: tuple[Incidents, ...]
+    """Attempts, by outcome."""
+    refusals: tuple[Incidents, ...]
+    """Calls that the gateway refused, by code."""
+    left_threads: tuple[Incidents, ...]
+    """Threads that attempts left running, by name."""
 
 
 def read_position(db: Connection, after: int = 0) -> Position:
@@ -214,7 +187,7 @@ def _leases(db: Connection) -> tuple[RunningLease, ...]:
     return tuple(RunningLease(**row._mapping) for row in rows)
 
 
-def _failures(db: Connection, tries: Sequence[Any]) -> tuple[FailureCount, ...]:
+def _failures(db: Connection, tries: Sequence[Any]) -> tuple[Incidents, ...]:
     counts = Counter(row.outcome for row in tries if row.outcome not in (None, Outcome.SUCCEEDED))
     failures = []
     for outcome, count in counts.most_common():
@@ -225,17 +198,17 @@ def _failures(db: Connection, tries: Sequence[Any]) -> tuple[FailureCount, ...]:
             .order_by(attempts.c.pk.desc())
             .limit(1)
         ).one()
-        failures.append(FailureCount(outcome=outcome, count=count, rollout_id=row.id, error=row.error or ""))
+        failures.append(Incidents(name=outcome, count=count, rollout_id=row.id, text=row.error or ""))
     return tuple(failures)
 
 
-def _left_threads(tries: Sequence[Any]) -> tuple[LeftThreadCount, ...]:
+def _left_threads(tries: Sequence[Any]) -> tuple[Incidents, ...]:
     counts = Counter(name for row in tries for name in row.left_threads).most_common(_MOST_NAMES)
     newest = {name: row.id for row in reversed(tries) for name in row.left_threads}
-    return tuple(LeftThreadCount(name=name, count=count, rollout_id=newest[name]) for name, count in counts)
+    return tuple(Incidents(name=name, count=count, rollout_id=newest[name]) for name, count in counts)
 
 
-def _refusals(db: Connection) -> tuple[RefusalCount, ...]:
+def _refusals(db: Connection) -> tuple[Incidents, ...]:
     columns = other_calls.c.pk, other_calls.c.kind, other_calls.c.code
     newest = select(*columns).order_by(other_calls.c.pk.desc()).limit(_NEWEST).subquery()
     by_code = db.execute(
@@ -246,20 +219,14 @@ def _refusals(db: Connection) -> tuple[RefusalCount, ...]:
     ).all()
     refusals = []
     for row in by_code:
-        example = db.execute(
-            select(rollouts.c.id, other_calls.c.message, other_calls.c.status)
+        rollout_id, text, status = db.execute(
+            select(rollouts.c.id, func.coalesce(other_calls.c.message, ""), other_calls.c.status)
             .join(attempts, attempts.c.pk == other_calls.c.attempt_pk)
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
             .where(other_calls.c.pk == row.pk)
         ).one()
         refusals.append(
-            RefusalCount(
-                code=row.code or "",
-                status=example.status,
-                count=row.calls,
-                rollout_id=example.id,
-                message=example.message or "",
-            )
+            Incidents(name=row.code or "", count=row.calls, rollout_id=rollout_id, text=text, status=status)
         )
     return tuple(refusals)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +39,14 @@ __all__ = [
 ]
 
 _MOST_VALUES: Final = 8
+V = TypeVar("V", bound=int | str | None, covariant=True)
 
 
 class Part(StrEnum):
-    """A kind of participant in rollouts."""
+    """A kind of participant in rollouts, by its column in the index."""
 
-    ROLE = "role"
-    TOOL = "tool"
+    ROLE = "roles"
+    TOOL = "tools"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +65,10 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FacetCount:
+class FacetCount(Generic[V]):
     """Rollouts with one value of a facet."""
 
-    value: str | None
+    value: V
     """None = nobody said."""
     count: int
     reward: float | None = None
@@ -129,7 +130,9 @@ def count_cells(
     )
 
 
-def count_tasks(index: RolloutIndex, db: Connection, query: RolloutQuery, limit: int = 20) -> tuple[FacetCount, ...]:
+def count_tasks(
+    index: RolloutIndex, db: Connection, query: RolloutQuery, limit: int = 20
+) -> tuple[FacetCount[str], ...]:
     """Count rollouts by task, the least rewarded first."""
     rows = index.rows[choose(index, db, query)]
     rewarded = rows[~np.isnan(rows["reward"])]
@@ -149,10 +152,9 @@ def count_tasks(index: RolloutIndex, db: Connection, query: RolloutQuery, limit:
     return tuple(counts[:limit])
 
 
-def count_parts(index: RolloutIndex, db: Connection, part: Part, limit: int = 20) -> tuple[FacetCount, ...]:
+def count_parts(index: RolloutIndex, db: Connection, part: Part, limit: int = 20) -> tuple[FacetCount[str | None], ...]:
     """Count finished rollouts by what took part in their deciding attempt, the most frequent first."""
-    column = index.rows["roles" if part is Part.ROLE else "tools"]
-    number = np.bincount(column, minlength=len(index.lists)).tolist()
+    number = np.bincount(index.rows[part], minlength=len(index.lists)).tolist()
     counts: Counter[int] = Counter()
     for listed, place in index.lists.items():
         for word in words_in(listed or ""):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from lightningrl_viewer.reading.queries.rollout_query import DECIDING, RolloutQu
 
 __all__ = ["Neighbours", "RolloutRow", "Sort", "list_rows", "read_neighbours"]
 
+K = TypeVar("K")
 LONGEST_READ: Final = 2**16
 """Bytes of an output or error, as it is stored, that a list of rollouts reads."""
 _is_long = (func.length(attempts.c.output) > LONGEST_READ) | (func.length(attempts.c.error) > LONGEST_READ)
@@ -68,13 +69,13 @@ class RolloutRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbours:
-    """Rollouts around one, in the order in which they were asked for. None = there is none."""
+class Neighbours(Generic[K]):
+    """Rollouts or calls around one, in the order in which they were asked for. None = there is none."""
 
-    before: str | None
-    after: str | None
-    failed_before: str | None
-    failed_after: str | None
+    before: K | None
+    after: K | None
+    failed_before: K | None
+    failed_after: K | None
 
 
 def list_rows(
@@ -125,7 +126,7 @@ def list_rows(
     return tuple(lines)
 
 
-def read_neighbours(db: Connection, rollout_id: str) -> Neighbours:
+def read_neighbours(db: Connection, rollout_id: str) -> Neighbours[str]:
     pk, ids = rollouts.c.pk, select(rollouts.c.id)
     here = select(pk).where(rollouts.c.id == rollout_id).scalar_subquery()
     before, after = ids.where(pk < here).order_by(pk.desc()), ids.where(pk > here).order_by(pk)
