@@ -161,7 +161,7 @@ def test_exported_weights_earn_what_their_checkpoint_earns_on_the_same_tasks(pro
         settings={"runtime.workers": 1},
     )
     exported, stored = both.evaluations
-    assert stored.task_means == first.evaluations[0].task_means == exported.task_means
+    assert stored.means() == first.evaluations[0].means() == exported.means()
     assert both.comparison is not None and both.comparison.verdict is Verdict.NOT_ENOUGH
     assert [(part.key, part.value, part.tasks) for part in both.comparison.slices] == [("odd", "0", 4), ("odd", "1", 4)]
 

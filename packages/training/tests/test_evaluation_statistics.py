@@ -204,11 +204,11 @@ def test_what_the_agent_breaks_is_the_lowest_reward_and_what_we_break_is_nothing
         for name, one in (("a", broken), ("b", lost))
     ]
     found = replace(whole, tasks=tuple(tasks), price=(1.0, 2.0))
-    assert found.task_means == {"a": 0.5, "b": 1.0}
+    assert found.means() == {"a": 0.5, "b": 1.0}
     assert (found.failed, found.without_result) == (1, 1)
     wrong = replace(whole.tasks[0].samples[0], reward=-1.0)
     minus = replace(whole, tasks=(replace(tasks[0], samples=(wrong, broken)),))
-    assert minus.task_means == {"a": -1.0}, (
+    assert minus.means() == {"a": -1.0}, (
         "an error is no better than a wrong answer that costs more than the recipe says"
     )
     right = replace(whole, tasks=(replace(tasks[0], samples=(broken, broken)),))

@@ -92,9 +92,8 @@ def _logprobs(backend: Backend, rows: Sequence[Sample]) -> list[Array] | None:
 
 
 def _gain(rows: Sequence[Sample], before: Sequence[Array], after: Sequence[Array]) -> float:
-    advantages, moved = [], []
-    for row, old, new in zip(rows, before, after, strict=True):
-        trained = row.mask[1:] & (row.advantages[1:] != 0.0)
-        advantages.append(row.advantages[1:][trained])
-        moved.append((new - old)[trained])
-    return float(np.mean(np.sign(np.concatenate(advantages)) * np.concatenate(moved)))
+    gains = [
+        (np.sign(row.advantages[1:]) * (new - old))[row.mask[1:] & (row.advantages[1:] != 0.0)]
+        for row, old, new in zip(rows, before, after, strict=True)
+    ]
+    return float(np.mean(np.concatenate(gains)))

@@ -11,11 +11,18 @@ from dataclasses import dataclass
 
 from lightningrl.errors import ConfigError
 from lightningrl_training.evaluation.result import Evaluation
-from lightningrl_training.evaluation.statistics import Bet, Interval, Verdict, bet, holm, mean_interval, sign_flip_p
+from lightningrl_training.evaluation.statistics import (
+    LEVEL,
+    Bet,
+    Interval,
+    Verdict,
+    bet,
+    holm,
+    mean_interval,
+    sign_flip_p,
+)
 
 __all__ = ["Comparison", "SliceDifference", "compare"]
-
-LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +84,14 @@ def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -
     horizon = max(len(both), first.asked)
     return Comparison(
         tasks=len(both),
-        difference=mean_interval(values, bounds=bounds, level=LEVEL),
-        sequential=None if bounds is None else bet(values, bounds=bounds, level=LEVEL, horizon=horizon),
+        difference=mean_interval(values, bounds=bounds),
+        sequential=None if bounds is None else bet(values, bounds=bounds, horizon=horizon),
         slices=tuple(
             SliceDifference(
                 key=key,
                 value=name,
                 tasks=len(values_of_slice),
-                difference=mean_interval(values_of_slice, bounds=bounds, level=LEVEL),
+                difference=mean_interval(values_of_slice, bounds=bounds),
                 p=p_values[key, name],
             )
             for (key, name), values_of_slice in parts.items()

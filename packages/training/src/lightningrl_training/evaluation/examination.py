@@ -60,8 +60,6 @@ class Examination:
     """Temperature; None = as validation samples, or with several samples as training does."""
     passes: float | None = None
     """Least reward that passes; None = the most that there is."""
-    seed: int = 0
-    """Seed of the tasks' random order: tasks that an early stop leaves out are like the others."""
     batch: int | None = None
     """Tasks between two looks at the comparison, which stops once it is decided; None = run all."""
 
@@ -82,14 +80,15 @@ class Examination:
         return chosen
 
     def choose(self, recipe: Recipe, parts: Parts) -> list[Task]:
-        """Choose tasks and put them into their random order. Raises ConfigError."""
+        """Choose tasks and put them into a random order, always the same: tasks that an early stop leaves out are like
+        the others. Raises ConfigError."""
         tasks = list(parts.tasks.validation if self.tasks is None else _read(self.tasks, recipe))
         if not tasks:
             raise ConfigError(
                 "the recipe has no validation tasks; name tasks to evaluate on: --tasks held_out.jsonl, or "
                 "data.py:held_out"
             )
-        random.Random(self.seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
+        random.Random(0).shuffle(tasks)  # noqa: S311 - an order, not a secret
         return tasks[: self.limit]
 
 
@@ -130,7 +129,7 @@ async def examine(
 
 
 def _is_decided(evaluations: Sequence[Evaluation]) -> bool:
-    if len(evaluations) < 2 or not evaluations[0].task_means.keys() & evaluations[1].task_means.keys():
+    if len(evaluations) < 2 or not evaluations[0].means().keys() & evaluations[1].means().keys():
         return False
     return compare(evaluations[0], evaluations[1]).verdict is not Verdict.NOT_ENOUGH
 
@@ -241,7 +240,7 @@ def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], earlier: Evaluati
             raise ConfigError(
                 f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {names}"
             )
-    if earlier is not None and not {task.id for task in tasks} & earlier.task_means.keys():
+    if earlier is not None and not {task.id for task in tasks} & earlier.means().keys():
         raise ConfigError(
             f"the earlier evaluation, of {earlier.policy!r}, has no result of these tasks; evaluate both on the same"
         )

@@ -101,16 +101,13 @@ class Evaluation:
         return {task: values for task, values in values_by_task.items() if values}
 
     def means(self, lowest: float | None = None) -> dict[str, float]:
+        """Means of `values`."""
         return {task: float(np.mean(values)) for task, values in self.values(lowest).items()}
-
-    @property
-    def task_means(self) -> dict[str, float]:
-        return self.means()
 
     @property
     def reward(self) -> Interval | None:
         """Mean reward over tasks; None = nothing has a result."""
-        means = list(self.task_means.values())
+        means = list(self.means().values())
         return mean_interval(means, bounds=self.bounds if self.fits_bounds else None) if means else None
 
     @property
@@ -142,7 +139,7 @@ class Evaluation:
         return dict(sorted(slices.items()))
 
     def slice_rewards(self, key: str) -> dict[str, Interval]:
-        means = self.task_means
+        means = self.means()
         return {
             name: mean_interval(values, bounds=self.bounds if self.fits_bounds else None)
             for name, tasks in self.by_slice(key).items()

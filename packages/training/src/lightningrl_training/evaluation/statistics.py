@@ -18,10 +18,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "sign_flip_p", "t_quantile"]
+__all__ = ["LEVEL", "Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "sign_flip_p", "t_quantile"]
 
 Question = TypeVar("Question")
 Numbers = NDArray[np.float64]
+LEVEL = 0.95
+"""Probability with which an interval holds."""
 GRID = 401
 """Candidate means that the betting interval tries."""
 LARGEST_BET = 0.75
@@ -59,9 +61,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def mean_interval(
-    values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None, level: float = 0.95
-) -> Interval:
+def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None) -> Interval:
     """Mean of independent values with Student's t interval, cut where `bounds`, the least and most that a value can be,
     end. Where all values are equal, t would claim to be certain: then bounds give the interval of `bet`; without them
     there is none."""
@@ -70,8 +70,8 @@ def mean_interval(
     if len(numbers) < 2 or np.ptp(numbers) <= NEARLY:
         if bounds is None or len(numbers) < 2:
             return Interval(mean=mean, low=None, high=None)
-        return bet(numbers, bounds=bounds, level=level, horizon=len(numbers)).interval
-    half = t_quantile(len(numbers) - 1, level) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+        return bet(numbers, bounds=bounds, horizon=len(numbers)).interval
+    half = t_quantile(len(numbers) - 1, LEVEL) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     low, high = (-math.inf, math.inf) if bounds is None else bounds
     return Interval(mean=mean, low=max(low, mean - half), high=min(high, mean + half))
 
@@ -91,25 +91,18 @@ class Bet:
     """Anytime-valid interval and verdict for a mean, by betting."""
 
     interval: Interval
-    """Interval that holds at every look at once, with the level's probability."""
+    """Interval that holds at every look at once."""
     decided_after: int | None
-    """Values until the interval left out `null` for good; None = it has not."""
+    """Values until the interval left out 0 for good; None = it has not."""
     verdict: Verdict
-    """Verdict on the mean against `null`."""
+    """Verdict on the mean against 0."""
 
 
-def bet(
-    values: Sequence[float] | Numbers,
-    *,
-    bounds: tuple[float, float],
-    null: float = 0.0,
-    level: float = 0.95,
-    horizon: int,
-) -> Bet:
+def bet(values: Sequence[float] | Numbers, *, bounds: tuple[float, float], horizon: int) -> Bet:
     """Judge the mean of bounded values that come one after the other, in any random order, after each of them.
 
     Against each candidate mean m a gambler stakes on "more" and another on "less", half of the money each; who is right
-    by chance cannot make 1 / (1 - level) of it, however often one looks (Ville 1939). The candidates that nobody became
+    by chance cannot make 1 / (1 - LEVEL) of it, however often one looks (Ville 1939). The candidates that nobody became
     rich against are the interval: the hedged capital process of Waudby-Smith & Ramdas (2023, "Estimating means of
     bounded random variables by betting", arXiv 2010.09686). Stakes are those for a test of `horizon` values in all;
     with more or fewer it holds as well, and sees less. No distribution is assumed.
@@ -117,8 +110,8 @@ def bet(
     low, high = bounds
     raw = np.asarray(values, dtype=np.float64)
     scaled = (raw - low) / (high - low)
-    candidates = np.append(np.linspace(0.0, 1.0, GRID), (null - low) / (high - low))
-    is_out = _richest(scaled, candidates, level=level, horizon=horizon) >= -math.log(1.0 - level)
+    candidates = np.append(np.linspace(0.0, 1.0, GRID), (0.0 - low) / (high - low))
+    is_out = _richest(scaled, candidates, horizon) >= -math.log(1.0 - LEVEL)
     ever: NDArray[np.bool_] = np.asarray(is_out.any(axis=0))
     remaining = low + (high - low) * candidates[:-1][~ever[:-1]]
     mean = float(raw.mean())
@@ -126,18 +119,18 @@ def bet(
     decided, verdict = None, Verdict.NOT_ENOUGH
     if ever[-1]:
         decided = int(np.argmax(is_out[:, -1])) + 1
-        verdict = Verdict.BETTER if raw[:decided].mean() > null else Verdict.WORSE
+        verdict = Verdict.BETTER if raw[:decided].mean() > 0.0 else Verdict.WORSE
     return Bet(interval=Interval(mean=mean, low=edge[0], high=edge[1]), decided_after=decided, verdict=verdict)
 
 
-def _richest(values: Numbers, candidates: Numbers, *, level: float, horizon: int) -> Numbers:
+def _richest(values: Numbers, candidates: Numbers, horizon: int) -> Numbers:
     """Log of the hedged capital, `[after][candidate]`."""
     count = np.arange(1, len(values) + 1)
     # mean and variance before each value: those so far with one of 1/2 ahead of them, whose variance counts as 1/4
     means = (0.5 + np.cumsum(values)) / (count + 1)
     variances = (0.25 + np.cumsum((values - means) ** 2)) / (count + 1)
     before = np.concatenate([[0.25], variances[:-1]])
-    stakes = np.sqrt(2.0 * math.log(2.0 / (1.0 - level)) / (before * horizon))[:, None]
+    stakes = np.sqrt(2.0 * math.log(2.0 / (1.0 - LEVEL)) / (before * horizon))[:, None]
     with np.errstate(divide="ignore"):
         more = np.minimum(stakes, LARGEST_BET / candidates)
         less = np.minimum(stakes, LARGEST_BET / (1.0 - candidates))
@@ -146,7 +139,7 @@ def _richest(values: Numbers, candidates: Numbers, *, level: float, horizon: int
     return np.asarray(capital.max(axis=0) - math.log(2.0))
 
 
-def sign_flip_p(differences: Sequence[float] | Numbers, *, seed: int = 0) -> float:
+def sign_flip_p(differences: Sequence[float] | Numbers) -> float:
     """P-value of a mean difference: the chance of one as large where both policies are alike, since each task's
     difference might then as well have the other sign. All flips of few differences are tried, 9,999 random ones of many
     (Fisher 1935; Phipson & Smyth 2010 for the + 1)."""
@@ -154,7 +147,7 @@ def sign_flip_p(differences: Sequence[float] | Numbers, *, seed: int = 0) -> flo
     if len(numbers) <= EXACT:
         signs = 1.0 - 2.0 * ((np.arange(2 ** len(numbers))[:, None] >> np.arange(len(numbers))) & 1)
         return float(np.mean(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12))
-    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(FLIPS, len(numbers)))
+    signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), size=(FLIPS, len(numbers)))
     return float((1 + np.sum(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12)) / (FLIPS + 1))
 
 

@@ -56,10 +56,10 @@ async def read_rollouts(run: StoredRun, rollout_ids: Sequence[str]) -> tuple[lis
     return rollouts, [branches[key] for key in sorted(branches)]
 
 
-def find_measured(folder: Path, rollout_ids: Collection[str] | None = None) -> dict[str, Path]:
+def find_measured(folder: Path, rollout_ids: Collection[str]) -> dict[str, Path]:
     """Folders where `lightningrl branch` left branches last, by rollout."""
     stores = sorted(folder.glob("branches/step-*/*/store.sqlite"))
-    return {path.parent.name: path.parent for path in stores if rollout_ids is None or path.parent.name in rollout_ids}
+    return {path.parent.name: path.parent for path in stores if path.parent.name in rollout_ids}
 
 
 async def read_measured(folder: Path) -> list[Trajectory]:
