@@ -14,8 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightningrl.plugins import hookimpl, load_plugins
-from lightningrl.types import Trajectory
+from lightningrl.plugins import load_plugins
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.checks import build_checked
 from lightningrl_training.commands.init import init_command
@@ -28,23 +27,12 @@ COMMAND = "lightningrl train first"
 WIDTH = 88
 
 
-class Watcher:
-    """Hands the panel its sample."""
-
-    def __init__(self, progress: LiveProgress) -> None:
-        self._progress = progress
-
-    @hookimpl
-    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
-        self._progress.rollout(trajectory)
-
-
 def main(folder: Path) -> None:
     init_command(folder / "first")
     recipe, plugins = load_recipe(folder / "first", {}), load_plugins()
     parts = build_checked(recipe, plugins)
     progress = LiveProgress(Console(width=WIDTH, stderr=True))
-    plugins.register(Watcher(progress))
+    plugins.register(progress)
     run = RunFolder.create(folder / "run", recipe, str(folder / "first"), {}, models=parts.models, overwrite=False)
     try:
         with progress:

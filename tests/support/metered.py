@@ -62,15 +62,15 @@ def slowness() -> float:
     return max(1.0, min(took) / _YARDSTICK_S)
 
 
-class Ticks(metrics.Vitals):
+class Ticks(metrics.ServerMetrics):
     """The server's own watch, a thousand times a second, shown to another process."""
 
-    async def watch(self) -> None:
+    async def watch(self, interval_s: float = _TICK_S) -> None:
         with Path(os.environ["PAUSE_GAUGE"]).open("r+b") as file, mmap.mmap(file.fileno(), _GAUGE.size) as gauge:
             for number in itertools.count(1):
                 clock, cpu = time.perf_counter(), time.process_time()
-                await asyncio.sleep(_TICK_S)
-                pause = min(time.perf_counter() - clock - _TICK_S, time.process_time() - cpu)
+                await asyncio.sleep(interval_s)
+                pause = min(time.perf_counter() - clock - interval_s, time.process_time() - cpu)
                 _GAUGE.pack_into(gauge, 0, number, max(pause, _GAUGE.unpack_from(gauge)[1]))
 
 
@@ -172,5 +172,5 @@ async def metered_server(folder: Path, *, context_length: int = 32_768) -> Async
 
 
 if __name__ == "__main__":
-    metrics.Vitals = Ticks  # type: ignore[misc]
+    metrics.ServerMetrics = Ticks  # type: ignore[misc]
     sys.exit(process.main())

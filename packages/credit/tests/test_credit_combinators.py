@@ -317,7 +317,7 @@ def test_evidence_is_asked_for_again_where_a_part_or_its_file_has_changed(folder
         part = {"use": "mixed_credit.py:Mine", "options": {"scale": scale}}
         return built(folder, "sum", {"parts": ["grpo", {"use": "clip", "options": {"of": part, "at": 1.0}}]})[
             0
-        ]._digests["credit"]
+        ].digests["credit"]
 
     before = digest(1.0)
     assert digest(1.0) == before

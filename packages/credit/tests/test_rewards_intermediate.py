@@ -511,7 +511,7 @@ def test_a_potential_that_pays_nothing_is_taken_beside_a_critic(
 def test_a_potential_is_computed_anew_where_the_credit_discounts_otherwise(tmp_path: Path) -> None:
     def digest(gamma: float) -> str:
         credit = {"use": "turns", "options": {"gamma": gamma}}
-        return make_evaluator(tmp_path, credit=credit, **POTENTIALS[0])._digests["intermediate_rewards.air"]
+        return make_evaluator(tmp_path, credit=credit, **POTENTIALS[0]).digests["intermediate_rewards.air"]
 
     assert digest(0.5) == digest(0.5) != digest(0.9)
 

@@ -77,7 +77,10 @@ def test_a_key_that_no_header_can_carry_is_refused_by_the_name_of_its_variable(
         with pytest.raises(ConfigError, match=r"'MINE' holds what no HTTP header can carry") as refused:
             read()
         assert "sk-" not in str(refused.value)
-    for make in (lambda: Judge(base_url="http://h", model="m", api_key=key), lambda: ServerClient("http://h", key)):
+    for make in (
+        lambda: Judge(JudgeConfig(base_url="http://h", model="m"), key),
+        lambda: ServerClient("http://h", key),
+    ):
         with pytest.raises(ConfigError, match="no HTTP header can carry") as refused:
             make()
         assert "sk-" not in str(refused.value)
@@ -177,7 +180,7 @@ def test_nobody_that_holds_a_key_shows_it() -> None:
     for holder in (
         lease,
         Upstream(base_url="https://h", api_key=KEY),
-        Judge(base_url="http://h", model="m", api_key=KEY),
+        Judge(JudgeConfig(base_url="http://h", model="m"), KEY),
     ):
         assert KEY not in repr(holder)
 
@@ -273,7 +276,7 @@ async def test_a_provider_that_says_the_key_again_is_heard_without_it(
 async def test_a_judge_that_says_the_key_again_is_recorded_without_it() -> None:
     async with serving(Starlette(routes=[Route("/{rest:path}", told_again, methods=["POST"])])) as url:
         for how in ("badly", "well", "in pieces", "compressed"):
-            questions = Questions(Judge(base_url=url, model="m", api_key=KEY, retries=0))
+            questions = Questions(Judge(JudgeConfig(base_url=url, model="m", retries=0), KEY))
             with pytest.raises(JudgeError) as failed:
                 await questions(how)
             assert "***" in str(failed.value)
@@ -319,7 +322,7 @@ async def test_a_judges_answer_of_any_depth_is_read_or_is_its_failure(levels: in
         return Response(b'{"choices": [{"message": {"content": "5"}}], "more": ' + b"[" * levels + b"]" * levels + b"}")
 
     async with serving(Starlette(routes=[Route("/{rest:path}", deep, methods=["POST"])])) as url:
-        questions = Questions(Judge(base_url=url, model="m", api_key=KEY, retries=0))
+        questions = Questions(Judge(JudgeConfig(base_url=url, model="m", retries=0), KEY))
         with pytest.raises(JudgeError, match="answered without a text"):
             await questions("how good?")
         (asked,) = questions.asked
@@ -335,7 +338,7 @@ async def test_what_is_compressed_is_read_to_its_end_or_is_a_failure(how: str) -
         return Response(body[:-9] if how == "cut" else body, headers={"content-encoding": "gzip"})
 
     async with serving(Starlette(routes=[Route("/{rest:path}", compressed, methods=["POST"])])) as url:
-        questions = Questions(Judge(base_url=url, model="m", retries=0))
+        questions = Questions(Judge(JudgeConfig(base_url=url, model="m", retries=0)))
         if how == "cut":
             with pytest.raises(JudgeError, match="its answer ends in the midst"):
                 await questions("how good?")
@@ -348,7 +351,7 @@ async def test_no_more_than_a_megabyte_of_a_judges_answer_is_read(how: str) -> N
     import resource
 
     async with serving(Starlette(routes=[Route("/{rest:path}", bomb, methods=["POST"])])) as url:
-        questions = Questions(Judge(base_url=url, model="m", retries=0))
+        questions = Questions(Judge(JudgeConfig(base_url=url, model="m", retries=0)))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with pytest.raises(
             JudgeError, match="HTTP 500" if how == "error" else f"its answer has more than {LONGEST_ANSWER} bytes"

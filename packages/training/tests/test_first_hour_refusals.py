@@ -121,7 +121,7 @@ def test_a_hub_name_that_cannot_be_fetched_is_refused_before_a_run_folder(
     assert "'nobody/no-such-model' is not in this machine's Hugging Face cache" in refused(
         here, **{"policy.model": "nobody/no-such-model"}
     )
-    check_on_hub({"policy": str(here / "model")})
+    check_on_hub("policy", str(here / "model"))
 
 
 PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

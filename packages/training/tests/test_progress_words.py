@@ -61,7 +61,7 @@ def test_each_policy_that_is_trained_has_its_loss() -> None:
 def test_a_validation_shows_what_an_agent_answered() -> None:
     progress, said = lines(40)
     (trajectory,) = make_group((0.0,), rewards=(1.0,)).trajectories
-    progress.rollout(trajectory)
+    progress.lightningrl_rollout_finished(trajectory)
     progress.validated(0, {"reward": 0.5}, {"succeeded": 1})
     score, outcomes, sample = said.getvalue().splitlines()
     assert (score, outcomes.strip()) == ("validation after step 0: score 0.500", "[1 succeeded]")

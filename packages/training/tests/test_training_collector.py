@@ -183,9 +183,8 @@ class Scene:
         )
 
     def collector(self, *, in_order: bool) -> Collector:
-        return Collector(
-            self.server, Parts.build(self.recipe(), load_plugins()).evaluator, self.start_workers, in_order=in_order
-        )
+        evaluator = Parts.build(self.recipe(), load_plugins()).evaluator
+        return Collector(rollouts=self.server, evaluator=evaluator, start_workers=self.start_workers, in_order=in_order)
 
     async def start_workers(self) -> None:
         self.started += 1

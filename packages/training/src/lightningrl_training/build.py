@@ -51,7 +51,7 @@ from lightningrl_training.part_checks import (
     gather,
 )
 from lightningrl_training.part_digests import digest_parts
-from lightningrl_training.run_sync import call_in_caller
+from lightningrl_training.run_sync import in_caller
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import TaskSets
 
@@ -77,20 +77,17 @@ class Parts:
     """A sentence for each policy that cannot be offered tools."""
 
     @classmethod
+    @in_caller
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
         """Build the parts. Raises ConfigError for whatever cannot be run: a sentence for each part. With `will_run`
         False the backend is not asked whether this machine can run it."""
-        return call_in_caller(partial(cls._build, recipe, plugins, will_run=will_run))
-
-    @classmethod
-    def _build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> Parts:
         models = dict.fromkeys(recipe.all_policies, "")  # the others are looked at, too, where one is not found
         requires: set[str] = set()
         without_tools: list[str] = []
 
         def find_model(name: str) -> None:
             models[name] = resolve_model(name, recipe.all_policies[name], recipe.folder)
-            check_lengths(recipe, {name: models[name]})
+            check_lengths(recipe, name, models[name])
             if (why := check_rendering(name, recipe.all_policies[name], models[name])) is not None:
                 without_tools.append(why)
 
@@ -123,15 +120,12 @@ class Parts:
         )
 
 
+@in_caller
 def build_credit(
     recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None
 ) -> tuple[Evaluator, Scorer]:
     """The evaluator and the scorer that the recipe asks for; `models` by policy, for its tokenizers. Raises ConfigError
     or PluginError."""
-    return call_in_caller(partial(_build_credit, recipe, plugins, models or {}))
-
-
-def _build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str]) -> tuple[Evaluator, Scorer]:
     *parts, assigner, judge, _, _ = gather(
         *(partial(_reward, name, recipe, plugins) for name in recipe.rewards),
         *(partial(_turn_reward, name, recipe, plugins) for name in recipe.intermediate_rewards),
@@ -153,7 +147,7 @@ def _build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, s
         plugins=plugins,
         digests=digest_parts(recipe, rewards, intermediate, assigner),
         judge=judge,
-        policies=PolicyQueries(models, max_tokens=recipe.credit.max_tokens),
+        policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
     )
     return evaluator, build_scorer(
         recipe, assigner, farmed=[name for name, turn in intermediate.items() if not turn.is_potential]
@@ -304,7 +298,7 @@ def _judge(recipe: Recipe) -> Judge | None:
     if config is None:
         return None
     key = None if config.api_key_env is None else read_key(config.api_key_env, os.environ, where="judge")
-    return Judge(api_key=key, **config.model_dump(exclude={"api_key_env"}))
+    return Judge(config, key)
 
 
 def build_backends(

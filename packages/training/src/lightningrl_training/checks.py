@@ -57,7 +57,7 @@ def _check_logger(name: str, recipe: Recipe, plugins: PluginManager) -> None:
 
 
 def _check_on_hub(recipe: Recipe, policy: str) -> None:
-    check_on_hub({policy: resolve_model(policy, recipe.all_policies[policy], recipe.folder)})
+    check_on_hub(policy, resolve_model(policy, recipe.all_policies[policy], recipe.folder))
 
 
 def _check_store(database: str | None) -> None:

@@ -78,36 +78,32 @@ class _Order:
     ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
 
 
+@dataclass(kw_only=True, eq=False)
 class Collector:
     """The groups that are out: ordered, and not taken yet. Make it on the loop that uses it, and close it there."""
 
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        evaluator: Evaluator,
-        start_workers: Callable[[], Awaitable[None]],
-        *,
-        in_order: bool = True,
-        plan_branches: Callable[[Sequence[Trajectory]], Sequence[RolloutSpec]] = lambda rewarded: (),
-    ) -> None:
-        """`start_workers` is awaited where the store does not have what is ordered yet. `in_order`: groups are taken in
-        the order of their positions; else as they are finished. `plan_branches`: what else is to run before a rewarded
-        group is whole."""
-        self._rollouts = rollouts
-        self._evaluator = evaluator
-        self._start_workers = start_workers
-        self._in_order = in_order
-        self._plan_branches = plan_branches
-        self._out: dict[int, _Order] = {}
-        """In the order of their positions."""
-        self._ready: dict[int, RewardedGroup] = {}
-        """In the order in which they were finished."""
-        self._last: int | None = None
-        """The last position that somebody waits for, where more is out; None = all are as good."""
-        self._changed, self._arrived = asyncio.Event(), asyncio.Event()
-        self._failure: BaseException | None = None
-        self._scores = _Batches(rollouts.set_scores)
-        self._tasks: set[asyncio.Task[None]] = set()
+    rollouts: Rollouts
+    evaluator: Evaluator
+    start_workers: Callable[[], Awaitable[None]]
+    """Awaited where the store does not have what is ordered yet."""
+    in_order: bool = True
+    """Groups are taken in the order of their positions; else as they are finished."""
+    plan_branches: Callable[[Sequence[Trajectory]], Sequence[RolloutSpec]] = lambda rewarded: ()
+    """Rollouts that are to run before a rewarded group is whole."""
+    _out: dict[int, _Order] = field(init=False, default_factory=dict[int, _Order])
+    """In the order of their positions."""
+    _ready: dict[int, RewardedGroup] = field(init=False, default_factory=dict[int, RewardedGroup])
+    """In the order in which they were finished."""
+    _last: int | None = field(init=False, default=None)
+    """The last position that somebody waits for, where more is out; None = all are as good."""
+    _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _arrived: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _failure: BaseException | None = field(init=False, default=None)
+    _scores: _Batches = field(init=False)
+    _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set[asyncio.Task[None]])
+
+    def __post_init__(self) -> None:
+        self._scores = _Batches(self.rollouts.set_scores)
         self._do(self._watch())
 
     @property
@@ -118,7 +114,7 @@ class Collector:
     def ended(self, groups: int) -> int:
         """Rollouts that have ended, of the next so many groups to be taken."""
         counts = [len(order.ended) for order in self._out.values()]
-        return sum((counts if self._in_order else sorted(counts, reverse=True))[:groups])
+        return sum((counts if self.in_order else sorted(counts, reverse=True))[:groups])
 
     async def order(self, groups: Mapping[int, Sequence[RolloutSpec]]) -> None:
         """Have these groups collected, by their positions. What the store has already is not collected again."""
@@ -126,14 +122,14 @@ class Collector:
         if not specs:
             return
         ids, now = [spec.id for spec in specs], time.monotonic()
-        is_new = await self._rollouts.create_rollouts(specs) == len(specs)
-        ended = set() if is_new else set(await self._rollouts.wait(ids, 0.0))
+        is_new = await self.rollouts.create_rollouts(specs) == len(specs)
+        ended = set() if is_new else set(await self.rollouts.wait(ids, 0.0))
         for position, group in groups.items():
             names = tuple(spec.id for spec in group)
             self._out[position] = _Order(ids=names, at=now, is_replay=ended.issuperset(names))
         self._changed.set()
         if len(ended) < len(ids):
-            await self._start_workers()
+            await self.start_workers()
 
     async def run_again(self, groups: Sequence[RewardedGroup], timeout_s: float) -> None:
         """Order groups that were taken anew; those of their rollouts that failed are run again."""
@@ -142,21 +138,21 @@ class Collector:
             group.position: _Order(ids=tuple(rollout.rollout_id for rollout in group.trajectories), at=now)
             for group in groups
         }
-        await self._rollouts.retry([name for order in again.values() for name in order.ids], timeout_s)
+        await self.rollouts.retry([name for order in again.values() for name in order.ids], timeout_s)
         self._out = dict(sorted({**self._out, **again}.items()))
         self._changed.set()
-        await self._start_workers()
+        await self.start_workers()
 
     async def take(self, wanted: int = 1, show: Callable[[], None] = lambda: None) -> RewardedGroup:
         """The next of so many `wanted` groups; `show` is called whenever rollouts have ended meanwhile. Raises what a
         reward or the server raised for good."""
-        self._wait_for(tuple(self._out)[wanted - 1] if self._in_order and wanted < len(self._out) else None)
+        self._wait_for(tuple(self._out)[wanted - 1] if self.in_order and wanted < len(self._out) else None)
         while True:
             if self._failure is not None:
                 if not isinstance(self._failure, ServerError):
                     await self._scores.send()
                 raise self._failure
-            position = next(iter(self._out if self._in_order else self._ready), None)
+            position = next(iter(self._out if self.in_order else self._ready), None)
             if position in self._ready:
                 del self._out[position]
                 if wanted == 1:
@@ -208,7 +204,7 @@ class Collector:
             }
             finished = await self._poll(tuple(place), [len(order.ids) - len(order.ended) for order in orders.values()])
             for start in range(0, len(finished), FETCH):
-                for trajectory in await self._rollouts.trajectories(finished[start : start + FETCH]):
+                for trajectory in await self.rollouts.trajectories(finished[start : start + FETCH]):
                     name = trajectory.rollout_id
                     order = self._out[place[name]]
                     order.ended[name] = trajectory
@@ -226,8 +222,8 @@ class Collector:
             return ()
         # in order, all of them are wanted: some at a time, so that rewards begin early; else the first that completes
         # a group
-        some = max(len(waiting) // 2, max(missing)) if self._in_order else min(count for count in missing if count)
-        poll = asyncio.create_task(self._rollouts.wait(waiting, POLL_S, min(some, FETCH)))
+        some = max(len(waiting) // 2, max(missing)) if self.in_order else min(count for count in missing if count)
+        poll = asyncio.create_task(self.rollouts.wait(waiting, POLL_S, min(some, FETCH)))
         try:
             await asyncio.wait({changed, poll}, return_when=asyncio.FIRST_COMPLETED)
             return tuple(poll.result()) if poll.done() else ()
@@ -237,8 +233,8 @@ class Collector:
 
     async def _reward(self, position: int, order: _Order) -> None:
         ended_at = time.monotonic()
-        rewarded = await self._evaluator.reward([order.ended[name] for name in order.ids], self._scores)
-        branches = await self._branch(self._plan_branches(rewarded))
+        rewarded = await self.evaluator.reward([order.ended[name] for name in order.ids], self._scores)
+        branches = await self._branch(self.plan_branches(rewarded))
         self._ready[position] = RewardedGroup(
             position=position,
             trajectories=tuple(rewarded),
@@ -255,9 +251,9 @@ class Collector:
         if not specs:
             return ()
         ids = [spec.id for spec in specs]
-        await self._rollouts.create_rollouts(specs)
-        await self._start_workers()
-        return await self._evaluator.reward(await fetch_ended(self._rollouts, ids), self._scores)
+        await self.rollouts.create_rollouts(specs)
+        await self.start_workers()
+        return await self.evaluator.reward(await fetch_ended(self.rollouts, ids), self._scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,7 +265,6 @@ class Phase:
     """`step 3`, in sentences."""
     group_size: int
     collector: Collector
-    evaluator: Evaluator
     show: Callable[[str, int, int], None]
     """Told name, rollouts that have ended, and all of them."""
     remedy: str
@@ -288,7 +283,7 @@ class Phase:
             group = await self.collector.take(missing, show)
             if any(trajectory.unrewarded is not None for trajectory in group.trajectories):
                 rewarded = [trajectory for each in (*taken, group) for trajectory in each.trajectories]
-                self.evaluator.check_failures(rewarded, to_come=to_come - self.group_size)
+                self.collector.evaluator.check_failures(rewarded, to_come=to_come - self.group_size)
         except RewardError as error:
             raise RewardError(f"{self.where}: {error}; {self.remedy}") from None
         return group

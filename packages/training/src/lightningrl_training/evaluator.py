@@ -1,10 +1,8 @@
 """Asks for the rewards of finished trajectories, and for the evidence that credit needs of them.
 
 trajectories ─► tools' verdicts ─► intermediate rewards ─► terminal rewards ─► evidence ─► Scorer
-                                                                └───────────────────┴─► kept as they are made: a resumed
-                                                                run asks
-                                                                                        none again whose digest is the
-                                                                                        same
+                                       kept as they are made ◄────┴────────────────┘
+                                       a resumed run asks none again whose digest is the same
 """
 
 from __future__ import annotations
@@ -41,42 +39,34 @@ KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
 """Keeps scores, durably once it returns."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Evaluator:
     """Asks rewards for values, and judges, critics and policies for evidence."""
 
-    def __init__(
-        self,
-        *,
-        rewards: RewardSet,
-        intermediate: Mapping[str, TurnReward],
-        credit: CreditAssigner,
-        outcomes: OutcomesConfig,
-        plugins: PluginManager,
-        digests: Mapping[str, str] | None = None,
-        judge: Judge | None = None,
-        policies: PolicyQueries | None = None,
-    ) -> None:
-        """`credit`: whose evidence is heard, where it wants any. `digests`: of the parts, by the recipe's key."""
-        self._rewards = rewards
-        self._intermediate = intermediate
-        self._credit = credit
-        self._outcomes = outcomes
-        self._plugins = plugins
-        self._digests = dict(digests or {})
-        self._judge = judge
-        self.policies = policies or PolicyQueries({})
-        """The run's policies, as evidence asks them; they are connected once their backends are built."""
-        self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
-        self._threads = DaemonThreads(1)
-        self._processes = FunctionProcesses(
-            {"calls": (partial(_pay_calls, dict(intermediate)), 1)} if intermediate else {}
-        )
+    rewards: RewardSet
+    intermediate: Mapping[str, TurnReward]
+    credit: CreditAssigner
+    """Its evidence is heard, where it wants any."""
+    outcomes: OutcomesConfig
+    plugins: PluginManager
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests of the parts, by the recipe's key."""
+    judge: Judge | None = None
+    policies: PolicyQueries = field(default_factory=lambda: PolicyQueries({}))
+    """The run's policies, as evidence asks them; they are connected once their backends are built."""
+    _witnesses: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(WITNESSES_AT_ONCE))
+    _threads: DaemonThreads = field(init=False, default_factory=lambda: DaemonThreads(1))
+    _processes: FunctionProcesses = field(init=False)
+
+    def __post_init__(self) -> None:
+        calls = {"calls": (partial(_pay_calls, dict(self.intermediate)), 1)} if self.intermediate else {}
+        self._processes = FunctionProcesses(calls)
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """`evaluate`, and tell whoever watches rollouts."""
         rewarded = await self.evaluate(trajectories, keep)
         for trajectory in rewarded:
-            self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
+            self.plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
         return rewarded
 
     async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
@@ -87,14 +77,14 @@ class Evaluator:
         together: dict[str, list[str]] = {}
         """Rollouts that a witness sees at once."""
         for trajectory, _ in called:
-            key = trajectory.group_id if isinstance(self._credit, GroupWitness) else trajectory.rollout_id
+            key = trajectory.group_id if isinstance(self.credit, GroupWitness) else trajectory.rollout_id
             together.setdefault(key, []).append(trajectory.rollout_id)
 
         async def hear(names: Sequence[str]) -> list[Trajectory]:
             rewarded = [await rewards[name] for name in names]
-            if isinstance(self._credit, Witness | GroupWitness):
+            if isinstance(self.credit, Witness | GroupWitness):
                 async with self._witnesses:
-                    rewarded = await self._add_evidence(self._credit, rewarded, keep)
+                    rewarded = await self._add_evidence(self.credit, rewarded, keep)
             return rewarded
 
         try:
@@ -111,45 +101,39 @@ class Evaluator:
 
     def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
         """Raise RewardError where more rewards failed than the recipe allows, even if none of those `to_come` fails."""
-        asked = to_come + sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in rewarded)
+        asked = to_come + sum(self.outcomes.is_trained(trajectory.outcome) for trajectory in rewarded)
         failed = [trajectory for trajectory in rewarded if trajectory.unrewarded is not None]
-        if len(failed) > self._outcomes.max_failed_rewards * asked:
+        if len(failed) > self.outcomes.max_failed_rewards * asked:
             raise RewardError(
                 f"a reward or evidence failed on {len(failed)} of {asked} rollouts, more than "
-                f"outcomes.max_failed_rewards = {self._outcomes.max_failed_rewards:g} of them; last, on "
+                f"outcomes.max_failed_rewards = {self.outcomes.max_failed_rewards:g} of them; last, on "
                 f"{failed[-1].rollout_id!r}: {failed[-1].unrewarded}; mend it, or raise the limit; what was rewarded "
                 "is kept and not asked again"
             )
 
     async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None, failure: str | None) -> Trajectory:
         """`failure`: of an intermediate reward."""
-        if not self._outcomes.is_trained(trajectory.outcome):
+        if not self.outcomes.is_trained(trajectory.outcome):
             return replace(trajectory, reward=None, unrewarded=None)
+
+        rollout, attempt = trajectory.rollout_id, trajectory.attempt
 
         async def keep_value(name: str, value: float | None) -> None:
             if keep is not None:
                 digests = self._digests_of(f"rewards.{name}")
-                await keep(
-                    [
-                        Score(
-                            rollout_id=trajectory.rollout_id,
-                            attempt=trajectory.attempt,
-                            rewards={name: value},
-                            digests=digests,
-                        )
-                    ]
-                )
+                score = Score(rollout_id=rollout, attempt=attempt, rewards={name: value}, digests=digests)
+                await keep([score])
 
         recorded = {
             name: trajectory.rewards[name]
-            for name in self._rewards.weights.names
+            for name in self.rewards.weights.names
             if name in trajectory.rewards
-            and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
+            and trajectory.digests.get(f"rewards.{name}", "") == self.digests.get(f"rewards.{name}")
         }
-        result = await self._rewards.score(trajectory, earlier=recorded, keep=keep_value)
+        result = await self.rewards.score(trajectory, earlier=recorded, keep=keep_value)
         keys = (
             *(f"rewards.{name}" for name in result.values),
-            *(f"intermediate_rewards.{name}" for name in self._intermediate),
+            *(f"intermediate_rewards.{name}" for name in self.intermediate),
         )
         digests = self._digests_of(*keys)
         if "credit" in trajectory.digests:  # of its evidence
@@ -170,7 +154,7 @@ class Evaluator:
         digests = self._digests_of("credit")
         if all(rollout.evidence is not None and digests.items() <= rollout.digests.items() for rollout in asked):
             return list(trajectories)
-        services = RolloutServices(self._judge, self.policies, *asked)
+        services = RolloutServices(self.judge, self.policies, *asked)
         pieces: Sequence[Evidence | None]
         failure = None
         try:
@@ -209,7 +193,7 @@ class Evaluator:
         return [heard.get(rollout.rollout_id, rollout) for rollout in trajectories]
 
     def _digests_of(self, *keys: str) -> dict[str, str]:
-        return {key: self._digests[key] for key in keys if key in self._digests}
+        return {key: self.digests[key] for key in keys if key in self.digests}
 
     async def _reward_all_calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, str | None]]:
         """Give each trajectory its tools' verdicts and its turn rewards; where a reward failed none, and the reason.
@@ -228,12 +212,12 @@ class Evaluator:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                names = ", ".join(map(repr, self._intermediate)) or "lightningrl_classify_tool_result"
+                names = ", ".join(map(repr, self.intermediate)) or "lightningrl_classify_tool_result"
                 who = f"intermediate rewards ({names}) of {len(trajectories)} rollouts"
                 raise RewardError(f"{who} took more than {LONGEST_SCORE_S:g} s; mend the slow one") from None
 
         def classify() -> list[Trajectory]:
-            return [classify_tools(trajectory, self._plugins) for trajectory in trajectories]
+            return [classify_tools(trajectory, self.plugins) for trajectory in trajectories]
 
         async def pay(trajectory: Trajectory) -> _Payment:
             try:
@@ -244,7 +228,7 @@ class Evaluator:
         classified: list[Trajectory] = await ask(
             lambda start: self._threads.run(classify, on_start=start, name="of-calls")
         )
-        if not self._intermediate:
+        if not self.intermediate:
             return [(_with_payment(trajectory, {}), None) for trajectory in classified]
         paid: list[tuple[Trajectory, str | None]] = []
         for trajectory in classified:

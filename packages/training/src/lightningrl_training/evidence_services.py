@@ -195,14 +195,9 @@ class RolloutServices(Questions):
         reference: bool = False,
     ) -> Array:
         """log π(token | context, tokens before) at temperature 1, one per token, float32."""
-        continuation = Continuation(context=_ids(context), tokens=_ids(tokens))
-        if not len(continuation.tokens):
+        if not len(tokens):
             return np.zeros(0, np.float32)
-        if not len(continuation.context):
-            raise BackendError(
-                "nothing predicts the first token after an empty context; give a context of at least one token"
-            )
-        self._spend(len(continuation.context) + len(continuation.tokens))
+        continuation = self._continue(context, tokens, "nothing predicts the first token after an empty context")
         return await self._policies.logprobs(self, self._policy(policy), continuation, reference=reference)
 
     async def values(self, contexts: Sequence[Sequence[int] | IntArray], *, policy: str | None = None) -> Array:
@@ -214,10 +209,7 @@ class RolloutServices(Questions):
         self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None
     ) -> Array:
         """The critic's value after the context and after each token, float32: one more than there are tokens."""
-        continuation = Continuation(context=_ids(context), tokens=_ids(tokens))
-        if not len(continuation.context):
-            raise BackendError("there is nothing to value in an empty context; give a context of at least one token")
-        self._spend(len(continuation.context) + len(continuation.tokens))
+        continuation = self._continue(context, tokens, "there is nothing to value in an empty context")
         return await self._policies.values(self, self._policy(policy), continuation)
 
     async def encode(self, text: str, *, policy: str | None = None) -> list[int]:
@@ -233,17 +225,19 @@ class RolloutServices(Questions):
         calls = self._trajectories[0].transitions
         return name or next((call.policy for call in calls if call.trainable), calls[0].policy)
 
-    def _spend(self, tokens: int) -> None:
-        self._read += tokens
+    def _continue(
+        self, context: Sequence[int] | IntArray, tokens: Sequence[int] | IntArray, if_empty: str
+    ) -> Continuation:
+        """Take tokens after a context from the budget."""
+        if not len(context):
+            raise BackendError(f"{if_empty}; give a context of at least one token")
+        self._read += len(context) + len(tokens)
         most = self._policies.max_tokens
         if self._read > most * len(self._trajectories):
             raise BackendError(
                 f"a rollout's evidence may read {most} tokens of policies and critics; raise credit.max_tokens"
             )
-
-
-def _ids(tokens: Sequence[int] | IntArray) -> IntArray:
-    return np.asarray(tokens, dtype=np.int32)
+        return Continuation(context=np.asarray(context, dtype=np.int32), tokens=np.asarray(tokens, dtype=np.int32))
 
 
 def _checked(values: Any, shape: tuple[int, ...], what: str) -> Array:

@@ -17,6 +17,7 @@ import httpx
 from lightningrl.credentials import check_key
 from lightningrl.errors import JudgeError
 from lightningrl.keys import Mask
+from lightningrl.recipe_tables import JudgeConfig
 from lightningrl.sanitize import clean_text, parse_json
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_server.inflate import UNCOMPRESSED, read_at_most
@@ -37,36 +38,20 @@ _KEPT_CHARACTERS: Final = 100_000
 class Judge:
     """One endpoint and model. Used on one event loop."""
 
-    def __init__(
-        self,
-        *,
-        base_url: str,
-        model: str,
-        api_key: str | None = None,
-        concurrency: int = 8,
-        retries: int = 4,
-        timeout_s: float = 60.0,
-        max_calls: int = 64,
-        max_tokens: int = 100_000,
-    ) -> None:
-        """`concurrency`: calls under way at a time, of all rollouts together. `max_calls`, `max_tokens` (of prompts and
-        answers, as the endpoint counts them): what one rollout may use."""
+    def __init__(self, config: JudgeConfig, api_key: str | None = None) -> None:
+        """Raises ConfigError for a key that no header can carry."""
         api_key = None if api_key is None else check_key(api_key, "the judge's api_key")
-        self.base_url = base_url.rstrip("/")
-        self.model = model
+        self.config = config
+        self.base_url = config.base_url.rstrip("/")
         self.headers = UNCOMPRESSED | ({} if api_key is None else {"authorization": f"Bearer {api_key}"})
         self.mask = Mask([api_key])
         """For whatever leaves: an endpoint may say the key again."""
-        self.places = asyncio.Semaphore(concurrency)
+        self.places = asyncio.Semaphore(config.concurrency)
         self._certificates = httpx.create_ssl_context()  # takes tens of milliseconds, so once
-        self.retries = retries
-        self.timeout_s = timeout_s
-        self.max_calls = max_calls
-        self.max_tokens = max_tokens
 
     def client(self) -> httpx.AsyncClient:
         """For one call."""
-        return httpx.AsyncClient(headers=self.headers, timeout=self.timeout_s, verify=self._certificates)
+        return httpx.AsyncClient(headers=self.headers, timeout=self.config.timeout_s, verify=self._certificates)
 
 
 class Questions:
@@ -87,15 +72,15 @@ class Questions:
         judge = self._judge
         if judge is None:
             raise JudgeError("there is no judge to ask; add a [judge] table with base_url and model")
-        if self._calls >= judge.max_calls * self._rollouts:
-            raise JudgeError(f"a rollout may ask its judge {judge.max_calls} times; raise judge.max_calls")
-        if self._tokens >= judge.max_tokens * self._rollouts:
+        if self._calls >= judge.config.max_calls * self._rollouts:
+            raise JudgeError(f"a rollout may ask its judge {judge.config.max_calls} times; raise judge.max_calls")
+        if self._tokens >= judge.config.max_tokens * self._rollouts:
             raise _too_many(judge)
         self._calls += 1
         dialogue = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        body = {"model": judge.model, "messages": dialogue, **settings}
+        body = {"model": judge.config.model, "messages": dialogue, **settings}
         pause = FIRST_PAUSE_S
-        for left in reversed(range(judge.retries + 1)):
+        for left in reversed(range(judge.config.retries + 1)):
             status, answer, problem, wanted = await self._try(judge, body)
             if problem is None:
                 break
@@ -110,7 +95,7 @@ class Questions:
             raise JudgeError(
                 f"the judge at {judge.base_url!r} answered without a text: {str(answer)[:200]!r}"
             ) from None
-        if self._tokens > judge.max_tokens * self._rollouts:
+        if self._tokens > judge.config.max_tokens * self._rollouts:
             raise _too_many(judge)
         return text
 
@@ -125,7 +110,7 @@ class Questions:
             started_at, clock = time.time(), time.perf_counter()
             try:
                 async with (
-                    asyncio.timeout(judge.timeout_s),
+                    asyncio.timeout(judge.config.timeout_s),
                     judge.client() as client,
                     client.stream("POST", f"{judge.base_url}/{PATH}", json=body) as response,
                 ):
@@ -148,7 +133,7 @@ class Questions:
             OtherCall(
                 kind=OtherCallKind.JUDGE,
                 path=PATH,
-                model=judge.model,
+                model=judge.config.model,
                 status=status,
                 code=code,
                 request=_bounded(body),
@@ -161,7 +146,7 @@ class Questions:
 
 
 def _too_many(judge: Judge) -> JudgeError:
-    return JudgeError(f"a rollout may use {judge.max_tokens} tokens of its judge; raise judge.max_tokens")
+    return JudgeError(f"a rollout may use {judge.config.max_tokens} tokens of its judge; raise judge.max_tokens")
 
 
 def _parse(text: str) -> Any:

@@ -46,8 +46,7 @@ from lightningrl_training.standstill import (
 from lightningrl_training.step_forecast import forecast_step
 from lightningrl_training.step_warnings import StepWarnings
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, note
-from lightningrl_training.task_stream import TaskStream
-from lightningrl_training.tasks import TaskSets, plan_branches, plan_group, plan_validation
+from lightningrl_training.tasks import TaskSets, TaskStream, plan_branches, plan_group, plan_validation
 from lightningrl_viewer.reading.metrics import read_metrics
 
 __all__ = ["ControlPlane", "Trainer"]
@@ -276,7 +275,11 @@ class Trainer:
 
     def _make_collector(self, *, in_order: bool) -> Collector:
         return Collector(
-            self.control, self.evaluator, self.start_workers, in_order=in_order, plan_branches=self._plan_branches
+            rollouts=self.control,
+            evaluator=self.evaluator,
+            start_workers=self.start_workers,
+            in_order=in_order,
+            plan_branches=self._plan_branches,
         )
 
     def _make_phase(self, collector: Collector, name: str, where: str, *, group_size: int) -> Phase:
@@ -285,7 +288,6 @@ class Trainer:
             where=where,
             group_size=group_size,
             collector=collector,
-            evaluator=self.evaluator,
             show=self.progress.phase,
             remedy=self._resume_remedy(),
         )
@@ -314,10 +316,8 @@ class Trainer:
             batch.groups.append(group)
             batch.credited += await asyncio.to_thread(self.scorer.credit, group.trajectories, group.branches)
         await self._fill(collector, 0)
-        order = sorted(range(len(batch.groups)), key=lambda index: batch.groups[index].position)
-        return replace(
-            batch, groups=[batch.groups[index] for index in order], credited=[batch.credited[index] for index in order]
-        )
+        pairs = sorted(zip(batch.groups, batch.credited, strict=True), key=lambda pair: pair[0].position)
+        return replace(batch, groups=[group for group, _ in pairs], credited=[credited for _, credited in pairs])
 
     def _missing(self, batch: _StepBatch) -> int:
         """Groups that the step still wants."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,53 +47,11 @@ def resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: P
     return policy.model
 
 
-def check_on_hub(models: Mapping[str, str]) -> None:
-    """Raise ConfigError for a hub name, by policy, that is neither in this machine's cache nor on the hub. Asks the
-    hub, for seconds."""
-    for name, model in models.items():
-        if not Path(model).is_absolute() and _in_cache(model) is None:
-            _ask_hub(name, model)
-
-
-def check_lengths(recipe: Recipe, models: Mapping[str, str]) -> None:
-    """Raise ConfigError where a completion may be as long as all that the model reads, so that no prompt fits before
-    it."""
-    too_long = []
-    for name, model in models.items():
-        limit = recipe.options_of(recipe.all_policies[name]).get("context_length") or _context_length(model)
-        for table, sampling in (("sampling", recipe.sampling), ("validation.sampling", recipe.validation.sampling)):
-            if isinstance(limit, int) and sampling.max_tokens is not None and sampling.max_tokens >= limit:
-                too_long.append(
-                    f"{table}.max_tokens is {sampling.max_tokens}, but policy {name!r} reads {limit} tokens, prompt "
-                    "and completion together; leave room for the prompt, for example --set "
-                    f"{table}.max_tokens={max(1, limit // 4)}"
-                )
-    if too_long:
-        raise ConfigError(*too_long)
-
-
-def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str) -> str | None:
-    """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does
-    not fit, a template that does not compile, switches that it never reads. Returns why it cannot be offered tools;
-    None = it can, or a model that was not fetched yet will say so later. Reads the tokenizer alone, and fetches
-    nothing."""
-    check_renderer(policy.renderer, name)
-    folder = Path(model)
-    # the usual, without a tokenizer
-    if policy.renderer == "auto" and not policy.chat_template_kwargs and folder.is_absolute():
-        refuse_images(model, name)
-        template = read_template(folder) or ""
-        template_variables(template, f"policy {name!r}")
-        return None if "tool_parser" in template_parsers(template, added_tokens(folder)) else no_tools(name)
-    if not folder.is_absolute() and not _has_tokenizer(model):
-        return None
-    renderer = PolicyRenderer(
-        load_tokenizer(model, is_there=True), policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs
-    )
-    return None if renderer.supports_tools else no_tools(name)
-
-
-def _ask_hub(name: str, model: str) -> None:
+def check_on_hub(name: str, model: str) -> None:
+    """Raise ConfigError where a policy's model is a hub name that is neither in this machine's cache nor on the hub.
+    Asks the hub, for seconds."""
+    if Path(model).is_absolute() or _in_cache(model) is not None:
+        return
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -121,6 +78,41 @@ def _ask_hub(name: str, model: str) -> None:
         raise ConfigError(
             f"{absent}, and the hub does not answer ({' '.join(str(error).split())[:160]}); {fetch}"
         ) from None
+
+
+def check_lengths(recipe: Recipe, name: str, model: str) -> None:
+    """Raise ConfigError where a completion of the policy may be as long as all that its model reads, so that no prompt
+    fits before it."""
+    limit = recipe.options_of(recipe.all_policies[name]).get("context_length") or _context_length(model)
+    too_long = [
+        f"{table}.max_tokens is {sampling.max_tokens}, but policy {name!r} reads {limit} tokens, prompt and completion "
+        f"together; leave room for the prompt, for example --set {table}.max_tokens={max(1, limit // 4)}"
+        for table, sampling in (("sampling", recipe.sampling), ("validation.sampling", recipe.validation.sampling))
+        if isinstance(limit, int) and sampling.max_tokens is not None and sampling.max_tokens >= limit
+    ]
+    if too_long:
+        raise ConfigError(*too_long)
+
+
+def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str) -> str | None:
+    """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does
+    not fit, a template that does not compile, switches that it never reads. Returns why it cannot be offered tools;
+    None = it can, or a model that was not fetched yet will say so later. Reads the tokenizer alone, and fetches
+    nothing."""
+    check_renderer(policy.renderer, name)
+    folder = Path(model)
+    # the usual, without a tokenizer
+    if policy.renderer == "auto" and not policy.chat_template_kwargs and folder.is_absolute():
+        refuse_images(model, name)
+        template = read_template(folder) or ""
+        template_variables(template, f"policy {name!r}")
+        return None if "tool_parser" in template_parsers(template, added_tokens(folder)) else no_tools(name)
+    if not folder.is_absolute() and not _has_tokenizer(model):
+        return None
+    renderer = PolicyRenderer(
+        load_tokenizer(model, is_there=True), policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs
+    )
+    return None if renderer.supports_tools else no_tools(name)
 
 
 def _has_tokenizer(model: str) -> bool:

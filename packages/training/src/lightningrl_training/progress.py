@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -15,6 +14,7 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.plugins import hookimpl
 from lightningrl.sanitize import as_text
 from lightningrl.types import Outcome, Trajectory
 
@@ -52,69 +52,6 @@ def _outcome_text(outcomes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items(), key=lambda pair: -pair[1])) or "-"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
-
-
-class _Clock:
-    """Time left, from the pace of this process since its first step ended: that one imports what all of them need."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self._minutes = minutes
-        self._began: tuple[float, int] | None = None
-        """When the first step ended, and which it was."""
-
-    def left(self, step: int, steps: int, metrics: Mapping[str, float]) -> str:
-        """`left 3:20` and the like; nothing after the first step, which is like no other."""
-        now = time.monotonic()
-        if self._began is None or step <= self._began[1]:
-            self._began = now, step
-            return ""
-        start, before = self._began
-        left = (now - start) / (step - before) * (steps - step)
-        left = left if self._minutes is None else max(0.0, min(left, (self._minutes - metrics["minutes"]) * 60))
-        return f"left {_duration(left)}"
-
-
-class _Sample:
-    """The latest rollout that succeeded, in a line: shows what the policy does now."""
-
-    def __init__(self) -> None:
-        self._latest: Trajectory | None = None
-
-    def take(self, trajectory: Trajectory) -> None:
-        if trajectory.outcome is Outcome.SUCCEEDED:
-            self._latest = trajectory
-
-    def text(self, width: int) -> str | None:
-        if self._latest is None:
-            return None
-        reward = "-" if self._latest.reward is None else f"{self._latest.reward:.3f}"
-        line = f"{self._latest.task.id} \u2192 {' '.join(as_text(self._latest.output).split())}"
-        room = max(8, width - len(reward) - 10)
-        return f"{line if len(line) <= room else line[: room - 2] + ' …'}  reward {reward}"
-
-
-class _Replays:
-    """Tells rollouts that a resumed run finds in its store from new ones: in the first steps all are there at once."""
-
-    def __init__(self, *, is_resumed: bool) -> None:
-        self._may_replay = is_resumed
-        self._asked = 0.0
-        self.is_replay = False
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        if name == "rollouts" and self._may_replay:
-            if done == 0:
-                self._asked = time.monotonic()
-            self.is_replay = self._may_replay = done in {0, total} and time.monotonic() - self._asked < REPLAY_S
-
-
-def _speed(metrics: Mapping[str, float], replays: _Replays) -> str:
-    return "replayed" if replays.is_replay else f"{metrics['tokens_per_second']:.0f} tok/s"
-
-
 def _failed_rewards(metrics: Mapping[str, float]) -> list[str]:
     failed = metrics.get("rewards_failed", 0)
     return [f"rewards failed {failed:.0f}/{metrics['rollouts']:.0f}"] if failed else []
@@ -136,13 +73,52 @@ class _Progress:
 
     def __init__(self, console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> None:
         self._console = console
-        self._clock = _Clock(minutes)
-        self._sample = _Sample()
-        self._replays = _Replays(is_resumed=is_resumed)
+        self._minutes = minutes
+        self._began: tuple[float, int] | None = None
+        """When the first step ended, and which it was."""
+        self._answered: Trajectory | None = None
+        """The latest rollout that succeeded."""
+        self._may_replay, self._is_replay = is_resumed, False
+        """In the first steps of a resumed run all rollouts are in its store, at once."""
+        self._asked = 0.0
 
-    def rollout(self, trajectory: Trajectory) -> None:
+    @hookimpl
+    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
         """Take a rollout that has ended and been rewarded."""
-        self._sample.take(trajectory)
+        if trajectory.outcome is Outcome.SUCCEEDED:
+            self._answered = trajectory
+
+    def _begin_phase(self, name: str, done: int, total: int) -> None:
+        """Tell rollouts that a resumed run finds in its store from new ones."""
+        if name == "rollouts" and self._may_replay:
+            if done == 0:
+                self._asked = time.monotonic()
+            self._is_replay = self._may_replay = done in {0, total} and time.monotonic() - self._asked < REPLAY_S
+
+    def _left(self, step: int, steps: int, metrics: Mapping[str, float]) -> str:
+        """Time left, `left 3:20` and the like, from the pace of this process since its first step ended: that one
+        imports what all of them need, so that nothing is said after it."""
+        now = time.monotonic()
+        if self._began is None or step <= self._began[1]:
+            self._began = now, step
+            return ""
+        start, before = self._began
+        left = (now - start) / (step - before) * (steps - step)
+        left = left if self._minutes is None else max(0.0, min(left, (self._minutes - metrics["minutes"]) * 60))
+        minutes, seconds = divmod(round(left), 60)
+        return f"left {minutes}:{seconds:02d}"
+
+    def _sample(self, width: int) -> str | None:
+        """The latest rollout that succeeded, in a line: shows what the policy does now."""
+        if self._answered is None:
+            return None
+        reward = "-" if self._answered.reward is None else f"{self._answered.reward:.3f}"
+        line = f"{self._answered.task.id} \u2192 {' '.join(as_text(self._answered.output).split())}"
+        room = max(8, width - len(reward) - 10)
+        return f"{line if len(line) <= room else line[: room - 2] + ' …'}  reward {reward}"
+
+    def _speed(self, metrics: Mapping[str, float]) -> str:
+        return "replayed" if self._is_replay else f"{metrics['tokens_per_second']:.0f} tok/s"
 
 
 class LineProgress(_Progress):
@@ -151,19 +127,16 @@ class LineProgress(_Progress):
     def __enter__(self) -> LineProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def __exit__(self, *raised: Any) -> None: ...
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Say what is waited for where there is nothing to count; else a line per step is enough."""
-        self._replays.phase(name, done, total)
+        self._begin_phase(name, done, total)
         if not total:
             self._say([f"{name} …"])
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
-        left = self._clock.left(step, steps, metrics)
+        left = self._left(step, steps, metrics)
         silent = f"groups without signal {metrics['groups_without_signal']:.0f}/{metrics['groups']:.0f}"
         self._say(
             [
@@ -173,7 +146,7 @@ class LineProgress(_Progress):
                 f"calls {metrics['calls_per_rollout']:.2f}",
                 *([silent] if metrics["groups_without_signal"] else []),
                 *_failed_rewards(metrics),
-                _speed(metrics, self._replays),
+                self._speed(metrics),
                 f"{metrics['seconds']:.1f} s",
                 *([f"[{_outcome_text(outcomes)}]"] if set(outcomes) != {Outcome.SUCCEEDED.value} else []),
                 *([left] if left else []),
@@ -183,7 +156,7 @@ class LineProgress(_Progress):
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
         score = f"score {metrics['reward']:.3f}" if "reward" in metrics else "no score"
         self._say([f"validation after step {step}: {score}", *_failed_rewards(metrics), f"[{_outcome_text(outcomes)}]"])
-        if sample := self._sample.text(self._console.width - 2):
+        if sample := self._sample(self._console.width - 2):
             self._console.print(f"  {sample}", highlight=False, markup=False, soft_wrap=True)
 
     def say(self, sentence: str) -> None:
@@ -233,28 +206,21 @@ class LiveProgress(_Progress):
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-        self._show_last(kind, error, trace)
-
-    def _show_last(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
-
-    def _end(self) -> None:
-        """Remove the bars of what is over."""
+    def __exit__(self, *raised: Any) -> None:
+        """Remove the bars of what is over, and leave the panel as it stands then."""
         self._bars.remove_task(self._phase)
         if self._latest:
             self._bars.update(self._steps, note="")
         else:
             self._bars.remove_task(self._steps)
+        self._show_last(*raised)
+
+    def _show_last(self, *raised: Any) -> None:
+        self._live.__exit__(*raised)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Show a phase, with a clock of its own; rollouts that are all there are being learned from."""
-        self._replays.phase(name, done, total)
+        self._begin_phase(name, done, total)
         if name == "rollouts" and done == total:
             name, done, total = "learning", 0, 0
         if name != self._shown or done == 0:
@@ -264,7 +230,7 @@ class LiveProgress(_Progress):
         self._bars.update(self._phase, completed=done)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
-        self._bars.update(self._steps, completed=step, total=steps, note=self._clock.left(step, steps, metrics))
+        self._bars.update(self._steps, completed=step, total=steps, note=self._left(step, steps, metrics))
         self._latest, self._outcomes = metrics, outcomes
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
@@ -296,12 +262,12 @@ class LiveProgress(_Progress):
             if learning := _learning(latest):
                 table.add_row("learner", "", Text("  ".join(learning)))
             calls = f"{latest['calls_per_rollout']:.2f} calls a rollout"
-            table.add_row("speed", "", f"{_speed(latest, self._replays)}, {calls}")
+            table.add_row("speed", "", f"{self._speed(latest)}, {calls}")
             silent = f"{latest['groups_without_signal']:.0f} of {latest['groups']:.0f} groups without signal"
             table.add_row(
                 "last step", "", Text("; ".join([_outcome_text(self._outcomes), silent, *_failed_rewards(latest)]))
             )
-        if sample := self._sample.text(self._console.width - 24):
+        if sample := self._sample(self._console.width - 24):
             table.add_row("sample", "", Text(sample, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(self._bars, table)
 
@@ -315,9 +281,7 @@ class NotebookProgress(LiveProgress, JupyterMixin):
         self._cell: Any = display(self, display_id=True)  # type: ignore[no-untyped-call]
         return self
 
-    def _show_last(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _show_last(self, *raised: Any) -> None:
         self._cell.update(self)
 
     def phase(self, name: str, done: int, total: int) -> None:

@@ -27,21 +27,33 @@ class RunLog:
 
     def __init__(self, folder: RunFolder, recipe: Recipe, plugins: PluginManager, *, resume_after: int) -> None:
         """`resume_after`: the step of the checkpoint that the run goes on from; -1 for a new run."""
+        self.client: ServerClient | None = None
+        """The run's server, once it is up."""
+        self._folder = folder
+        self._recipe = recipe
         self._loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=resume_after)]
+        self._looking: asyncio.Task[None] | None = None
+        self._drawing: asyncio.Task[None] | None = None
+        self._warned = ""
         config = json.loads(recipe.frozen_text())
         with folder.making(*recipe.loggers):
             for name in dict.fromkeys(recipe.loggers):
                 plugin = plugins.find("lightningrl_loggers", name)
                 self._loggers.append(plugin.build(folder=folder.path, run=folder.path.name, config=config))
-        self._curve = _Curve(folder, recipe)
-        self.ignored = _IgnoredFields()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for each in self._loggers:
             each.log(step, metrics)
-        self.ignored.look_soon()
-        if any(name.startswith("validation/") for name in metrics):
-            self._curve.draw_soon()
+        if self._looking is None and self.client is not None:
+            self._looking = asyncio.create_task(self._name_ignored(self.client))
+        is_point = any(name.startswith("validation/") for name in metrics)
+        if is_point and (self._drawing is None or self._drawing.done()):  # else the next drawing has the point
+            self._drawing = asyncio.create_task(asyncio.to_thread(self._draw))
+
+    async def finish(self) -> None:
+        """Return once ignored fields are named."""
+        if self._looking is not None:
+            await self._looking
 
     def close_loggers(self) -> None:
         for each in self._loggers:
@@ -49,26 +61,12 @@ class RunLog:
 
     async def draw_last(self) -> None:
         """Draw the curve a last time."""
-        await self._curve.draw_last()
+        if self._drawing is not None:
+            await asyncio.wait({self._drawing})
+        await asyncio.to_thread(self._draw)
 
-
-class _IgnoredFields:
-    """Names once, when something was measured first, the fields of the agent's calls that nobody reads."""
-
-    def __init__(self) -> None:
-        self.client: ServerClient | None = None
-        self._looking: asyncio.Task[None] | None = None
-
-    def look_soon(self) -> None:
-        if self._looking is None and self.client is not None:
-            self._looking = asyncio.create_task(self._look(self.client))
-
-    async def finish(self) -> None:
-        """Return once they are named."""
-        if self._looking is not None:
-            await self._looking
-
-    async def _look(self, client: ServerClient) -> None:
+    async def _name_ignored(self, client: ServerClient) -> None:
+        """Name the fields of the agent's calls that nobody reads."""
         try:
             sentence = explain_ignored((await client.status()).policies)
         except LightningError as error:  # the run goes on without it
@@ -76,36 +74,11 @@ class _IgnoredFields:
         if sentence:
             logger.warning("%s", sentence)
 
-
-class _Curve:
-    """The learning curve, drawn anew in a thread whenever there is a new point."""
-
-    def __init__(self, folder: RunFolder, recipe: Recipe) -> None:
-        self._folder = folder
-        self._recipe = recipe
-        self._drawing: asyncio.Task[None] | None = None
-        self._warned = ""
-
-    def draw_soon(self) -> None:
-        """Draw the curve in a thread; where it is being drawn already, the next drawing has the point."""
-        if self._drawing is None or self._drawing.done():
-            self._drawing = asyncio.create_task(asyncio.to_thread(self._draw))
-
-    async def draw_last(self) -> None:
-        if self._drawing is not None:
-            await asyncio.wait({self._drawing})
-        await asyncio.to_thread(self._draw)
-
     def _draw(self) -> None:
+        metrics, temperature = self._folder.metrics, self._recipe.validation_sampling.temperature
         try:
-            if self._folder.metrics.is_file():
-                temperature = self._recipe.validation_sampling.temperature
-                draw_curve(
-                    self._folder.metrics,
-                    self._folder.curve,
-                    title=self._recipe.name,
-                    validation_temperature=temperature,
-                )
+            if metrics.is_file():
+                draw_curve(metrics, self._folder.curve, title=self._recipe.name, validation_temperature=temperature)
         except LightningError as error:
             if str(error) != self._warned:
                 logger.warning("%s", error)

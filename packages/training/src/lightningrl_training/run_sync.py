@@ -2,7 +2,7 @@
 whether it is cancelled.
 
 run_sync(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
-       ▲                   └─ call_in_caller(build) ─┐
+       ▲                   └─ @in_caller build() ─┐
        └────────── done where the caller waits ◄─────┘   objects that belong to a thread are then the caller's
 """
 
@@ -15,11 +15,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
+from functools import wraps
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
-__all__ = ["Show", "call_in_caller", "run_sync", "show_nobody"]
+__all__ = ["Show", "in_caller", "run_sync", "show_nobody"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _CALLER: ContextVar[SimpleQueue[Callable[[], None]] | None] = ContextVar("caller", default=None)
 """Work for the thread that waits in `run_sync`."""
@@ -83,22 +85,27 @@ def _serve(asked: SimpleQueue[Callable[[], None]], done: Future[Any]) -> None:
             asked.get(timeout=LONGEST_WAIT_S)()
 
 
-def call_in_caller(function: Callable[[], T]) -> T:
-    """Call it in the thread that waits for this work in `run_sync`; here, where none does. What it raises is raised
-    here."""
-    asked = _CALLER.get()
-    if asked is None:
-        return function()
-    called: Future[T] = Future()
+def in_caller(function: Callable[P, T]) -> Callable[P, T]:
+    """Have a function called in the thread that waits for this work in `run_sync`; here, where none does. What it
+    raises is raised here."""
 
-    def call() -> None:
-        try:
-            called.set_result(function())
-        except BaseException as error:  # noqa: BLE001  it is the caller's
-            called.set_exception(error)
+    @wraps(function)
+    def ask(*arguments: P.args, **options: P.kwargs) -> T:
+        asked = _CALLER.get()
+        if asked is None:
+            return function(*arguments, **options)
+        called: Future[T] = Future()
 
-    asked.put(call)
-    return called.result()
+        def call() -> None:
+            try:
+                called.set_result(function(*arguments, **options))
+            except BaseException as error:  # noqa: BLE001  it is the caller's
+                called.set_exception(error)
+
+        asked.put(call)
+        return called.result()
+
+    return ask
 
 
 @contextmanager

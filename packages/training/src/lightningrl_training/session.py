@@ -63,7 +63,7 @@ async def train_run(
             starting=lambda what: progress.phase(what, 0, 0),
         ) as services:
             announce(Address(url=services.server.url, run_key=settings.run_key))
-            log.ignored.client = services.client
+            log.client = services.client
             made = max((*(int(row["step"]) for row in rows), state.step))
             await _warn_of_lost_steps(services.client, folder, made=made, learned=state.step)
             for name, backend in services.backends.items():
@@ -71,7 +71,7 @@ async def train_run(
                     progress.say(f"{name}: {await asyncio.to_thread(backend.describe)}")
             trainer = _make_trainer(recipe, parts, plugins, folder, progress, services, log, state, spans)
             reached = await trainer.run()
-            await log.ignored.finish()
+            await log.finish()
             return reached
     finally:
         log.close_loggers()

@@ -14,7 +14,6 @@ from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
-from lightningrl.types import Trajectory
 from lightningrl_client.recipe_file import read_recipe
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.run_folder import RunFolder, default_run, explain_name
@@ -58,7 +57,7 @@ class OpenRun:
         from lightningrl_training.session import train_run
 
         with make_progress(console, self.recipe.loop.minutes, is_resumed=self.is_resumed) as progress:
-            self.plugins.register(_RolloutWatcher(progress.rollout), distribution="lightningrl train")
+            self.plugins.register(progress, distribution="lightningrl train")
             return await train_run(self.recipe, self.parts, self.plugins, self.folder, progress, announce)
 
 
@@ -113,17 +112,6 @@ def begin_run(
         raise
     finally:
         folder.close()
-
-
-class _RolloutWatcher:
-    """Shows rollouts to whoever looks on."""
-
-    def __init__(self, show: Callable[[Trajectory], None]) -> None:
-        self._show = show
-
-    @hookimpl
-    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
-        self._show(trajectory)
 
 
 class StepWatcher:

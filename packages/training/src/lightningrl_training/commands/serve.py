@@ -57,7 +57,8 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
 
     cancel_on_signals()
     parts = Parts.build(recipe, load_plugins())
-    check_on_hub(parts.models)
+    for name, model in parts.models.items():
+        check_on_hub(name, model)
     with _scratch_store(recipe.store_url, scratch) as store_url:
         settings = server_settings(recipe, parts, store_url, host=host, port=port).model_copy(
             update={"plain_rollout": BY_HAND}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,18 @@ PROJECT = "lightningrl"
 STEP = "training_step"
 
 
-class TensorBoardLogger:
+class _Tracker:
+    """The common part: `close`, which may be called again."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._ending = ExitStack()
+        self._ending.callback(end)
+
+    def close(self) -> None:
+        self._ending.close()
+
+
+class TensorBoardLogger(_Tracker):
     """Writes event files into the run's folder `tensorboard`; neither torch nor TensorFlow is needed."""
 
     def __init__(self, *, folder: Path, run: str, config: Mapping[str, Any]) -> None:
@@ -28,36 +40,28 @@ class TensorBoardLogger:
         summary = import_package("tensorboard", "tensorboard.summary")
         (folder / "tensorboard").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._writer: Any = summary.Writer(str(folder / "tensorboard"))
+        super().__init__(self._writer.close)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, float(value), step)
         self._writer.flush()
 
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = None
 
-
-class TrackioLogger:
+class TrackioLogger(_Tracker):
     """Keeps metrics in trackio's local database; `trackio show` opens it."""
 
     def __init__(self, *, folder: Path, run: str, config: Mapping[str, Any]) -> None:
         """Raises ConfigError when trackio cannot be imported."""
         trackio = import_package("trackio")
         self._run: Any = trackio.init(project=PROJECT, name=run, config=dict(config), resume="allow", embed=False)
+        super().__init__(self._run.finish)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.finish()
-        self._run = None
 
-
-class WandbLogger:
+class WandbLogger(_Tracker):
     """Logs to Weights & Biases against `training_step`, so that steps run again after a resume overwrite nothing and
     are not refused. Account, server and offline mode are set as wandb says (`WANDB_MODE=offline`)."""
 
@@ -67,14 +71,10 @@ class WandbLogger:
         (folder / "wandb").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._run: Any = wandb.init(project=PROJECT, name=run, dir=str(folder), config=dict(config))
         self._run.define_metric("*", step_metric=STEP)
+        super().__init__(self._run.finish)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({**metrics, STEP: step})
-
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.finish()
-        self._run = None
 
 
 def logger_plugins() -> Iterator[Plugin]:

@@ -47,7 +47,7 @@ class ResponsesStream(PartStream[ResponsesRequest]):
         self._whole_text = ""
         self._logprobs: list[dict[str, Any]] = []
         self._new_logprobs: list[dict[str, Any]] = []
-        """Those of the latest delta."""
+        """Log-probabilities of the latest delta."""
 
     def delta(self, delta: TextDelta) -> bytes:
         self._new_logprobs = _logprobs(self._request, delta, self._renderer)
