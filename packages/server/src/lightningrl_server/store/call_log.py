@@ -79,8 +79,9 @@ def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) 
                 "of its parent"
             )
     index = len(live.ids)
+    row = {name: getattr(call, name) for name in CALL_COLUMNS}
     settings = encode_json(replace(call.sampling, seed=None), f"sampling of call {call.id!r}")
-    row = {name: getattr(call, name) for name in CALL_COLUMNS} | {
+    row |= {
         "attempt_pk": live.pk,
         "idx": index,
         "call_key": key,
