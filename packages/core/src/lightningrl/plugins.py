@@ -113,6 +113,12 @@ class HookSpecs(Protocol):
         """Yield APIs that agents speak; each factory returns a `lightningrl.Dialect`."""
 
     @hookspec
+    def lightningrl_model_formats(self) -> Iterable[Plugin]:
+        """Yield formats of model files, by suffix; each factory returns a
+        `lightningrl_viewer.reading.model_files.ModelFormat`."""
+        return ()
+
+    @hookspec
     def lightningrl_loggers(self) -> Iterable[Plugin]:
         """Yield loggers of metrics; each factory takes `folder` (the run's), `run` (its name) and `config` (its
         recipe), and returns a `lightningrl.MetricLogger`."""
@@ -152,12 +158,14 @@ YIELDING = {
     "lightningrl_pages": "pages",
     "lightningrl_view_pages": "viewer page",
     "lightningrl_loggers": "logger",
+    "lightningrl_model_formats": "model format",
     COMMANDS: "command",
 }
 EXTRAS = {
     ("trainer backend", "torch"): "torch",
     ("trainer backend", "verl"): "verl",
     ("worker launcher", "ray"): "verl",
+    ("model format", "gguf"): "torch",
     ("adapter", "autogen"): "autogen",
     ("adapter", "langchain"): "langchain",
     ("adapter", "openai-agents"): "openai-agents",

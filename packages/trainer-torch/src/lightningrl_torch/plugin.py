@@ -11,8 +11,9 @@ from lightningrl.plugins import Plugin, hookimpl
 if TYPE_CHECKING:
     from lightningrl.recipe import Recipe
     from lightningrl_torch.backend import TorchBackend
+    from lightningrl_torch.gguf.format import GgufFormat
 
-__all__ = ["check_recipe", "create_backend", "lightningrl_trainers"]
+__all__ = ["check_recipe", "create_backend", "create_gguf", "lightningrl_model_formats", "lightningrl_trainers"]
 
 
 def create_backend(**settings: Any) -> TorchBackend:
@@ -54,3 +55,15 @@ def lightningrl_trainers() -> Iterable[Plugin]:
         check=check_recipe,
         capabilities=declare(Settings, several_policies=True, services=frozenset({"logprobs", "values"})),
     )
+
+
+def create_gguf() -> GgufFormat:
+    """The format of llama.cpp's model files."""
+    from lightningrl_torch.gguf.format import GgufFormat
+
+    return GgufFormat()
+
+
+@hookimpl
+def lightningrl_model_formats() -> Iterable[Plugin]:
+    yield Plugin(name="gguf", summary="llama.cpp's model files, quantised ones too, in and out", factory=create_gguf)

@@ -20,6 +20,7 @@ from lightningrl_server.rendering.templates import (
     template_variables,
 )
 from lightningrl_server.rendering.tokenizer import load_tokenizer
+from lightningrl_viewer.reading.model_files import find_model, read_model
 
 __all__ = ["check_lengths", "check_on_hub", "check_rendering", "resolve_model"]
 
@@ -28,14 +29,23 @@ HUB_WAIT_S = 5.0
 
 
 def resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Path) -> str:
-    """The policy as a hub name, or the absolute path where a folder of that name lies beside the recipe or here. Raises
-    ConfigError."""
+    """The policy as a hub name, or the absolute path where a folder of that name lies beside the recipe or here; the
+    folder of a model file, which is read where it was not yet. Raises ConfigError."""
+    if (place := find_model(policy.model, (folder, Path.cwd()))) is not None:
+        if place.is_file():
+            place = read_model(place, needs_template=policy.renderer == "auto")
+        return str(_checked_folder(place, policy.renderer))
     for base in (folder, Path.cwd()):
         if (base / policy.model).is_dir():
             return str(_checked_folder((base / policy.model).resolve(), policy.renderer))
+    if policy.model.endswith(".gguf"):
+        raise ConfigError(
+            f"policy {name!r}: no file {policy.model!r} beside the recipe or here; name a GGUF file that is there, or "
+            "package:NAME/FILE.gguf for one in an installed package"
+        )
     if policy.model.startswith((".", "/", "~")) or policy.model.count("/") > 1:
         raise ConfigError(
-            f"policy {name!r}: no folder {policy.model!r}; give a transformers folder or a hub name like "
+            f"policy {name!r}: no folder {policy.model!r}; give a transformers folder, a model file, or a hub name like "
             "'Qwen/Qwen2.5-0.5B'"
         )
     if "/" not in policy.model and _in_cache(policy.model) is None:

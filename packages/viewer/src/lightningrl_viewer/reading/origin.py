@@ -1,7 +1,7 @@
 """The origin of a run, read wherever it lies now: what it was started with, and the settings of each `--resume` since.
 
 <run>/recipe.json   the frozen recipe
-<run>/run.json      {"source", "folder", "run", "models": {policy: place}, "settings", "store"}
+<run>/run.json      {"source", "folder", "run", "models": {policy: place}, "files": {policy: of a model file}, "settings", "store"}
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from lightningrl.errors import RunFolderError
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
 from lightningrl.sanitize import parse_json
+from lightningrl_viewer.reading.model_files import origin_of, reopen_model
 
-__all__ = ["RunOrigin", "flatten", "is_own", "newest_run", "read_models", "read_object", "read_run_file", "read_values"]
+__all__ = ["RunOrigin", "file_origins", "flatten", "is_own", "newest_run", "read_models", "read_object", "read_run_file", "read_values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,15 +101,27 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_models(folder: Path) -> dict[str, str]:
-    """Hub name or absolute folder, where it lies now, by policy."""
+    """Hub name or absolute folder, where it lies now, by policy. A model file is read again where its folder has gone
+    from the cache."""
     run_file = read_run_file(folder)
     models = run_file.get("models")
     if not isinstance(models, dict):
         return {}
-    return {
-        name: str(_find(model, folder, run_file)) if Path(model).is_absolute() else model
-        for name, model in models.items()
+    files = run_file.get("files", {})
+    places = {
+        name: _find(model, folder, run_file) if Path(model).is_absolute() else model for name, model in models.items()
     }
+    return {
+        name: str(reopen_model(Path(place), files[name]) if name in files else place) for name, place in places.items()
+    }
+
+
+def file_origins(recipe: Recipe, models: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """`models` and `files` of `run.json`: folders that were read from a model file are the file there, with what it
+    was."""
+    origins = {name: origin for name, model in models.items() if (origin := origin_of(model)) is not None}
+    places = {name: str(origins[name]["file"]) if name in origins else model for name, model in models.items()}
+    return places, {name: {**origin, "model": recipe.all_policies[name].model} for name, origin in origins.items()}
 
 
 def read_values(folder: Path) -> dict[str, Any]:

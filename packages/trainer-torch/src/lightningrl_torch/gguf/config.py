@@ -1,0 +1,222 @@
+"""The configuration of a GGUF file's model as transformers has it, from transformers' own table of names.
+
+What that table leaves out and what would change the model's answers in silence is added here: scaled rotations, widths
+of heads, sliding windows, scales of embeddings and logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightningrl.errors import ConfigError
+from lightningrl_torch.gguf.header import GgufHeader
+from lightningrl_torch.gguf.tokenizer import stop_token_ids
+
+__all__ = ["check_architecture", "llama3_factors", "make_config", "model_type_of"]
+
+OWN_TABLES: Final[dict[str, dict[str, str]]] = {
+    "granite": {
+        "context_length": "max_position_embeddings",
+        "block_count": "num_hidden_layers",
+        "feed_forward_length": "intermediate_size",
+        "embedding_length": "hidden_size",
+        "rope.freq_base": "rope_theta",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+        "vocab_size": "vocab_size",
+    },
+}
+"""Architectures that we read beside those of transformers."""
+NO_DECODERS: Final = frozenset({"t5", "t5encoder", "umt5"})
+_MODEL_TYPES: Final = {
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss",
+    "minimax-m2": "minimax_m2",
+    "gemma3": "gemma3_text",
+    "command-r": "cohere",
+}
+"""transformers' name of a model's type where llama.cpp's architecture is called otherwise."""
+PLAIN: Final = frozenset({"llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "granite", "starcoder2", "nemotron"})
+"""Architectures whose configuration is their table and what is added here; that of others transformers puts together,
+which takes it longer."""
+_HEAD_DIM: Final = frozenset({"llama", "qwen3", "gemma2", "gemma3", "mistral", "granite"})
+_KNOWN_SCALINGS: Final = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (16.0, 1.0, 1.0, 8192), (4.0, 1.0, 4.0, 8192))
+"""factor, low, high and original context of Llama 3.1, 3.2, 4 and their likes."""
+
+
+def model_type_of(architecture: str) -> str:
+    """transformers' name of the model's type."""
+    return _MODEL_TYPES.get(architecture, architecture)
+
+
+def _table(architecture: str) -> dict[str, str | None] | None:
+    if architecture in OWN_TABLES:
+        return dict(OWN_TABLES[architecture])
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    tables: dict[str, dict[str, str | None]] = GGUF_CONFIG_MAPPING
+    name = {"gemma3_text": "gemma3"}.get(model_type_of(architecture), model_type_of(architecture))
+    return None if name in ("general", "tokenizer", *NO_DECODERS) else tables.get(name)
+
+
+def check_architecture(header: GgufHeader) -> None:
+    """Raise ConfigError for an architecture that cannot be read, or whose file has layers of another."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    architecture, file = header.architecture, str(header.file)
+    if _table(architecture) is None:
+        known = sorted({*GGUF_CONFIG_MAPPING, *OWN_TABLES} - NO_DECODERS - {"general", "tokenizer"})
+        raise ConfigError(
+            f"model file {file!r} is of architecture {architecture!r}; these are read: {', '.join(known)}. Take the "
+            "model's transformers folder"
+        )
+    for needed in ("block_count", "embedding_length", "attention.head_count"):
+        if header.get(needed) is None and architecture != "mamba":
+            raise ConfigError(f"model file {file!r} lacks {architecture}.{needed}; convert the model again")
+    if architecture in ("llama", "granite") and header.get("expert_count"):
+        raise ConfigError(
+            f"model file {file!r} is a mixture of {header.get('expert_count')} experts under the name {architecture!r}, "
+            "which is not read; take the model's transformers folder"
+        )
+
+
+def make_config(header: GgufHeader) -> dict[str, Any]:
+    """The model's configuration for `AutoConfig.for_model`. Raises ConfigError."""
+    architecture = header.architecture
+    table = _table(architecture)
+    assert table is not None
+    if architecture in PLAIN:
+        config: dict[str, Any] = {
+            name: value
+            for key, name in table.items()
+            if name is not None and (value := header.get(key)) is not None
+        }
+        config["model_type"] = model_type_of(architecture)
+        config["tie_word_embeddings"] = "output.weight" not in header.tensors
+    else:
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+        config = dict(load_gguf_checkpoint(str(header.file))["config"])
+        config.pop("_model_name_or_path", None)
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    config["vocab_size"] = len(tokens)
+    config.setdefault("max_position_embeddings", header.get("context_length", 2048))
+    stops = stop_token_ids(header)
+    for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+        config[name] = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    config["eos_token_id"] = stops[0] if stops else None
+    if architecture in _HEAD_DIM:
+        width = header.get("attention.key_length") or header.get("rope.dimension_count")
+        config["head_dim"] = width or header.get("embedding_length") // header.get("attention.head_count")
+    _add_specials(config, header)
+    _add_rotation(config, header)
+    return config
+
+
+def _add_specials(config: dict[str, Any], header: GgufHeader) -> None:
+    """What the table leaves out for some architectures."""
+    architecture = header.architecture
+    if architecture in ("llama", "granite") and "blk.0.attn_q.bias" in header.tensors:
+        config["attention_bias"] = True
+    if architecture == "llama" and "blk.0.ffn_up.bias" in header.tensors:
+        config["mlp_bias"] = True
+    if architecture == "gemma2":
+        for key, name in (("attn_logit_softcapping", "attn_logit_softcapping"), ("final_logit_softcapping", "final_logit_softcapping")):
+            if header.get(key) is not None:
+                config[name] = header.get(key)
+    if architecture in ("gemma2", "gemma3"):
+        # llama.cpp scales queries by the width of a head; but for the largest of each, by the width of all heads' share
+        widest = {"gemma2": 46, "gemma3": 62}[architecture]
+        is_widest = header.get("block_count") == widest
+        share = header.get("embedding_length") // header.get("attention.head_count")
+        config["query_pre_attn_scalar"] = share if is_widest else config["head_dim"]
+    if architecture == "phi3" and header.get("attention.sliding_window"):
+        config["sliding_window"] = header.get("attention.sliding_window")
+
+
+def _add_rotation(config: dict[str, Any], header: GgufHeader) -> None:
+    """Scaled rotary embeddings, which transformers' table knows nothing of."""
+    kind, factor = header.get("rope.scaling.type"), header.get("rope.scaling.factor")
+    base = config.pop("rope_theta", None)
+    rotation: dict[str, Any] = {"rope_type": "default"}
+    factors = _factors(header, "rope_freqs.weight")
+    long, short = _factors(header, "rope_factors_long.weight"), _factors(header, "rope_factors_short.weight")
+    original = header.get("rope.scaling.original_context_length")
+    if factors is not None:
+        rotation = _rotation_of(factors, base or 10000.0, int(config["max_position_embeddings"]))
+    elif long is not None and short is not None:
+        rotation = {"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
+        config["original_max_position_embeddings"] = original
+        rotation["original_max_position_embeddings"] = original
+        if header.get("rope.scaling.attn_factor"):
+            rotation["attention_factor"] = header.get("rope.scaling.attn_factor")
+    elif kind in ("linear", "yarn") and factor and factor != 1.0:
+        rotation = {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            rotation["original_max_position_embeddings"] = original
+    elif kind not in (None, "none", "linear", "yarn", "longrope"):
+        raise ConfigError(
+            f"model file {str(header.file)!r} scales its rotary embeddings by {kind!r}, which is not read; take the "
+            "model's transformers folder"
+        )
+    if base is not None:
+        rotation["rope_theta"] = base
+    if header.architecture in ("phi3", "nemotron") and (turned := header.get("rope.dimension_count")):
+        width = header.get("embedding_length") // header.get("attention.head_count")
+        rotation["partial_rotary_factor"] = turned / width
+    if header.architecture == "gemma3":
+        local = {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", 10000.0)}
+        config["rope_parameters"] = {"full_attention": rotation, "sliding_attention": local}
+    elif base is not None or rotation["rope_type"] != "default":
+        config["rope_parameters"] = rotation
+
+
+def _factors(header: GgufHeader, name: str) -> NDArray[np.float32] | None:
+    """Values of a small float32 tensor; None where the file has none of that name."""
+    stored = header.tensors.get(name)
+    if stored is None:
+        return None
+    with header.file.open("rb") as opened:
+        opened.seek(stored.start)
+        return np.frombuffer(opened.read(stored.size), np.float32)
+
+
+def _rotation_of(factors: NDArray[np.float32], base: float, context: int) -> dict[str, Any]:
+    """The rotation whose frequencies are divided by these factors: Llama 3's by its own name, where it is one."""
+    width = 2 * len(factors)
+    for factor, low, high, original in _KNOWN_SCALINGS:
+        if low == high:
+            continue
+        if np.allclose(factors, llama3_factors(width, base, factor, low, high, original), rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    return {
+        "rope_type": "longrope",
+        "long_factor": factors.tolist(),
+        "short_factor": factors.tolist(),
+        "original_max_position_embeddings": context,
+        "attention_factor": 1.0,
+    }
+
+
+def llama3_factors(width: int, base: float, factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
+    """Divisors of the frequencies: 1 for short waves, `factor` for long ones, smooth between (Llama 3.1's report)."""
+    frequencies = 1.0 / base ** (np.arange(0, width, 2) / width)
+    waves = 2 * np.pi / frequencies
+    smooth = (original / waves - low) / (high - low)
+    between = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, between))
