@@ -28,7 +28,9 @@ class LlamaCpp:
 
     def logprobs(self, prompt: Sequence[int], most: int = 20) -> dict[int, float]:
         """Log-probabilities of the likeliest next tokens."""
-        answer = self._ask("/completion", prompt=list(prompt), n_predict=1, temperature=0, n_probs=most, cache_prompt=False)
+        answer = self._ask(
+            "/completion", prompt=list(prompt), n_predict=1, temperature=0, n_probs=most, cache_prompt=False
+        )
         return {token["id"]: token["logprob"] for token in answer["completion_probabilities"][0]["top_logprobs"]}
 
     def greedy(self, prompt: Sequence[int], most: int) -> list[int]:

@@ -45,8 +45,8 @@ def resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: P
         )
     if policy.model.startswith((".", "/", "~")) or policy.model.count("/") > 1:
         raise ConfigError(
-            f"policy {name!r}: no folder {policy.model!r}; give a transformers folder, a model file, or a hub name like "
-            "'Qwen/Qwen2.5-0.5B'"
+            f"policy {name!r}: no folder {policy.model!r}; give a transformers folder, a model file, or a hub name "
+            "like 'Qwen/Qwen2.5-0.5B'"
         )
     if "/" not in policy.model and _in_cache(policy.model) is None:
         raise ConfigError(

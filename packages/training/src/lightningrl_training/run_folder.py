@@ -31,7 +31,7 @@ from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpo
 from lightningrl_training.private_files import create_private
 from lightningrl_training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
 from lightningrl_training.tasks import TaskSets
-from lightningrl_viewer.reading.origin import RunOrigin, file_origins, flatten, is_own, read_run_file
+from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, place_models, read_run_file
 
 __all__ = [
     "RunFolder",
@@ -79,13 +79,11 @@ class RunFolder:
             folder = cls(path, _take_lock(path), is_new=is_new)
             if is_own(path):
                 folder._empty()
-            placed, files = file_origins(recipe, models)
             places = {
                 "source": source,
                 "folder": str(recipe.folder.resolve()),
                 "run": str(path.resolve()),
-                "models": placed,
-                **({"files": files} if files else {}),
+                **place_models(recipe, models),
             }
             origin = {**places, "settings": dict(settings)}
             folder._tell(origin)  # the first of all files: from now on the folder is known as ours

@@ -63,7 +63,7 @@ def _table(architecture: str) -> dict[str, str | None] | None:
         return dict(OWN_TABLES[architecture])
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
-    tables: dict[str, dict[str, str | None]] = GGUF_CONFIG_MAPPING
+    tables: dict[str, Any] = dict(GGUF_CONFIG_MAPPING)
     name = {"gemma3_text": "gemma3"}.get(model_type_of(architecture), model_type_of(architecture))
     return None if name in ("general", "tokenizer", *NO_DECODERS) else tables.get(name)
 
@@ -74,9 +74,9 @@ def check_architecture(header: GgufHeader) -> None:
 
     architecture, file = header.architecture, str(header.file)
     if _table(architecture) is None:
-        known = sorted({*GGUF_CONFIG_MAPPING, *OWN_TABLES} - NO_DECODERS - {"general", "tokenizer"})
+        readable = sorted({*GGUF_CONFIG_MAPPING, *OWN_TABLES} - NO_DECODERS - {"general", "tokenizer"})
         raise ConfigError(
-            f"model file {file!r} is of architecture {architecture!r}; these are read: {', '.join(known)}. Take the "
+            f"model file {file!r} is of architecture {architecture!r}; these are read: {', '.join(readable)}. Take the "
             "model's transformers folder"
         )
     for needed in ("block_count", "embedding_length", "attention.head_count"):
@@ -84,7 +84,7 @@ def check_architecture(header: GgufHeader) -> None:
             raise ConfigError(f"model file {file!r} lacks {architecture}.{needed}; convert the model again")
     if architecture in ("llama", "granite") and header.get("expert_count"):
         raise ConfigError(
-            f"model file {file!r} is a mixture of {header.get('expert_count')} experts under the name {architecture!r}, "
+            f"model file {file!r} is a mixture of {header.get('expert_count')} experts named {architecture!r}, "
             "which is not read; take the model's transformers folder"
         )
 
@@ -96,16 +96,14 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
     assert table is not None
     if architecture in PLAIN:
         config: dict[str, Any] = {
-            name: value
-            for key, name in table.items()
-            if name is not None and (value := header.get(key)) is not None
+            name: value for key, name in table.items() if name is not None and (value := header.get(key)) is not None
         }
         config["model_type"] = model_type_of(architecture)
         config["tie_word_embeddings"] = "output.weight" not in header.tensors
     else:
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-        config = dict(load_gguf_checkpoint(str(header.file))["config"])
+        config = dict(load_gguf_checkpoint(str(header.file))["config"])  # type: ignore[no-untyped-call]
         config.pop("_model_name_or_path", None)
     tokens = header.metadata["tokenizer.ggml.tokens"]
     config["vocab_size"] = len(tokens)
@@ -123,14 +121,17 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def _add_specials(config: dict[str, Any], header: GgufHeader) -> None:
-    """What the table leaves out for some architectures."""
+    """Add what the table leaves out for some architectures."""
     architecture = header.architecture
     if architecture in ("llama", "granite") and "blk.0.attn_q.bias" in header.tensors:
         config["attention_bias"] = True
     if architecture == "llama" and "blk.0.ffn_up.bias" in header.tensors:
         config["mlp_bias"] = True
     if architecture == "gemma2":
-        for key, name in (("attn_logit_softcapping", "attn_logit_softcapping"), ("final_logit_softcapping", "final_logit_softcapping")):
+        for key, name in (
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+        ):
             if header.get(key) is not None:
                 config[name] = header.get(key)
     if architecture in ("gemma2", "gemma3"):
@@ -213,7 +214,9 @@ def _rotation_of(factors: NDArray[np.float32], base: float, context: int) -> dic
     }
 
 
-def llama3_factors(width: int, base: float, factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
+def llama3_factors(
+    width: int, base: float, factor: float, low: float, high: float, original: int
+) -> NDArray[np.float64]:
     """Divisors of the frequencies: 1 for short waves, `factor` for long ones, smooth between (Llama 3.1's report)."""
     frequencies = 1.0 / base ** (np.arange(0, width, 2) / width)
     waves = 2 * np.pi / frequencies

@@ -65,7 +65,7 @@ def _write_tokenizer(header: GgufHeader, folder: Path) -> None:
 
     from lightningrl_torch.gguf.tokenizer import make_tokenizer, special_tokens
 
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=make_tokenizer(header),
         model_max_length=int(header.get("context_length", 2048)),
         clean_up_tokenization_spaces=False,

@@ -36,7 +36,7 @@ class StoredTensor:
 
     name: str
     shape: tuple[int, ...]
-    """As torch has it: rows first."""
+    """In torch's order: rows first."""
     type: GGMLQuantizationType
     start: int
     """First byte, counted from the beginning of the file."""

@@ -20,8 +20,7 @@ CONTROL, USER_DEFINED = 3, 4
 KINDS: Final = ("gpt2", "llama")
 """`tokenizer.ggml.model`: byte-level BPE, and SentencePiece's BPE."""
 ENDS: Final = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> "  # noqa: SIM905
-    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <｜end▁of▁sentence｜>".split()
+    ["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"]
 )
 """Control tokens at which llama.cpp ends an answer, whatever the file names as its end."""
 _IDS: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -45,7 +44,7 @@ def check_tokenizer(header: GgufHeader) -> None:
             f"model file {file!r} does not say how its tokenizer cuts texts (tokenizer.ggml.pre), as files of early "
             "2024 do not; convert the model again, or take its transformers folder"
         )
-    if kind == "gpt2" and not is_known(pre):
+    if kind == "gpt2" and not is_known(str(pre)):
         raise ConfigError(
             f"model file {file!r} cuts texts by pre-tokenizer {pre!r}, which is unknown here; take the model's "
             "transformers folder"
@@ -68,7 +67,11 @@ def make_tokenizer(header: GgufHeader) -> Tokenizer:
     metadata = header.metadata
     tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(metadata["tokenizer.ggml.tokens"])]
     try:
-        made = _byte_level(metadata, tokens) if metadata["tokenizer.ggml.model"] == "gpt2" else _sentencepiece(metadata, tokens)
+        made = (
+            _byte_level(metadata, tokens)
+            if metadata["tokenizer.ggml.model"] == "gpt2"
+            else _sentencepiece(metadata, tokens)
+        )
     except Exception as error:  # tokenizers raises plain Exception
         raise ConfigError(
             f"model file {str(header.file)!r} has a vocabulary that does not hold together ({error}); convert it again"
@@ -122,9 +125,9 @@ def _sentencepiece(metadata: dict[str, Any], tokens: Sequence[str]) -> Tokenizer
         if types[number] in (CONTROL, 6):  # 6 = a byte
             continue
         halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        found = [(left, right) for left, right in halves if left in vocabulary and right in vocabulary]
-        found.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        merges += [(scores[number], pair) for pair in found]
+        pairs = [(left, right) for left, right in halves if left in vocabulary and right in vocabulary]
+        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        merges += [(scores[number], pair) for pair in pairs]
     merges.sort(key=lambda scored: scored[0], reverse=True)
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     made = Tokenizer(
@@ -166,11 +169,9 @@ def stop_token_ids(header: GgufHeader) -> list[int]:
     metadata = header.metadata
     named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     types = metadata.get("tokenizer.ggml.token_type") or ()
-    told = [
+    ends = [
         number
         for number, (token, kind) in enumerate(zip(metadata["tokenizer.ggml.tokens"], types, strict=False))
         if kind == CONTROL and token in ENDS
     ]
-    return list(dict.fromkeys([*(token for token in named if isinstance(token, int)), *told]))
-
-
+    return list(dict.fromkeys([*(token for token in named if isinstance(token, int)), *ends]))

@@ -33,9 +33,9 @@ class Vocabulary:
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[str, ...] = ()
-    """Of a byte-level vocabulary."""
+    """Merges of a byte-level vocabulary, the first made first."""
     scores: tuple[float, ...] = ()
-    """Of SentencePiece's: the highest is merged first."""
+    """Scores of SentencePiece's tokens: the highest is merged first."""
     starts_with_blank: bool = False
     starts_with_bos: bool = False
     special: Mapping[str, int]
@@ -66,8 +66,8 @@ class Vocabulary:
     @property
     def named_stops(self) -> list[int]:
         """Ends that llama.cpp must be told of, those that it knows by their text last."""
-        known = {token for token in self.stops if self.tokens[token] in ENDS and self.types[token] == TokenType.CONTROL}
-        return [self.stops[0], *sorted(self.stops[1:], key=lambda token: token in known)] if self.stops else []
+        texts = {token for token in self.stops if self.tokens[token] in ENDS and self.types[token] == TokenType.CONTROL}
+        return [self.stops[0], *sorted(self.stops[1:], key=lambda token: token in texts)] if self.stops else []
 
 
 def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
@@ -75,14 +75,16 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
     tokenizer that llama.cpp has no name for."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"model folder {str(folder)!r} has no tokenizer.json, of which a GGUF file's vocabulary is made")
+        raise ConfigError(
+            f"model folder {str(folder)!r} has no tokenizer.json, of which a GGUF file's vocabulary would be made"
+        )
     tokenizer = Tokenizer.from_file(str(path))
     data = json.loads(path.read_text(encoding="utf-8"))
     kind, pre = _kind_of(data, tokenizer, folder)
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     if max(ids.values()) >= rows:
         raise ConfigError(
-            f"model folder {str(folder)!r} has a tokenizer of {max(ids.values()) + 1} tokens, but embeddings of {rows}; "
+            f"model folder {str(folder)!r} has a tokenizer of {max(ids.values()) + 1} tokens, but {rows} embeddings; "
             "save both with save_pretrained after resize_token_embeddings"
         )
     tokens = [f"[PAD{number}]" for number in range(rows)]
@@ -114,15 +116,17 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
 
 def _kind_of(data: Mapping[str, Any], tokenizer: Tokenizer, folder: Path) -> tuple[str, str]:
     model = data["model"]
-    if model["type"] == "BPE" and model.get("byte_fallback") and _BLANK in json.dumps(
-        [data.get("normalizer"), data.get("pre_tokenizer")], ensure_ascii=False
+    if (
+        model["type"] == "BPE"
+        and model.get("byte_fallback")
+        and _BLANK in json.dumps([data.get("normalizer"), data.get("pre_tokenizer")], ensure_ascii=False)
     ):
         return "llama", "default"
     pre = name_of(tokenizer) if model["type"] == "BPE" else None
     if pre is None or data.get("normalizer") not in (None, {"type": "NFC"}):
         raise ConfigError(
-            f"model folder {str(folder)!r} has a tokenizer that llama.cpp has no name for ({model['type']}, its own way to "
-            "cut texts), so that no GGUF file of it would give its tokens; serve the transformers folder (vLLM reads it)"
+            f"model folder {str(folder)!r} has a tokenizer that llama.cpp has no name for ({model['type']}, an own way "
+            "to cut texts), so that no GGUF file would give its tokens; serve the transformers folder (vLLM reads it)"
         )
     if bool(model.get("ignore_merges")) != (pre in IGNORES_MERGES) and pre in ("llama-bpe", "tekken"):
         raise ConfigError(
@@ -155,7 +159,7 @@ def _starts_with_blank(data: Mapping[str, Any], folder: Path) -> bool:
     schemes = {part.get("prepend_scheme") for part in parts if part["type"] == "Metaspace"}
     if "first" in schemes:
         raise ConfigError(
-            f"model folder {str(folder)!r} has a tokenizer that puts a blank before the first word of a text alone, which "
+            f"model folder {str(folder)!r} has a tokenizer that puts a blank before the first word of a text alone, as "
             "llama.cpp does not; serve the transformers folder (vLLM reads it)"
         )
     return "always" in schemes or any(part["type"] == "Prepend" for part in parts)
@@ -169,13 +173,13 @@ def _parts(part: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]
 
 def _special_ids(folder: Path, ids: Mapping[str, int]) -> dict[str, int]:
     settings = _json(folder / "tokenizer_config.json")
-    found = {}
+    special = {}
     for theirs, ours in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = settings.get(f"{theirs}_token")
         text = token.get("content") if isinstance(token, dict) else token
-        if text in ids:
-            found[ours] = ids[text]
-    return found
+        if isinstance(text, str) and text in ids:
+            special[ours] = ids[text]
+    return special
 
 
 def _stops(folder: Path, special: Mapping[str, int]) -> tuple[int, ...]:

@@ -92,22 +92,22 @@ def _read_all(header: GgufHeader, model: PreTrainedModel) -> Iterator[tuple[str,
 
     architecture = "llama" if header.architecture == "granite" else header.architecture
     config = model.config.get_text_config(decoder=True).to_dict()
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config)
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config)  # type: ignore[no-untyped-call]
     names = _map_names(header, model, processor)
     gathered: dict[str, Any] = {"tensors": {}}
     data = np.memmap(header.file, np.uint8, "r")
     for stored in header.tensors.values():
         if stored.name in _UNUSED:
             continue
-        result = processor.process(
+        result = processor.process(  # type: ignore[no-untyped-call]
             weights=_values(data, stored), name=stored.name, tensor_key_mapping=names, parsed_parameters=gathered
         )
         if result.name is None:
             continue
         if result.name not in names:
             raise ConfigError(
-                f"model file {str(header.file)!r} has a tensor {stored.name!r} that {type(model).__name__} has no place "
-                "for; take the model's transformers folder"
+                f"model file {str(header.file)!r} has a tensor {stored.name!r} that {type(model).__name__} has no "
+                "place for; take the model's transformers folder"
             )
         yield names[result.name], torch.from_numpy(np.array(result.weights, np.float32))
     yield from gathered["tensors"].items()
@@ -118,8 +118,8 @@ def _map_names(header: GgufHeader, model: PreTrainedModel, processor: Any) -> di
     without the prefix of the model's trunk alone."""
     architecture = next((key for key, name in MODEL_ARCH_NAMES.items() if name == header.architecture), None)
     assert architecture is not None, header.architecture
-    known = get_tensor_name_map(architecture, int(header.get("block_count")))
-    found: dict[str, str] = {}
+    map_of_names = get_tensor_name_map(architecture, int(header.get("block_count")))
+    names: dict[str, str] = {}
     for prefix in ("", f"{model.base_model_prefix}."):
         for whole in model.state_dict():
             if not whole.startswith(prefix):
@@ -127,14 +127,14 @@ def _map_names(header: GgufHeader, model: PreTrainedModel, processor: Any) -> di
             name = processor.preprocess_name(whole.removeprefix(prefix))
             stem, dot, kind = name.rpartition(".")
             stem, suffix = (stem, dot + kind) if kind in ("weight", "bias") else (name, "")
-            stored = known.get_name(stem)
+            stored = map_of_names.get_name(stem)
             if stored is not None:
-                found.setdefault(stored + suffix, whole)
+                names.setdefault(stored + suffix, whole)
             else:
                 more: dict[str, str] = {}
                 processor.perform_fallback_tensor_mapping(more, suffix, prefix, name)
-                found = {**more, **found}
-    return found
+                names = {**more, **names}
+    return names
 
 
 def _values(data: NDArray[np.uint8], stored: StoredTensor) -> NDArray[np.float32]:

@@ -44,7 +44,7 @@ PRECISIONS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Family:
-    """What is particular to a model's type in a file."""
+    """Traits of a model's type in a file."""
 
     architecture: MODEL_ARCH
     turns: bool = False
@@ -70,7 +70,9 @@ FAMILIES: Final = {
 def check_writable(folder: Path, precision: str) -> None:
     """Raise ConfigError where no GGUF file can be made of a folder's kind of model. Reads no weights."""
     if precision not in PRECISIONS:
-        raise ConfigError(f"a GGUF file is written as {', '.join(PRECISIONS)}, not as {precision!r}; choose one of them")
+        raise ConfigError(
+            f"a GGUF file is written as {', '.join(PRECISIONS)}, not as {precision!r}; choose one of them"
+        )
     config = _config(folder)
     family = _family(config, folder)
     _check_layers(config, family, folder)
@@ -143,9 +145,9 @@ def _check_layers(config: Mapping[str, Any], family: _Family, folder: Path) -> N
         "activations other than llama.cpp's": config.get("hidden_act", "silu") != "silu",
         "attention in both directions": bool(config.get("use_bidirectional_attention")),
     }
-    if (found := next((what for what, is_so in problems.items() if is_so), None)) is not None:
+    if (problem := next((what for what, is_so in problems.items() if is_so), None)) is not None:
         raise ConfigError(
-            f"model folder {str(folder)!r} has {found}; serve the transformers folder instead (vLLM reads it)"
+            f"model folder {str(folder)!r} has {problem}; serve the transformers folder instead (vLLM reads it)"
         )
 
 
@@ -153,7 +155,7 @@ def _usual_scalar(config: Mapping[str, Any]) -> float:
     """Scale of gemma's queries in llama.cpp: by the width of a head; for the largest model, by the heads' share."""
     widest = {"gemma2": 46, "gemma3_text": 62}.get(config["model_type"])
     share = config["hidden_size"] / config["num_attention_heads"]
-    return share if config["num_hidden_layers"] == widest else config["head_dim"]
+    return float(share if config["num_hidden_layers"] == widest else config["head_dim"])
 
 
 def _add_metadata(writer: GGUFWriter, config: Mapping[str, Any], family: _Family) -> None:
@@ -177,7 +179,7 @@ def _add_metadata(writer: GGUFWriter, config: Mapping[str, Any], family: _Family
     if family.architecture in (MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE):
         writer.add_rope_dimension_count(width)
     if family.period > 1:
-        writer.add_sliding_window(window)
+        writer.add_sliding_window(int(window or 0))
     if kind == "phi3":
         writer.add_sliding_window(window or 0)
     for key, add in (
@@ -195,20 +197,20 @@ def _add_metadata(writer: GGUFWriter, config: Mapping[str, Any], family: _Family
 def _rotation(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Values below `rope.` and, as arrays, tensors. Raises ConfigError for a scaling that llama.cpp has no name for."""
     rotation = dict(config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)})
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if "full_attention" in rotation:
         local = rotation.get("sliding_attention", {})
         rotation = rotation["full_attention"]
         if local.get("rope_type", "default") != "default" or local.get("rope_theta", 10000.0) != 10000.0:
             raise ConfigError(f"model folder {str(folder)!r} turns its sliding layers otherwise than llama.cpp does")
     kind, base = rotation.get("rope_type", "default"), float(rotation["rope_theta"])
-    found["freq_base"] = base
+    values["freq_base"] = base
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     turned = int(width * rotation.get("partial_rotary_factor", 1.0))
     if config["model_type"] == "phi3":
-        found["dimension_count"] = turned
-        found["scaling.original_context_length"] = int(
+        values["dimension_count"] = turned
+        values["scaling.original_context_length"] = int(
             config.get("original_max_position_embeddings") or config["max_position_embeddings"]
         )
     elif turned != width:
@@ -216,7 +218,7 @@ def _rotation(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if kind == "llama3":
         from lightningrl_torch.gguf.config import llama3_factors
 
-        found["freqs"] = llama3_factors(
+        values["freqs"] = llama3_factors(
             width,
             base,
             rotation["factor"],
@@ -225,25 +227,25 @@ def _rotation(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             rotation["original_max_position_embeddings"],
         ).astype(np.float32)
     elif kind == "longrope" and config["model_type"] == "phi3":
-        found["factors_long"] = np.array(rotation["long_factor"], np.float32)
-        found["factors_short"] = np.array(rotation["short_factor"], np.float32)
-        original = found["scaling.original_context_length"]
+        values["factors_long"] = np.array(rotation["long_factor"], np.float32)
+        values["factors_short"] = np.array(rotation["short_factor"], np.float32)
+        original = values["scaling.original_context_length"]
         scale = config["max_position_embeddings"] / original
         usual = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1.0 else 1.0
-        found["scaling.attn_factor"] = float(rotation.get("attention_factor") or usual)
+        values["scaling.attn_factor"] = float(rotation.get("attention_factor") or usual)
     elif kind == "longrope" and rotation["long_factor"] == rotation["short_factor"]:
-        found["freqs"] = np.array(rotation["long_factor"], np.float32)  # as we read it from a file
+        values["freqs"] = np.array(rotation["long_factor"], np.float32)  # as we read it from a file
     elif kind in ("linear", "yarn"):
-        found["scaling.type"] = RopeScalingType(kind).value
-        found["scaling.factor"] = float(rotation["factor"])
+        values["scaling.type"] = RopeScalingType(kind).value
+        values["scaling.factor"] = float(rotation["factor"])
         if kind == "yarn":
-            found["scaling.original_context_length"] = int(rotation["original_max_position_embeddings"])
+            values["scaling.original_context_length"] = int(rotation["original_max_position_embeddings"])
     elif kind != "default":
         raise ConfigError(
-            f"model folder {str(folder)!r} scales its rotary embeddings by {kind!r}, which is not written as GGUF; serve "
+            f"model folder {str(folder)!r} scales its rotary embeddings by {kind!r}, which is not written; serve "
             "the transformers folder (vLLM reads it)"
         )
-    return found
+    return values
 
 
 def _typed(value: Any) -> tuple[Any, Any]:
@@ -272,7 +274,9 @@ def _write_tensors(
                 continue
             name = names.get_name(weight, try_suffixes=(".weight", ".bias"))
             if name is None:
-                raise ConfigError(f"model folder {str(folder)!r} has a weight {weight!r} that llama.cpp has no name for")
+                raise ConfigError(
+                    f"model folder {str(folder)!r} has a weight {weight!r} that llama.cpp has no name for"
+                )
             shape = tuple(opened.get_slice(weight).get_shape())
             type_ = _type_of(shape, kind)
             stored.append((weight, name, type_))
@@ -306,7 +310,9 @@ def _arranged(values: torch.Tensor, weight: str, config: Mapping[str, Any], fami
         if family.turns and f".self_attn.{part}." in weight:
             # the two halves of a head, which rotate together, become neighbours
             rows = values.shape[0]
-            values = values.reshape(heads, 2, rows // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+            values = (
+                values.reshape(heads, 2, rows // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+            )
     array: NDArray[np.float32] = values.contiguous().numpy()
     return array
 
@@ -321,5 +327,3 @@ def _encode(values: NDArray[np.float32], kind: GGMLQuantizationType, weight: str
         return made
     encoded: NDArray[Any] = values if kind is GGMLQuantizationType.F32 else quantize(values, kind)
     return encoded
-
-

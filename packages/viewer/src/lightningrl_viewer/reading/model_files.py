@@ -1,7 +1,7 @@
 """Model files of other formats: each is read once, into a transformers folder in the user's cache.
 
 "model.gguf", "package:NAME/FILE.gguf" ─► find_model ─► read_model ─► <cache>/models/STEM-DIGEST/   the folder
-                                                                                  └ lightningrl.json  what it was made of
+                                                                                  └ lightningrl.json  its origin
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _in_package(text: str) -> Path:
         return root / inner
     models = _models(root)
     if len(models) != 1:
-        said = f"has {len(models)} models" if models else "has no model: no .gguf file and no transformers folder"
-        raise ConfigError(f"package {name!r} {said}{_listed(name, root, models)}")
+        problem = f"has {len(models)} models" if models else "has no model: no .gguf file and no transformers folder"
+        raise ConfigError(f"package {name!r} {problem}{_listed(name, root, models)}")
     return models[0]
 
 
@@ -142,8 +142,8 @@ def _format_of(file: Path) -> Plugin:
     suffix = file.suffix.removeprefix(".").lower()
     if suffix in plugins.records(_FORMATS) or suffix == "gguf":
         return plugins.find(_FORMATS, suffix)
-    known = ", ".join(f".{name}" for name in sorted(plugins.records(_FORMATS))) or "none"
-    raise ConfigError(f"model {str(file)!r} is a file; files of these formats are read: {known}. Or give its folder")
+    suffixes = ", ".join(f".{name}" for name in sorted(plugins.records(_FORMATS))) or "none"
+    raise ConfigError(f"model {str(file)!r} is a file; files of these formats are read: {suffixes}. Or give its folder")
 
 
 def model_format(name: str) -> ModelFormat:
@@ -155,7 +155,7 @@ def model_format(name: str) -> ModelFormat:
 def _refuse_without_template(file: Path, facts: Mapping[str, Any], *, needs_template: bool) -> None:
     if needs_template and not facts.get("has_template", True):
         raise ConfigError(
-            f"model file {str(file)!r} has no chat template: messages cannot become a prompt; name the policy's renderer "
+            f"model file {str(file)!r} has no chat template: no prompt can be made; name the policy's renderer "
             "(policy.renderer), or take the instruct model of the family"
         )
 
@@ -186,8 +186,8 @@ def _make(file: Path, folder: Path, facts: Mapping[str, Any], read: Callable[...
         )
     scratch.mkdir()
     try:
-        with _progress(f"reading {file.name} once ({size_of(facts)}, {facts['precision']})") as told:
-            read(file, scratch, told)
+        with _progress(f"reading {file.name} once ({size_of(facts)}, {facts['precision']})") as progress:
+            read(file, scratch, progress)
         origin = {**facts, "file": str(file), "content": content_of(file)}
         (scratch / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
@@ -219,8 +219,8 @@ def size_of(facts: Mapping[str, Any]) -> str:
 
 
 def origin_of(folder: str | Path) -> dict[str, Any] | None:
-    """What a folder of the cache was made of: `file`, `content`, `precision`, `parameters`, `architecture`; None for any
-    other folder."""
+    """Origin of a folder of the cache: `file`, `content`, `precision`, `parameters`, `architecture`; None for any other
+    folder."""
     try:
         values = json.loads((Path(folder) / ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -243,8 +243,8 @@ def content_of(file: Path) -> str:
 
 
 def reopen_model(place: Path, origin: Mapping[str, Any]) -> Path:
-    """The folder of the file that a run started with, made again where the cache was emptied; the file's own place where
-    it has gone or is another file now, which then cannot be loaded."""
+    """The folder of the file that a run started with, made again where the cache was emptied; the file's own place,
+    which cannot be loaded, where it has gone or is another file now."""
     file = place
     model = str(origin.get("model", ""))
     with suppress(ConfigError):

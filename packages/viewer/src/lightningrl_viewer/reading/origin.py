@@ -1,7 +1,8 @@
 """The origin of a run, read wherever it lies now: what it was started with, and the settings of each `--resume` since.
 
 <run>/recipe.json   the frozen recipe
-<run>/run.json      {"source", "folder", "run", "models": {policy: place}, "files": {policy: of a model file}, "settings", "store"}
+<run>/run.json      {"source", "folder", "run", "models": {policy: place}, "files": {policy: origin}, "settings",
+                     "store"}
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from lightningrl.recipe_keys import recipe_path
 from lightningrl.sanitize import parse_json
 from lightningrl_viewer.reading.model_files import origin_of, reopen_model
 
-__all__ = ["RunOrigin", "file_origins", "flatten", "is_own", "newest_run", "read_models", "read_object", "read_run_file", "read_values"]
+__all__ = [
+    "RunOrigin",
+    "file_origins",
+    "flatten",
+    "is_own",
+    "newest_run",
+    "read_models",
+    "read_object",
+    "read_run_file",
+    "read_values",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +127,13 @@ def read_models(folder: Path) -> dict[str, str]:
     }
 
 
-def file_origins(recipe: Recipe, models: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+def place_models(recipe: Recipe, models: Mapping[str, str]) -> dict[str, Any]:
     """`models` and `files` of `run.json`: folders that were read from a model file are the file there, with what it
     was."""
     origins = {name: origin for name, model in models.items() if (origin := origin_of(model)) is not None}
     places = {name: str(origins[name]["file"]) if name in origins else model for name, model in models.items()}
-    return places, {name: {**origin, "model": recipe.all_policies[name].model} for name, origin in origins.items()}
+    files = {name: {**origin, "model": recipe.all_policies[name].model} for name, origin in origins.items()}
+    return {"models": places, **({"files": files} if files else {})}
 
 
 def read_values(folder: Path) -> dict[str, Any]:
