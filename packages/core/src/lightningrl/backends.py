@@ -170,10 +170,10 @@ class Backend(Protocol):
         """Restore what `save` wrote; learning continues as if it had never stopped."""
         ...
 
-    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+    def export(self, folder: Path, *, dtype: str | None = None, adapter: bool = False) -> None:
         """Write an ordinary transformers folder that `AutoModelForCausalLM` loads (LoRA merged): the policy that
-        `engine` serves. `dtype`: `float32`, `bfloat16` or `float16`; None = the policy's own. Raises BackendError
-        for one that it cannot write."""
+        `engine` serves. `dtype`: `float32`, `bfloat16` or `float16`; None = the policy's own. `adapter`: write what
+        LoRA learned alone, a folder that `peft` loads. Raises BackendError for what it cannot write."""
         ...
 
     def close(self) -> None: ...

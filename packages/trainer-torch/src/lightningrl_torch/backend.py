@@ -271,10 +271,18 @@ class TorchBackend:
             self._swap(0 if learner is None else int(learner["step"]))
             restore_generators(state)
 
-    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+    def export(self, folder: Path, *, dtype: str | None = None, adapter: bool = False) -> None:
         """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32,
-        bfloat16 or float16; None = that of the policy's own folder."""
+        bfloat16 or float16; None = that of the policy's own folder. `adapter`: LoRA's weights alone, for `peft`."""
         light, wanted = self._policy.light, find_dtype(dtype, self._policy.dtype)
+        if adapter:
+            if self._policy.adapters is None:
+                raise BackendError(
+                    "all weights of this policy learned, so that there is no adapter; export it without --adapter"
+                )
+            with written_folder(folder) as scratch, quiet():
+                self._policy.adapters.save_pretrained(scratch)
+            return
         if light is not None:
             with written_folder(folder) as scratch:
                 light.write(scratch, wanted)

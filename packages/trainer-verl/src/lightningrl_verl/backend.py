@@ -161,9 +161,11 @@ class VerlBackend:
                 self._stop()
                 self._start()
 
-    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+    def export(self, folder: Path, *, dtype: str | None = None, adapter: bool = False) -> None:
         """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32,
-        bfloat16 or float16; None = that of the policy's own folder."""
+        bfloat16 or float16; None = that of the policy's own folder. Raises BackendError for an adapter."""
+        if adapter:
+            raise BackendError("verl's merger writes whole weights, LoRA merged; export them without --adapter")
         is_megatron = self.settings.strategy == "megatron"
         if self._runner is None and self._resume_from is not None:  # straight from the checkpoint, no cluster needed
             export_checkpoint(

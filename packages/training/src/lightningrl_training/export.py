@@ -1,13 +1,16 @@
 """Exports a policy as a transformers folder that names where it stops: every token at which the run's answers ended.
+Other forms are made of that folder.
 
-the starting model's own (generation_config.json, config.json)  +  those of the run's renderer  ─►
-generation_config.json
+checkpoint ─► folder, with the stops of the starting model and of the run's renderer ─┬─► GGUF file
+           └► adapter                                                                 └─► hub
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +20,32 @@ from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_training import policies
 from lightningrl_training.build import build_backends
 from lightningrl_training.checkpoints import find_checkpoint
+from lightningrl_training.hub import check_upload, upload
+from lightningrl_viewer.reading.model_files import model_format
 from lightningrl_viewer.reading.origin import RunOrigin
 
-__all__ = ["export_policy", "name_stops", "open_to_readers", "stop_tokens"]
+__all__ = ["ExportForm", "export_policy", "name_stops", "open_to_readers", "stop_tokens"]
 
 CARRIED = ("bos_token_id", "pad_token_id")
 """Tokens taken from the model's configuration where it had no generation configuration, whose readers ask it alone."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportForm:
+    """The form in which weights leave a run."""
+
+    dtype: str | None = None
+    """Numbers of a folder's weights: `float32`, `bfloat16` or `float16`; None = those of the starting folder."""
+    gguf: str | None = None
+    """Precision of a GGUF file, which is written instead of a folder: `f16`, `q8_0`, `bf16`, `f32`."""
+    adapter: bool = False
+    """Write what LoRA learned alone, as a folder that `peft` loads."""
+    hub: str | None = None
+    """OWNER/NAME of the hub, where what was written is sent."""
+
+
 def export_policy(
-    run: Path, origin: RunOrigin, target: Path, *, policy: str | None, step: str | int | None, dtype: str | None
+    run: Path, origin: RunOrigin, target: Path, form: ExportForm, *, policy: str | None, step: str | int | None
 ) -> int:
     """Write a trained policy's weights of a run's checkpoint to `target`, as `Run.export` says. Returns the step that
     they are of. Raises ConfigError or RunFolderError."""
@@ -34,10 +53,43 @@ def export_policy(
     trained = [each for each, config in recipe.all_policies.items() if config.trainable]
     if name not in trained:
         raise ConfigError(f"no policy {name!r} is trained in run {str(run)!r}; choose one of: {', '.join(trained)}")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
-    rights = target.stat().st_mode if target.exists() else None
+    _check_form(target, form, origin.models[name])
     find_checkpoint(run, step)
+    if form.gguf is None:
+        taken = _write_folder(run, origin, target, form, name, step)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+            taken = _write_folder(run, origin, Path(scratch) / "folder", form, name, step)
+            model_format("gguf").write(Path(scratch) / "folder", target, form.gguf)
+    if form.hub is not None:
+        upload(form.hub, target)
+    return taken
+
+
+def _check_form(target: Path, form: ExportForm, model: str) -> None:
+    """Raise ConfigError or RunFolderError for a form that cannot be written, before any weights are loaded."""
+    if form.gguf is not None:
+        if form.adapter or form.dtype is not None:
+            other = "--adapter" if form.adapter else "--dtype"
+            raise ConfigError(f"--gguf writes whole weights in a precision of its own; leave out {other}, or --gguf")
+        if target.suffix != ".gguf":
+            raise ConfigError(f"--gguf writes a file, and {str(target)!r} does not end in .gguf; name it {target}.gguf")
+        if target.exists():
+            raise RunFolderError(f"file {str(target)!r} is there already; give another name")
+        if Path(model).is_dir():  # else the hub's cache, which the folder's own check looks into later
+            model_format("gguf").write(Path(model), None, form.gguf)
+    elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
+    if form.hub is not None:
+        check_upload(form.hub)
+
+
+def _write_folder(
+    run: Path, origin: RunOrigin, target: Path, form: ExportForm, name: str, step: str | int | None
+) -> int:
+    recipe = origin.recipe
+    rights = target.stat().st_mode if target.exists() else None
     stops = stop_tokens(origin.models[name], recipe.all_policies[name].renderer, name=name)
     backend = build_backends(recipe, load_plugins(), origin.models, will_run=False)[name]()
     try:
@@ -49,8 +101,9 @@ def export_policy(
             except (OSError, LightningError):
                 if saved.folder.exists():  # else the run has made newer ones meanwhile, and this one went
                     raise
-        backend.export(target, dtype=dtype)
-        name_stops(target, stops)
+        backend.export(target, dtype=form.dtype, adapter=form.adapter)
+        if not form.adapter:
+            name_stops(target, stops)
         open_to_readers(target)
         if rights is not None:
             target.chmod(rights)

@@ -9,9 +9,6 @@ run = Run("runs/mine")  ─►  .metrics  .to_pandas()  .steps  .rollouts()  .tr
 from __future__ import annotations
 
 import asyncio
-import base64
-import html
-import shlex
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,21 +59,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         """In a notebook: where it lies, how far it is, its curve, and the line that opens its pages."""
-        try:
-            picture = base64.b64encode(self.curve().read_bytes()).decode()
-            shown = (
-                '<img alt="learning curve" style="max-width: 720px; width: 100%" '
-                f'src="data:image/png;base64,{picture}">'
-            )
-        except (ConfigError, RunFolderError) as why:
-            shown = html.escape(str(why))
-        tested = [row["validation/reward"] for row in self.metrics if "validation/reward" in row]
-        best = f", validation {tested[0]:.3f} → {tested[-1]:.3f}" if tested else ""
-        view = html.escape(f"lightningrl view {shlex.quote(str(self.folder))}")
-        return (
-            f"<p><b>{html.escape(str(self.folder))}</b>: step {self.steps} of {self.recipe.loop.steps}{best}</p>"
-            f"<p>{shown}</p><p>rollouts, tokens, credit: <code>{view}</code></p>"
-        )
+        from lightningrl_training.loggers.curve import show_in_notebook
+
+        return show_in_notebook(self.folder, f"step {self.steps} of {self.recipe.loop.steps}", self.metrics, self.curve)
 
     @property
     def recipe(self) -> Recipe:
@@ -245,21 +230,33 @@ class Run:
         return run_sync(ask())
 
     def export(
-        self, target: str | Path, *, policy: str | None = None, step: str | int | None = None, dtype: str | None = None
+        self,
+        target: str | Path,
+        *,
+        policy: str | None = None,
+        step: str | int | None = None,
+        dtype: str | None = None,
+        gguf: str | None = None,
+        adapter: bool = False,
+        push_to_hub: str | None = None,
     ) -> int:
         """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they
         are of. Whoever serves the folder stops where the run's answers ended: its generation configuration names all
         tokens at which they did.
 
-        step     whose weights: `"best"` by validation, `"newest"`, or a step; None = the best, if any was validated
-        dtype    `"float32"`, `"bfloat16"` or `"float16"`; None = the dtype of the folder that the run started from
+        step         whose weights: `"best"` by validation, `"newest"`, or a step; None = the best, if any was validated
+        dtype        `"float32"`, `"bfloat16"` or `"float16"`; None = the dtype of the folder that the run started from
+        gguf         `"f16"`, `"q8_0"`, `"bf16"` or `"f32"`: `target` is a file for llama.cpp, in that precision
+        adapter      what LoRA learned alone, a folder for `peft`
+        push_to_hub  OWNER/NAME of the hub, where it is sent, too: to a private repository, made where there is none
 
-        Raises ConfigError where the run trains no such policy, RunFolderError where it has no such checkpoint or
-        `target` is not empty.
+        Raises ConfigError where the run trains no such policy or it cannot take that form, RunFolderError where it has
+        no such checkpoint or `target` is there already.
         """
-        from lightningrl_training.export import export_policy
+        from lightningrl_training.export import ExportForm, export_policy
 
-        return export_policy(self.folder, self._origin, Path(target), policy=policy, step=step, dtype=dtype)
+        form = ExportForm(dtype=dtype, gguf=gguf, adapter=adapter, hub=push_to_hub)
+        return export_policy(self.folder, self._origin, Path(target), form, policy=policy, step=step)
 
 
 def train(

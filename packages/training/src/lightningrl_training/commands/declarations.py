@@ -148,7 +148,7 @@ def serve(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Where to write the transformers folder.", metavar="FOLDER")],
+    target: Annotated[Path, typer.Argument(help="Where to write the folder, or with --gguf the file.")],
     run: NewestRunOption = None,
     runs: RunsOption = Path("runs"),
     policy: Annotated[str | None, typer.Option(help="Which policy, where the run has several.")] = None,
@@ -162,12 +162,24 @@ def export(
         str | None,
         typer.Option(help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16"),
     ] = None,
+    gguf: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a file for llama.cpp and Ollama instead, in this precision.", metavar="f16|q8_0|bf16|f32"
+        ),
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write what LoRA learned alone, for peft.")] = False,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(help="Send it to the Hugging Face hub, too, to a private repository.", metavar="OWNER/NAME"),
+    ] = None,
 ) -> None:
     """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the
-    run's answers ended."""
+    run's answers ended; as a GGUF file; or as an adapter."""
     from lightningrl_training.commands.export import export_command
 
-    export_command(folder, run=run, runs=runs, policy=policy, step=step, dtype=dtype)
+    form = {"policy": policy, "dtype": dtype, "gguf": gguf, "adapter": adapter, "push_to_hub": push_to_hub}
+    export_command(target, run=run, runs=runs, step=step, **form)
 
 
 def show_recipe(recipe: RecipeArgument, settings: SetOption = None) -> None:

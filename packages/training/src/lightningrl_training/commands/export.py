@@ -1,8 +1,9 @@
-"""`lightningrl export`: a run's best or newest weights as a transformers folder."""
+"""`lightningrl export`: a run's best or newest weights as a transformers folder, a GGUF file or an adapter."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lightningrl.errors import ConfigError
 from lightningrl_training.checkpoints import best_checkpoint
@@ -13,17 +14,17 @@ from lightningrl_viewer.reading.origin import newest_run
 __all__ = ["export_command", "parse_step"]
 
 
-def export_command(
-    target: Path, *, run: Path | None, runs: Path, policy: str | None, step: str | None, dtype: str | None
-) -> None:
+def export_command(target: Path, *, run: Path | None, runs: Path, step: str | None, **form: Any) -> None:
+    """`form`: policy and form of the weights, as `Run.export` takes them."""
     source = Run(run or newest_run(runs))
-    written = source.export(target, policy=policy, step=parse_step(step), dtype=dtype)
+    written = source.export(target, step=parse_step(step), **form)
     best = best_checkpoint(source.folder)
     which = (
         f", the best by validation ({best.state.score:.3f})" if best is not None and best.state.step == written else ""
     )
     newer = f"; the newest are of step {source.steps}: --step newest" if source.steps > written and step is None else ""
-    Page().print(f"wrote {target}: weights after step {written}{which}{newer}")
+    sent = f", and sent it to {form['push_to_hub']} of the hub" if form.get("push_to_hub") else ""
+    Page().print(f"wrote {target}: weights after step {written}{which}{sent}{newer}")
 
 
 def parse_step(text: str | None) -> str | int | None:

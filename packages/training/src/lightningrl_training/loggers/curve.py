@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ from lightningrl_viewer.reading.metrics import read_metrics
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Curve", "draw_curve"]
+__all__ = ["Curve", "draw_curve", "show_in_notebook"]
 
 _VALIDATION = "validation/reward"
 SHORT = 2.0
@@ -28,6 +31,26 @@ class Curve(PosixPath):
 
     def _repr_png_(self) -> bytes | None:
         return self.read_bytes() if self.is_file() else None
+
+
+def show_in_notebook(
+    folder: Path, progress: str, metrics: Sequence[Mapping[str, float]], draw: Callable[[], Path]
+) -> str:
+    """HTML of a run: where it lies, how far it is, its curve, and the line that opens its pages."""
+    try:
+        picture = base64.b64encode(draw().read_bytes()).decode()
+        shown = (
+            f'<img alt="learning curve" style="max-width: 720px; width: 100%" src="data:image/png;base64,{picture}">'
+        )
+    except (ConfigError, RunFolderError) as why:
+        shown = html.escape(str(why))
+    tested = [row[_VALIDATION] for row in metrics if _VALIDATION in row]
+    best = f", validation {tested[0]:.3f} → {tested[-1]:.3f}" if tested else ""
+    view = html.escape(f"lightningrl view {shlex.quote(str(folder))}")
+    return (
+        f"<p><b>{html.escape(str(folder))}</b>: {progress}{best}</p>"
+        f"<p>{shown}</p><p>rollouts, tokens, credit: <code>{view}</code></p>"
+    )
 
 
 def draw_curve(

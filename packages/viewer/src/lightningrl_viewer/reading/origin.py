@@ -23,10 +23,10 @@ from lightningrl_viewer.reading.model_files import origin_of, reopen_model
 
 __all__ = [
     "RunOrigin",
-    "file_origins",
     "flatten",
     "is_own",
     "newest_run",
+    "place_models",
     "read_models",
     "read_object",
     "read_run_file",

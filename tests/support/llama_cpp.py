@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
+import httpx
 import xllamacpp
+from sizes import PATIENCE_S
 
 __all__ = ["LlamaCpp", "running"]
 
@@ -19,8 +18,7 @@ class LlamaCpp:
     """A server of llama.cpp with one model file."""
 
     def __init__(self, address: str) -> None:
-        place = urlparse(address)
-        self._connection = http.client.HTTPConnection(place.hostname or "", place.port)
+        self._address = address
 
     def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
         tokens: list[int] = self._ask("/tokenize", content=text, add_special=add_special, parse_special=True)["tokens"]
@@ -47,11 +45,9 @@ class LlamaCpp:
         return str(answer["choices"][0]["message"]["content"])
 
     def _ask(self, path: str, **body: Any) -> Any:
-        self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = self._connection.getresponse()
-        text = answer.read()
-        assert answer.status == 200, text
-        return json.loads(text)
+        answer = httpx.post(self._address + path, json=body, timeout=PATIENCE_S, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""The example trains for a step, its agent knows nothing of us, its calculator runs nothing else, and its data is what
+its page says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certified import certified
+from warm import WarmCommand
+
+from lightningrl.loading import load_callable
+
+EXAMPLE = Path(__file__).resolve().parents[1]
+SMALL = ("loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=2", "learner.warmup_steps=0")
+
+
+def load(name: str) -> Any:
+    return load_callable(name, EXAMPLE)
+
+
+@pytest.mark.slow
+def test_the_pretrained_model_takes_a_step_on_what_was_sampled(tmp_path: Path, warm: WarmCommand) -> None:
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    words = ("train", str(EXAMPLE), "--run", str(tmp_path / "run"), *settings)
+    ran = warm.run("lightningrl", *words, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["outcome/succeeded"] for line in lines if "outcome/succeeded" in line] == [8]
+    assert certified(tmp_path / "run", warm)["tokens"] > 0
+
+
+def test_the_agent_knows_nothing_of_us() -> None:
+    for file in ("agent.py", "calculator.py"):
+        assert "lightningrl" not in (EXAMPLE / file).read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.parametrize("file", ["sums.py", "word_problems.py"])
+def test_no_question_of_the_validation_is_trained_on(file: str) -> None:
+    trained, held_out = ({task["input"] for task in load(f"{file}:{name}")()} for name in ("train", "validation"))
+    assert (len(trained), len(held_out)) == (400, 80)
+    assert not trained & held_out
+
+
+def test_half_of_the_word_problems_held_out_have_sentences_of_their_own() -> None:
+    kinds = [task["metadata"]["sentences"] for task in load("word_problems.py:validation")()]
+    assert (kinds.count("seen"), kinds.count("unseen")) == (40, 40)
+
+
+def test_answers_of_sums_are_what_the_calculator_says() -> None:
+    calculate, signs = load("calculator.py:calculate"), {"plus": "+", "times": "*"}
+    tasks: Iterable[dict[str, str]] = load("sums.py:validation")()
+    for task in tasks:
+        words = task["input"].removeprefix("What is ").removesuffix("?").split()
+        assert task["answer"] == str(calculate(" ".join(signs.get(word, word) for word in words)))
+
+
+@pytest.mark.parametrize("expression", ["2 ** 9", "True + 1", "__import__('os')", "1 +", "1" * 61, "1 / 2", "1.5 + 1"])
+def test_the_calculator_calculates_whole_numbers_and_runs_nothing_else(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"calculated|expression"):
+        load("calculator.py:calculate")(expression)
+
+
+def test_the_prompt_shows_each_action() -> None:
+    actions = [
+        json.loads(turn["content"])
+        for turn in load("agent.py:answer").__globals__["SHOWN"]
+        if turn["role"] == "assistant"
+    ]
+    assert [set(action) for action in actions] == [{"calculate"}, {"answer"}] * 2
