@@ -78,7 +78,7 @@ def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
             Transition,
             {"lightningrl/types.py", "lightningrl_server/gateway/attempt_memory.py", "lightningrl_testing/groups.py"},
         ),
-        (Trajectory, {"lightningrl/types.py", "lightningrl_server/store/trajectories.py"}),
+        (Trajectory, {"lightningrl/types.py"}),
         (Lease, {"lightningrl/records.py", "lightningrl_server/store/queue.py"}),
         (Score, {"lightningrl/records.py", "lightningrl_server/store/ledger.py"}),
     ],

@@ -186,7 +186,16 @@ async def test_an_attempt_that_ends_in_mid_call_records_nothing_more(gateway: Li
     assert await attempt.transitions() == ()
 
 
-@pytest.mark.parametrize("raw", [b"{", b"\xff\xfe", b"", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{",
+        b"\xff\xfe",
+        b"",
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_to\x90ens": 2}',
+    ],
+)
 async def test_a_body_that_is_no_json_is_told(gateway: LiveGateway, raw: bytes) -> None:
     status, error = await post(await gateway.attempt(), None, raw=raw)
     assert status == 400

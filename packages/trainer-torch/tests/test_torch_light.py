@@ -24,7 +24,8 @@ CPU = torch.device("cpu")
 SERVES = """
 import asyncio, sys
 from pathlib import Path
-from lightningrl.types import GenerateRequest, SamplingSettings
+from lightningrl.backends import GenerateRequest
+from lightningrl.types import SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 
 async def answer(engine):

@@ -301,7 +301,7 @@ def with_instruction(messages: Sequence[dict[str, Any]], instruction: str | None
 def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras:
     """Fields of a request beside those of its dialect's `body`; `form` is the dialect's field for a format. Raises
     Refusal."""
-    raw = _decode(data)
+    raw = decode_body(_decode, data, "request")
     fields = {
         name: msgspec.json.decode(raw[name])
         for name in sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)

@@ -220,13 +220,13 @@ def _refusals(db: Connection) -> tuple[Incidents, ...]:
     refusals = []
     for row in by_code:
         rollout_id, text, status = db.execute(
-            select(rollouts.c.id, func.coalesce(other_calls.c.message, ""), other_calls.c.status)
+            select(rollouts.c.id, other_calls.c.message, other_calls.c.status)
             .join(attempts, attempts.c.pk == other_calls.c.attempt_pk)
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
             .where(other_calls.c.pk == row.pk)
         ).one()
         refusals.append(
-            Incidents(name=row.code or "", count=row.calls, rollout_id=rollout_id, text=text, status=status)
+            Incidents(name=row.code or "", count=row.calls, rollout_id=rollout_id, text=text or "", status=status)
         )
     return tuple(refusals)
 
