@@ -145,3 +145,25 @@ def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_leaves_nothing(
     with pytest.raises(BackendError, match=r"goes beyond what float16 can hold \(1e\+06\); export it as bfloat16"):
         backend.export(tmp_path / "exported", dtype="float16")
     assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
+def test_an_adapter_on_its_base_model_is_what_the_merged_folder_is(make_backend: MakeBackend, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    base = save_base(tmp_path / "base")
+    backend = make_backend(policy=base, **LORA)
+    train(backend, closing=7)
+    merged = export(backend, base, tmp_path / "merged")
+    backend.export(tmp_path / "adapter", adapter=True)
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+    with torch.inference_mode():
+        ids = torch.tensor([PROMPT])
+        assert torch.allclose(loaded(ids).logits, merged(ids).logits, atol=1e-4)
+
+
+def test_no_adapter_is_written_where_all_weights_learned(make_backend: MakeBackend, tmp_path: Path) -> None:
+    backend = make_backend(policy=save_base(tmp_path / "base"))
+    with pytest.raises(BackendError, match="there is no adapter; export it without --adapter"):
+        backend.export(tmp_path / "adapter", adapter=True)
+    assert not (tmp_path / "adapter").exists()
