@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test test-browser test-long test-peers-clients test-verl test-verl-run check fix bench bench-peers bench-credit table frameworks docs clean
+.PHONY: help quickstart real test test-browser test-long test-peers-clients test-verl test-verl-run check fix bench bench-peers bench-credit table frameworks docs clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -20,6 +20,9 @@ help:  ## Say what there is
 .venv-verl/.installed: packages/trainer-verl/cpu/uv.lock scripts/install-verl.sh
 	@echo "installing into .venv-verl (once; 3 GB) ..."
 	@scripts/install-verl.sh
+
+real: .venv/.installed  ## Train a pretrained model, SmolLM2-135M-Instruct, to use a calculator: about three minutes on two cores
+	@$(BIN)/lightningrl train examples/calculator_smollm2
 
 quickstart: .venv/.installed  ## Train an unchanged LangGraph text-to-SQL agent on this machine and draw its curve
 	@$(BIN)/lightningrl train examples/text_to_sql

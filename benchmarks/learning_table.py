@@ -63,8 +63,14 @@ class Table:
     example: str
     title: str
     rows: tuple[Row, ...]
+    recipe: str = ""
+    """File of the example's folder; empty = its `recipe.toml`."""
     steps: int | None = None
     """None = as many as the recipe has."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.recipe).stem or self.example
 
     @property
     def folder(self) -> Path:
@@ -72,7 +78,7 @@ class Table:
 
     @property
     def runs(self) -> Path:
-        return RUNS / (self.example if self.steps is None else f"{self.example}-{self.steps}")
+        return RUNS / (self.name if self.steps is None else f"{self.name}-{self.steps}")
 
     def measure(self) -> Callable[[Sequence[Trajectory]], dict[str, float]]:
         """The example's own `measure(trajectories)`: what it counts beside its reward."""
@@ -108,6 +114,17 @@ TABLES = (
         rows=seeds_and_control("all calls"),
     ),
     Table(
+        example="calculator_smollm2",
+        title="Sums with a calculator (SmolLM2-135M-Instruct, pretrained), greedy, unseen sums",
+        rows=seeds_and_control("all calls"),
+    ),
+    Table(
+        example="calculator_smollm2",
+        recipe="word_problems.toml",
+        title="Word problems with a calculator (SmolLM2-135M-Instruct, pretrained), greedy, half of them of unseen kinds",
+        rows=seeds_and_control("all calls"),
+    ),
+    Table(
         example="two_policies",
         title="A writer and a critic, two policies, greedy, unseen databases",
         rows=(
@@ -120,7 +137,7 @@ TABLES = (
 
 
 def main() -> None:
-    names = [table.example for table in TABLES]
+    names = [table.name for table in TABLES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", nargs="*", help=f"of {', '.join(names)}; none = all")
     parser.add_argument("--rows", nargs="+", default=[], help="only these rows, by name")
@@ -132,7 +149,7 @@ def main() -> None:
     tables = [
         replace(table, steps=arguments.steps)
         for table in TABLES
-        if not arguments.examples or (table.example) in arguments.examples
+        if not arguments.examples or table.name in arguments.examples
     ]
     names_of_rows = {row.name for table in tables for row in table.rows}
     if unknown := set(arguments.rows) - names_of_rows:
@@ -143,7 +160,7 @@ def main() -> None:
     options = [*(["--rows", *arguments.rows] if arguments.rows else []), *(["--report"] if arguments.report else [])]
     options += ["--steps", str(arguments.steps)] if arguments.steps else []
     for table in tables:  # each in a process of its own: examples have files of the same names
-        subprocess.run([sys.executable, __file__, table.example, *options], check=True)
+        subprocess.run([sys.executable, __file__, table.name, *options], check=True)
 
 
 def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
@@ -160,7 +177,7 @@ def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
 
 def run(table: Table, row: Row) -> None:
     folder = table.runs / row.name
-    command = lightningrl("train", str(table.folder), "--run", str(folder), "--seed", str(row.seed))
+    command = lightningrl("train", str(table.folder / table.recipe), "--run", str(folder), "--seed", str(row.seed))
     of_steps = () if table.steps is None else (f"loop.steps={table.steps}", f"learner.total_steps={table.steps}")
     for setting in (*row.settings, *of_steps):
         command += ["--set", setting]
@@ -238,7 +255,7 @@ def draw(table: Table, rows: Sequence[Row]) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False, fontsize="small")
     figure.tight_layout()
-    path = DOCS / f"{table.example}_curve.png"
+    path = DOCS / f"{table.name}_curve.png"
     figure.savefig(path)
     print(f"curve: {path.relative_to(ROOT)}")
 

@@ -126,6 +126,33 @@ def test_weights_are_written_while_the_run_is_held_by_its_trainer(project: Path,
         run.export(tmp_path / "other", policy="judge")
 
 
+@pytest.mark.parametrize(
+    ("target", "form", "problem"),
+    [
+        ("other", {"gguf": "f16"}, r"writes a file, and '.*other' does not end in \.gguf"),
+        ("other.gguf", {"gguf": "f16", "adapter": True}, r"leave out --adapter, or --gguf"),
+        ("other.gguf", {"gguf": "f16", "dtype": "float16"}, r"leave out --dtype, or --gguf"),
+        ("other.gguf", {"gguf": "q4_k"}, r"is written as f32, f16, bf16, q8_0, not as 'q4_k'"),
+        ("other.gguf", {"gguf": "f16"}, r"has a tokenizer that llama\.cpp has no name for"),
+        ("other", {"adapter": True}, r"all weights of this policy learned, so that there is no adapter"),
+        ("other", {"push_to_hub": "no-owner"}, r"'no-owner' names no place of the hub; write OWNER/NAME"),
+        ("other", {"push_to_hub": "me/mine"}, r"'me/mine' cannot be sent: this machine has no token of the hub"),
+    ],
+)
+def test_a_form_that_weights_cannot_take_is_refused_in_a_sentence_and_nothing_is_left(
+    target: str,
+    form: dict[str, str | bool],
+    problem: str,
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(lightningrl.LightningError, match=problem):
+        lightningrl.Run(project / "runs" / "one").export(tmp_path / target, **form)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_exported_stops_where_the_run_s_answers_ended_in_the_policy_s_own_dtype(
     moved: Path, tmp_path: Path, warm: WarmCommand
 ) -> None:

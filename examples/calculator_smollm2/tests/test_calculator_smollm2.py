@@ -1,4 +1,4 @@
-"""The example trains for a step, its agent knows nothing of us, its calculator runs nothing else, and its data is what
+"""The example trains for a step and leaves as a model file, its agent knows nothing of us, its calculator runs nothing else, and its data is what
 its page says."""
 
 from __future__ import annotations
@@ -9,13 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from certified import certified
+from gguf_models import smollm2_file
+from llama_cpp import running
+from teaching import OF_EVERY_OTHER
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from warm import WarmCommand
 
 from lightningrl.loading import load_callable
 
 EXAMPLE = Path(__file__).resolve().parents[1]
-SMALL = ("loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=2", "learner.warmup_steps=0")
+SMALL = (
+    "loop.steps=1",
+    "loop.tasks_per_step=2",
+    "loop.group_size=4",
+    "validation.tasks=2",
+    "learner.warmup_steps=0",
+    "learner.learning_rate=1e-4",
+    f"rewards.right.use={OF_EVERY_OTHER}",
+)
 
 
 def load(name: str) -> Any:
@@ -23,14 +36,31 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_the_pretrained_model_takes_a_step_on_what_was_sampled(tmp_path: Path, warm: WarmCommand) -> None:
+def test_a_model_file_learns_and_answers_in_llama_cpp_as_it_was_trained(tmp_path: Path, warm: WarmCommand) -> None:
     settings = [word for setting in SMALL for word in ("--set", setting)]
-    words = ("train", str(EXAMPLE), "--run", str(tmp_path / "run"), *settings)
-    ran = warm.run("lightningrl", *words, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    train = ("train", str(EXAMPLE), "--run", str(tmp_path / "run"), *settings)
+    for words in (
+        train,
+        ("export", "folder", "--run", "run"),
+        ("export", "trained.gguf", "--gguf", "f32", "--run", "run"),
+    ):
+        ran = warm.run("lightningrl", *words, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["outcome/succeeded"] for line in lines if "outcome/succeeded" in line] == [8]
-    assert certified(tmp_path / "run", warm)["tokens"] > 0
+    certificate = certified(tmp_path / "run", warm)
+    assert certificate["trained"] > 0 and certificate["recomputed"] == certificate["tokens"]
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "folder")
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "What is 3 plus 4?"}])["input_ids"]
+    with torch.inference_mode():
+        model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+        logprobs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    with running(tmp_path / "trained.gguf") as server:
+        theirs = server.logprobs(prompt)
+    assert {token: pytest.approx(float(logprobs[token]), abs=2e-3) for token in theirs} == theirs
+    with running(smollm2_file()) as server:
+        before = server.logprobs(prompt)
+    assert max(abs(value - theirs.get(token, -99.0)) for token, value in before.items()) > 0.3
 
 
 def test_the_agent_knows_nothing_of_us() -> None:
