@@ -92,6 +92,7 @@ def seeds_and_control(label: str) -> tuple[Row, ...]:
     return (*(Row(name=f"seed-{seed}", label=label, seed=seed) for seed in SEEDS), control)
 
 
+ALL_CALLS = seeds_and_control("all calls")
 TABLES = (
     Table(
         example="text_to_sql",
@@ -103,26 +104,14 @@ TABLES = (
             Row(name="long-0", label="`write` and `rewrite`, 150 steps", settings=("loop.steps=150",)),
         ),
     ),
-    Table(
-        example="rag",
-        title="Multi-hop questions (OpenAI Agents SDK), greedy, unseen entities",
-        rows=seeds_and_control("all calls"),
-    ),
-    Table(
-        example="math_tools",
-        title="Word problems with a calculator (AutoGen), greedy, unseen structures",
-        rows=seeds_and_control("all calls"),
-    ),
-    Table(
-        example="calculator_smollm2",
-        title="Sums with a calculator (SmolLM2-135M-Instruct, pretrained), greedy, unseen sums",
-        rows=seeds_and_control("all calls"),
-    ),
+    Table(example="rag", title="Multi-hop questions (OpenAI Agents SDK), greedy, unseen entities", rows=ALL_CALLS),
+    Table(example="math_tools", title="Problems, a calculator (AutoGen), greedy, unseen structures", rows=ALL_CALLS),
+    Table(example="calculator_smollm2", title="Sums, SmolLM2-135M-Instruct, greedy, unseen sums", rows=ALL_CALLS),
     Table(
         example="calculator_smollm2",
         recipe="word_problems.toml",
-        title="Word problems with a calculator (SmolLM2-135M-Instruct, pretrained), greedy, half of them of unseen kinds",
-        rows=seeds_and_control("all calls"),
+        title="Word problems, SmolLM2-135M-Instruct, greedy, half of them with unseen sentences",
+        rows=ALL_CALLS,
     ),
     Table(
         example="two_policies",
