@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ def test_weights_are_written_while_the_run_is_held_by_its_trainer(project: Path,
 )
 def test_a_form_that_weights_cannot_take_is_refused_in_a_sentence_and_nothing_is_left(
     target: str,
-    form: dict[str, str | bool],
+    form: dict[str, Any],
     problem: str,
     project: Path,
     tmp_path: Path,
