@@ -34,6 +34,7 @@ NOT_NEEDED: Final = (
         "datasets",
         "import-linter",
         "ipykernel",
+        "math-verify",
         "mkdocs",
         "mypy",
     ),
@@ -45,7 +46,16 @@ NOT_NEEDED: Final = (
         "openinference-instrumentation-openai",
         "psycopg",
     ),
-    *("pydantic-ai-slim", "pymdown-extensions", "ruff", "tensorboard", "tensordict", "types-requests", "verl"),
+    *(
+        "pydantic-ai-slim",
+        "pymdown-extensions",
+        "ruff",
+        "tensorboard",
+        "tensordict",
+        "types-requests",
+        "verl",
+        "xllamacpp",
+    ),
 )
 TREE: Final = (
     "conftest.py",
@@ -53,11 +63,12 @@ TREE: Final = (
     "tests/support",
     "packages/trainer-torch/tests",
     "examples/text_to_sql",
+    "examples/calculator_smollm2",
     "scripts/gpu_check.py",
 )
 RUN: Final = """\
 #!/bin/sh
-# Check this machine: ./run [--device cpu] [--quick] [--only suite engine learner text_to_sql whole_step]. No network is needed.
+# Check this machine: ./run [--device cpu] [--quick] [--only suite engine learner text_to_sql calculator_smollm2 whole_step]. No network is needed.
 set -eu
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}

@@ -9,6 +9,7 @@ next one runs.
     engine        tokens per second, beside transformers' own `generate` and what memory bandwidth allows (measured)
     learner       tokens per second, and the share of the device's arithmetic (measured by a matrix product)
     text_to_sql   the example: seconds of a step, accuracy before and after
+    calculator_smollm2   likewise, with a pretrained model
     whole_step    steps of random policies of 0.5 and 1.5 billion parameters through server, agent, engine and learner
 
 No network is needed: weights are made on the spot. OUT/report.md has the figures, OUT/NAME.log what each check said.
@@ -152,20 +153,11 @@ class Machine:
 
 def suite(machine: Machine) -> Figures:
     """The tests of the torch backend, on the device."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "packages/trainer-torch/tests",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        "900",
-    ]
-    command += [
-        "--ignore=packages/trainer-torch/tests/test_torch_docs.py"
-    ]  # it reads the pages, which the bundle leaves out
+    tests = "packages/trainer-torch/tests"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "900", tests]
+    command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadfile"]
+    # The bundle leaves out the pages and llama.cpp, which these need.
+    command += [f"--ignore={tests}/{name}.py" for name in ("test_torch_docs", "test_gguf_reading", "test_gguf_writing")]
     command += ["-k", "conformance or engine and logprobs"] if machine.quick else []
     ran = subprocess.run(
         command,
@@ -265,20 +257,25 @@ def learner(machine: Machine) -> Figures:
 
 
 def text_to_sql(machine: Machine) -> Figures:
-    """The example, on the device."""
-    sizes = (
-        ["--steps", "2", "--set", "loop.tasks_per_step=4", "--set", "validation.tasks=16"]
-        if machine.quick
-        else ["--steps", "50"]
-    )
-    lines = train(
-        [str(ROOT / "examples/text_to_sql"), "--set", f"learner.device={machine.device}", *sizes],
-        machine.out / "text_to_sql",
-    )
-    steps = [line["seconds"] for line in lines if "seconds" in line]
+    """The example, on the device: a policy of under a million parameters."""
+    return example(machine, "text_to_sql", steps=50)
+
+
+def calculator_smollm2(machine: Machine) -> Figures:
+    """The example, on the device: SmolLM2-135M-Instruct."""
+    return example(machine, "calculator_smollm2", steps=10)
+
+
+def example(machine: Machine, name: str, steps: int) -> Figures:
+    sizes = ["--set", "loop.tasks_per_step=4", "--set", "validation.tasks=16"] if machine.quick else []
+    options = ["--set", f"learner.device={machine.device}", "--steps", "2" if machine.quick else str(steps)]
+    lines = train([str(ROOT / "examples" / name), *options, *sizes], machine.out / name)
+    seconds = [line["seconds"] for line in lines if "seconds" in line]
+    speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
     scores = [line["validation/reward"] for line in lines if "validation/reward" in line]
     return {
-        "seconds a step": sorted(steps)[len(steps) // 2],
+        "seconds a step": sorted(seconds)[len(seconds) // 2],
+        "tokens/s sampled": sorted(speeds)[len(speeds) // 2],
         "accuracy before": scores[0],
         "accuracy after": scores[-1],
     }
@@ -346,7 +343,7 @@ def make_policy(folder: Path, shape: str) -> str:
 
 
 CHECKS: Final[dict[str, Callable[[Machine], Figures]]] = {
-    check.__name__: check for check in (suite, engine, learner, text_to_sql, whole_step)
+    check.__name__: check for check in (suite, engine, learner, text_to_sql, calculator_smollm2, whole_step)
 }
 
 
