@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -58,6 +59,29 @@ policy.model = "anything/at-all"
 rewards.right.use = "agent.py:right"
 runtime = { workers = 1 }
 """
+PLAIN_AGENT = """
+from openai import OpenAI
+
+def answer(task):
+    messages = [{"role": "user", "content": task}]
+    return OpenAI().chat.completions.create(model="gpt-4o-mini", messages=messages).choices[0].message.content
+"""
+ONCE = """
+import asyncio
+from pathlib import Path
+
+from lightningrl_testing.whole_path import whole_path
+
+async def main():
+    folder = Path("run")
+    folder.mkdir()
+    async with whole_path(folder, "agent.py:answer", base_dir=Path.cwd()) as path:
+        trajectory = await path.run_one("r", "say something")
+        print(sum(len(call.prompt_ids) for call in trajectory.transitions))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
 IMPORTS = """
 import sys, time
 began = time.perf_counter()
@@ -79,13 +103,15 @@ TESTING = VIEW | {"lightningrl-client", "lightningrl-testing"}
 class Environment:
     """An environment of its own, with our wheels and what they ask for."""
 
-    def __init__(self, folder: Path, wheels: Path, certificates: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, wheels: Path, certificates: Mapping[str, str], python: str = sys.executable
+    ) -> None:
         """`certificates`: variables for uv, which installs from the network."""
         self._wheels = wheels
         self._certificates = certificates
         self.folder = folder
         self.python = folder / "bin" / "python"
-        self._uv("venv", "--python", sys.executable, str(folder))
+        self._uv("venv", "--python", python, str(folder))
 
     def install(self, *packages: str) -> None:
         """Install packages; torch as the build that is installed here."""
@@ -327,3 +353,32 @@ def test_a_plugin_of_each_kind_needs_the_core_alone(empty: Environment, tmp_path
         assert ran.returncode == 0, f"{project.name}: {ran.stdout[-3000:]}"
         assert " passed" in ran.stdout
     empty.describe("lightningrl, lightningrl-testing and six plugins", "lightningrl", "lightningrl_testing")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("minor", [12, 13])
+def test_a_rollout_is_run_and_read_on_another_python(
+    minor: int, wheels: Path, certificates: Mapping[str, str], tmp_path: Path
+) -> None:
+    """Newer Pythons take newer releases of what we need."""
+    found = find_python(minor)
+    if found is None or sys.version_info[1] == minor:
+        pytest.skip(f"there is no other Python 3.{minor} here")
+    other = Environment(tmp_path / "venv", wheels, certificates, found)
+    other.install("lightningrl-testing", "openai")
+    (tmp_path / "agent.py").write_text(PLAIN_AGENT)
+    (tmp_path / "once.py").write_text(ONCE)
+    ran = other.run("once.py", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert int(ran.stdout) > 0
+
+
+def find_python(minor: int) -> str | None:
+    """Path of an interpreter of Python 3.`minor`: one on PATH, or one that pyenv keeps."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(f"python3.{minor}"), *map(str, sorted(kept.glob(f"3.{minor}.*/bin/python")))]
+    return next((path for path in candidates if path is not None and works(path)), None)
+
+
+def works(python: str) -> bool:
+    return subprocess.run([python, "-c", ""], env=environment(), capture_output=True, check=False).returncode == 0

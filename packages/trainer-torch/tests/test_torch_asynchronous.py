@@ -21,7 +21,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.engine import TorchEngine
-from lightningrl_torch.testing import make_sample
+from lightningrl_torch.testing import make_sample, plain_logits
 from lightningrl_training.build import build_backends
 
 MakeBackend = Callable[..., TorchBackend]
@@ -48,7 +48,7 @@ def check_logprobs(backend: TorchBackend, chunks: list[TokenChunk]) -> None:
     """They are those of the weights that the learner has now."""
     ids = ids_of(chunks)
     with torch.no_grad():
-        logits = backend.learner.model(torch.tensor([[*range(20), *ids]])).logits[0, 19:-1]
+        logits = plain_logits(backend.learner.model, [*range(20), *ids])[19:-1]
     expected = logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
     np.testing.assert_allclose(logprobs_of(chunks), expected.numpy(), atol=1e-4)
 
@@ -189,7 +189,7 @@ def test_importance_weights_make_stale_samples_teach_what_fresh_ones_would(make_
     def probabilities(backend: TorchBackend) -> np.ndarray[Any, np.dtype[np.float64]]:
         with torch.no_grad():
             found: np.ndarray[Any, np.dtype[np.float64]] = (
-                backend.learner.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
+                plain_logits(backend.learner.model, prompt)[-1].double().softmax(-1)
             )
         return np.asarray(found)
 

@@ -26,7 +26,7 @@ from lightningrl.recipe_keys import check_options
 from lightningrl.types import Sample, SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.plugin import create_backend
-from lightningrl_torch.testing import make_sample
+from lightningrl_torch.testing import make_sample, plain_logits
 
 MakeBackend = Callable[..., TorchBackend]
 
@@ -100,7 +100,7 @@ def test_the_engine_serves_new_weights_at_once_and_forgets_old_prompts(make_back
     backend.learn(make_samples(0))
     ids, found, versions = asyncio.run(logprobs())
     with torch.no_grad():
-        logits = backend.learner.model(torch.tensor([[*range(20), *ids]])).logits[0, 19:-1]
+        logits = plain_logits(backend.learner.model, [*range(20), *ids])[19:-1]
     expected = logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
     assert before[1] != found
@@ -142,9 +142,11 @@ def test_export_is_an_ordinary_folder(make_backend: MakeBackend, tmp_path: Path,
     assert all(torch.equal(value, trained[name]) for name, value in weights_of(backend).items())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
-    ids = torch.tensor([tokenizer.encode("select 1 from t")])
+    ids = tokenizer.encode("select 1 from t")
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, backend.learner.model(ids).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            plain_logits(model, ids), plain_logits(backend.learner.model, ids), atol=1e-5, rtol=1e-5
+        )
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "user: hi<|end|>"
     again = make_backend(policy=str(tmp_path / "exported"))
     assert again.engine.info.context_length == 128
@@ -267,7 +269,7 @@ import os, random, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from lightningrl_torch.backend import TorchBackend
-from lightningrl_torch.testing import make_sample
+from lightningrl_torch.testing import make_sample, plain_logits
 
 def others():
     return len(os.listdir("/proc/self/task")) - threading.active_count()

@@ -91,15 +91,16 @@ def test_a_value_is_the_heads_of_the_state_after_the_token(
     critic = backend.learner.critic
     assert critic is not None
     assert values(backend, [1, 2, 3], tokens=[4]) == [[0.0, 0.0]], "nothing is known before the first step"
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     for name, parameter in critic.parameters.items():
         if name.startswith("head"):
-            torch.nn.init.normal_(parameter, generator=generator)
-    weight, bias = (critic.parameters[f"head.{name}"] for name in ("weight", "bias"))
+            torch.nn.init.normal_(parameter)
+    weight, bias = (critic.parameters[f"head.{name}"].cpu() for name in ("weight", "bias"))
     found = values(backend, [1, 2, 3], [9], [1, 2, 3, 4, 5, 6], tokens=[4, 5])
     for context, numbers in zip(([1, 2, 3], [9], [1, 2, 3, 4, 5, 6]), found, strict=True):
         with torch.no_grad():
-            states = backend.learner.model.model(input_ids=torch.tensor([[*context, 4, 5]])).last_hidden_state[0]
+            ids = torch.tensor([[*context, 4, 5]], device=backend.learner.model.device)
+            states = backend.learner.model.model(input_ids=ids).last_hidden_state[0].cpu()
         expected = states[len(context) - 1 :] @ weight[0] + bias
         np.testing.assert_allclose(numbers, expected.detach().numpy(), atol=1e-4)
 

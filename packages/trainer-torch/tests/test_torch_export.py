@@ -17,7 +17,7 @@ from lightningrl.errors import BackendError
 from lightningrl.types import SamplingSettings
 from lightningrl_torch import policy as policy_module
 from lightningrl_torch.backend import TorchBackend
-from lightningrl_torch.testing import make_model, make_sample, make_tokenizer
+from lightningrl_torch.testing import make_model, make_sample, make_tokenizer, plain_logits
 from lightningrl_training.export import name_stops, stop_tokens
 
 MakeBackend = Callable[..., TorchBackend]
@@ -86,9 +86,10 @@ def test_an_exported_folder_says_and_stops_as_the_policy_that_was_served(
     train(backend, closing)
     assert (backend._policy.light is not None) is is_light
     model = export(backend, policy, tmp_path / "exported")
-    ids = torch.tensor([[*PROMPT, 40, 41, 7, 8]])
+    ids = [*PROMPT, 40, 41, 7, 8]
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, backend.learner.model(ids).logits, atol=1e-4, rtol=1e-4)
+        served_logits = plain_logits(backend.learner.model, ids)
+        torch.testing.assert_close(plain_logits(model, ids), served_logits, atol=1e-4, rtol=1e-4)
     served = served_text(backend, stop_tokens(policy, "auto", name="policy"))
     assert served[-1] == closing and len(served) < 20, "the policy has learned to stop where its template closes"
     said = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=20)[0, len(PROMPT) :].tolist()
@@ -123,11 +124,11 @@ def test_a_policy_is_exported_in_its_own_dtype_or_in_the_one_asked_for(
     assert {weight.dtype for weight in model.state_dict().values()} == {torch.bfloat16}
     whole = export(backend, str(policy), tmp_path / "whole", dtype="float32")
     assert {weight.dtype for weight in whole.state_dict().values()} == {torch.float32}
-    ids = torch.tensor([PROMPT])
     with torch.no_grad():
         if mode.get("dtype") != "bfloat16":
-            torch.testing.assert_close(whole(ids).logits, backend.learner.model(ids).logits, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(whole(ids).logits, model.float()(ids).logits, atol=0.2, rtol=0.1)
+            served = plain_logits(backend.learner.model, PROMPT)
+            torch.testing.assert_close(plain_logits(whole, PROMPT), served, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(plain_logits(whole, PROMPT), plain_logits(model.float(), PROMPT), atol=0.2, rtol=0.1)
     half = export(backend, str(policy), tmp_path / "half", dtype="float16")
     assert {weight.dtype for weight in half.state_dict().values()} == {torch.float16}
     size = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("own", "whole", "half")}

@@ -18,7 +18,7 @@ from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.losses import LOSSES, TokenBatch
 from lightningrl_torch.settings import Settings
-from lightningrl_torch.testing import make_model, make_sample
+from lightningrl_torch.testing import make_model, make_sample, plain_logits
 
 MakeBackend = Callable[..., TorchBackend]
 
@@ -29,11 +29,9 @@ def make_learner(model: Any = None, **settings: Any) -> Learner:
 
 def score(model: Any, sample: Sample) -> torch.Tensor:
     """Logprobs of a sample's trained tokens by a plain forward of its own row."""
-    ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
-    logits = model(ids).logits[0, :-1] / torch.from_numpy(sample.temperatures)[1:, None]
-    logprobs: torch.Tensor = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0][
-        torch.from_numpy(sample.mask[1:])
-    ]
+    ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+    logits = plain_logits(model, sample.token_ids.tolist())[:-1] / torch.from_numpy(sample.temperatures)[1:, None]
+    logprobs: torch.Tensor = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0][torch.from_numpy(sample.mask[1:])]
     return logprobs
 
 

@@ -14,7 +14,7 @@ from lightningrl.types import Evidence, Trajectory
 from lightningrl_credit.likelihood import Hindsight, InformationGain
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.backend import TorchBackend
-from lightningrl_torch.testing import make_sample
+from lightningrl_torch.testing import make_sample, plain_logits
 from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 
 MakeBackend = Callable[..., TorchBackend]
@@ -40,7 +40,7 @@ async def score(assigner: Any, trajectory: Trajectory, backend: TorchBackend, fo
 
 def mean_logprob(backend: TorchBackend, context: list[int], tokens: list[int]) -> float:
     with torch.no_grad():
-        logprobs = backend.learner.model(input_ids=torch.tensor([[*context, *tokens]])).logits[0].log_softmax(-1)
+        logprobs = plain_logits(backend.learner.model, [*context, *tokens]).log_softmax(-1)
     return float(np.mean([float(logprobs[len(context) + t - 1, token]) for t, token in enumerate(tokens)]))
 
 

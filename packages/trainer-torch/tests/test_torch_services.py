@@ -16,7 +16,7 @@ from lightningrl.errors import BackendError, PluginError
 from lightningrl.types import Array, SamplingSettings
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.backend import TorchBackend
-from lightningrl_torch.testing import make_sample
+from lightningrl_torch.testing import make_sample, plain_logits
 from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 
 MakeBackend = Callable[..., TorchBackend]
@@ -24,9 +24,8 @@ MakeBackend = Callable[..., TorchBackend]
 
 def plain_logprobs(backend: TorchBackend, context: Sequence[int], tokens: Sequence[int]) -> list[float]:
     """One forward of one row, nothing shared."""
-    ids = torch.tensor([[*context, *tokens]])
     with torch.no_grad():
-        logprobs = backend.learner.model(input_ids=ids).logits[0].log_softmax(-1)
+        logprobs = plain_logits(backend.learner.model, [*context, *tokens]).log_softmax(-1)
     return [float(logprobs[len(context) + t - 1, token]) for t, token in enumerate(tokens)]
 
 
@@ -142,7 +141,7 @@ async def test_a_rollouts_values_are_the_same_bits_whoever_else_asks(make_backen
     backend = make_backend(critic={})
     assert backend.learner.critic is not None
     for parameter in backend.learner.critic.parameters.values():
-        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+        torch.nn.init.normal_(parameter, generator=torch.Generator(parameter.device).manual_seed(0))
     policies = connected(backend)
     rollouts = [[[1 + (rollout * turn) % 50] * (3 + turn) for turn in range(1, 6)] for rollout in range(1, 17)]
     alone = [(await services(policies).values(contexts)).tolist() for contexts in rollouts]

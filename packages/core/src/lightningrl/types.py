@@ -42,8 +42,8 @@ __all__ = [
     "common_tokens",
 ]
 
-IntArray = NDArray[np.int32]
-Array = NDArray[np.float32]
+IntArray = np.ndarray[tuple[Any, ...], np.dtype[np.int32]]
+Array = np.ndarray[tuple[Any, ...], np.dtype[np.float32]]
 
 
 class _Choice(StrEnum):

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from lightningrl.types import Sample
 
-__all__ = ["make_config", "make_model", "make_sample", "make_tokenizer", "save_policy"]
+__all__ = ["make_config", "make_model", "make_sample", "make_tokenizer", "plain_logits", "save_policy"]
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
 
@@ -102,3 +102,9 @@ def make_sample(
         calls=np.where(mask, 0, -1).astype(np.int32),
         temperatures=np.where(mask, np.float32(temperature), np.float32(1.0)),
     )
+
+
+def plain_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """Logits (tokens, vocabulary) of one row by transformers' own forward, on the CPU wherever the model is."""
+    logits: torch.Tensor = model(torch.tensor([[*token_ids]], device=model.device)).logits[0]
+    return logits.cpu()
