@@ -21,7 +21,8 @@ from lightningrl.backends import Engine, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.types import FinishReason, SamplingSettings
 from lightningrl_torch._decoder import Decoder
-from lightningrl_torch._llama import LlamaForward
+from lightningrl_torch._graphs import GraphedForward
+from lightningrl_torch._llama import LlamaForward, find_forward
 from lightningrl_torch._sampling import SamplingBatch, draw_noise, gumbel_of, sample_tokens
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
@@ -80,6 +81,21 @@ async def test_a_request_gets_the_same_alone_and_among_others_that_join_at_rando
         assert one[0] == other[0]
         np.testing.assert_allclose(one[1], other[1], atol=1e-4)
         assert one[2:] == other[2:]
+
+
+async def test_decoding_in_the_shapes_of_a_graph_gives_the_same(engine: TorchEngine) -> None:
+    """Rounded rows and the whole slot memory, as a GPU replays them: rows join and leave, the memory grows."""
+    forward = find_forward(make_model(), autocast=False)
+    assert forward is not None
+    graphed = make_engine(GraphedForward(forward, captures=False))
+    rng = random.Random(1)
+    requests = [make_request(number, max_tokens=rng.randint(1, 60)) for number in range(31)]
+    plain = [await collect(engine, request) for request in requests]
+    found = await asyncio.gather(*(collect(graphed, request, rng.random() * 0.1) for request in requests))
+    graphed.close()
+    for one, other in zip(plain, found, strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_allclose(one[1], other[1], atol=1e-4)
 
 
 async def test_more_requests_than_places_wait_their_turn() -> None:

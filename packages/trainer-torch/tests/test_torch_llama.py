@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from lightningrl_torch._forward import Forward, build_forward
+from lightningrl_torch._graphs import GraphedForward
 from lightningrl_torch._llama import LARGE, LlamaForward, join_rows, multiply
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._plain import PlainForward
@@ -120,6 +121,8 @@ def test_keys_values_and_logits_are_those_of_transformers(name: str) -> None:
     ours = generate(forward, traits.layers)
     assert largest_difference(flat(ours[0]), flat(plain[0])) < 1e-5
     assert largest_difference(ours[1], plain[1]) < 1e-5
+    graphed = generate(GraphedForward(forward, captures=False), traits.layers)
+    assert largest_difference(graphed[1], plain[1]) < 1e-5
     again = generate(PlainForward(model, traits, autocast=False), traits.layers)
     assert largest_difference(again[1], plain[1]) == 0.0, "the model's own weights have changed"
 

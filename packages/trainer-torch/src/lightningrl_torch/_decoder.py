@@ -16,6 +16,7 @@ from torch import Tensor
 from lightningrl.backends import TokenChunk
 from lightningrl.errors import BackendError
 from lightningrl_torch._forward import Forward, build_forward
+from lightningrl_torch._graphs import with_graphs
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller
 from lightningrl_torch._requests import Running, deliver
@@ -35,7 +36,7 @@ class Decoder:
     """Not thread-safe: belongs to the engine's thread."""
 
     def __init__(self, model: PreTrainedModel | Forward, *, policy: str, settings: EngineSettings) -> None:
-        self.forward = (
+        self.forward = with_graphs(
             model
             if isinstance(model, Forward)
             else build_forward(model, read_traits(model, policy), autocast=settings.autocast)

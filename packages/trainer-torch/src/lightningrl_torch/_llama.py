@@ -8,7 +8,7 @@ where a remembered one ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +21,10 @@ from lightningrl_torch._slots import KeyValues, SlotCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LARGE", "LlamaForward", "find_forward", "join_rows", "multiply"]
+__all__ = ["LARGE", "LlamaForward", "Write", "find_forward", "join_rows", "multiply"]
 
+Write = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Keeps a layer's keys and values of one token, each (rows, heads, 1, head_dim); returns all that there are."""
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
 LARGE: Final = 2**20
 """Numbers in a matrix that does not stay in a core's cache."""
@@ -137,13 +139,22 @@ class LlamaForward:
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`."""
-        rows = len(token_ids)
         cosines, sines = self._rotation(positions, int(positions.max()) + 1)
+
+        def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            return cache.layers[layer].update(keys, values)
+
         mask = None if allowed is None else allowed[:, None, None]
+        return self.step(token_ids, cosines, sines, write, mask)
+
+    def step(self, token_ids: Tensor, cosines: Tensor, sines: Tensor, write: Write, mask: Tensor | None) -> Tensor:
+        """Logits (rows, vocabulary) after one token of each row. `mask` (rows, 1, 1, columns): what each may read; None
+        = all that `write` returns."""
+        rows = len(token_ids)
         x = self._embeddings[token_ids]
-        for layer, slots in zip(self._layers, cache.layers, strict=True):
+        for number, layer in enumerate(self._layers):
             queries, keys, values = self._attended(layer, x, cosines, sines)
-            keys, values = slots.update(keys[:, :, None], values[:, :, None])
+            keys, values = write(number, keys[:, :, None], values[:, :, None])
             # a key's queries are few and in line with it: heads that share keys are queries of one attention
             grouped = queries.view(rows, self._kv_heads, -1, self._head_dim)
             mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
@@ -214,9 +225,9 @@ class LlamaForward:
         gate, up = layer.gate_up(F.rms_norm(x, x.shape[-1:], layer.before_mlp, self._eps)).chunk(2, -1)
         return layer.down(F.silu(gate) * up)
 
-    def _rotation(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """(tokens, 1, head_dim) from a table that grows to `end` positions; the sines of the first half are
-        negative."""
+    def rotations(self, end: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (positions, head_dim) of at least `end` positions, from a table that grows; the sines of
+        the first half are negative."""
         if end > len(self._cosines):
             angles = (
                 torch.arange(max(end, 2 * len(self._cosines)), device=self._frequencies.device)[:, None]
@@ -225,7 +236,12 @@ class LlamaForward:
             cosines, sines = angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
             self._cosines = torch.cat((cosines, cosines), -1).to(self._embeddings.dtype)
             self._sines = torch.cat((-sines, sines), -1).to(self._embeddings.dtype)
-        return self._cosines[positions][:, None], self._sines[positions][:, None]
+        return self._cosines, self._sines
+
+    def _rotation(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Those of tokens, each (tokens, 1, head_dim)."""
+        cosines, sines = self.rotations(end)
+        return cosines[positions][:, None], sines[positions][:, None]
 
     def _read_layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
