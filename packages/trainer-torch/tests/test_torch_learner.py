@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import torch
 
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.types import Sample
-from lightningrl_torch import _scoring
+from lightningrl_torch import _head
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.losses import LOSSES, TokenBatch
@@ -212,12 +212,58 @@ def test_a_large_vocabulary_is_never_there_for_all_tokens_at_once(
     learner = make_learner(model, entropy_coef=entropy_coef)
     whole, logprobs = learner.gradients(samples), learner.recompute(samples, model)
     rows: list[int] = []
-    model.lm_head.register_forward_hook(lambda _, __, logits: rows.append(logits.numel() // logits.shape[-1]))
-    monkeypatch.setattr(_scoring, "MOST_LOGITS", 5 * model.config.vocab_size)
-    assert distance(whole, learner.gradients(samples)) < 2e-6
+    product = _head._logits
+
+    def counted(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        rows.append(len(states))
+        return product(states, *others)
+
+    monkeypatch.setattr(_head, "_logits", counted)
+    monkeypatch.setattr(_head, "PART", 5 * model.config.vocab_size)
+    for most in (_head.MOST_LOGITS, 0):  # kept, or computed again for the gradient
+        monkeypatch.setattr(_head, "MOST_LOGITS", most)
+        assert distance(whole, learner.gradients(samples)) < 2e-6
     for key, values in learner.recompute(samples, model).items():
         np.testing.assert_allclose(values, logprobs[key], atol=1e-5)
     assert max(rows) == 5
+
+
+def test_logprobs_and_entropies_and_their_gradients_are_those_of_a_log_softmax() -> None:
+    random = torch.Generator().manual_seed(1)
+    states, weight = (torch.randn(rows, 16, generator=random, dtype=torch.float64) for rows in (23, 300))
+    targets, by = torch.arange(23) * 7, torch.randn(2, 23, generator=random, dtype=torch.float64)
+    temperatures = torch.tensor([0.0, 0.7, 1.0] * 8, dtype=torch.float64)[:23]
+
+    def learn(look: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        given = [tensor.clone().requires_grad_() for tensor in (states, weight)]
+        scores = look(*given)
+        (torch.stack(scores) * by).sum().backward()  # type: ignore[no-untyped-call]
+        return [*(score.detach() for score in scores), *(cast("torch.Tensor", one.grad) for one in given)]
+
+    def plainly(states: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        words = (states @ weight.t() / temperatures.where(temperatures != 0.0, 1.0)[:, None]).log_softmax(-1)
+        return words.gather(-1, targets[:, None])[:, 0], -(words.exp() * words).sum(-1)
+
+    ours = learn(lambda states, weight: _head.look_up(states, weight, targets, temperatures))
+    for one, other in zip(ours, learn(plainly), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_what_a_step_keeps_for_its_gradient_has_one_array_of_words_and_each_key_once() -> None:
+    model = make_model(vocab_size=1000)
+    learner = make_learner(model, entropy_coef=0.01)
+    samples = [make_sample(list(range(3, 60)), [token, 7, 9], 1.0, rollout=str(token)) for token in range(3, 11)]
+    kept: list[tuple[int, ...]] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        learner.gradients(samples)
+    assert (24, 1000) not in kept, "what autograd keeps has no array of words beside the one that becomes its gradient"
+    heads = {shape[1] for shape in kept if len(shape) == 4}
+    assert heads == {1, model.config.num_key_value_heads}, "a mask, and keys that heads share once"
 
 
 def test_positive_advantage_raises_the_sampled_tokens_and_negative_lowers_them(make_backend: MakeBackend) -> None:

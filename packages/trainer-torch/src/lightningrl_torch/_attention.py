@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -78,13 +79,28 @@ def attend(
         """(blocks, heads, tokens, size)."""
         return states.index_select(0, numbers.flatten()).view(*numbers.shape, -1, size).transpose(1, 2)
 
-    outputs = [
-        sdpa_attention_forward(module, gather(q, queries), gather(k, keys), gather(v, keys), allowed, **options)[
-            0
-        ].flatten(0, 1)
-        for queries, keys, allowed in paths.calls
-    ]
+    outputs = []
+    for queries, keys, allowed in paths.calls:
+        block = gather(q, queries), gather(k, keys), gather(v, keys)
+        if allowed is None:
+            mixed = sdpa_attention_forward(module, *block, None, **options)[0]
+        else:
+            mixed = _attend_in_groups(*block, allowed, options.get("scaling"))
+        outputs.append(mixed.flatten(0, 1))
     return torch.cat(outputs).index_select(0, paths.places)[None], None
+
+
+def _attend_in_groups(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, scale: float | None) -> Tensor:
+    """(blocks, queries, heads, size). Heads that share keys are queries of one attention: keys and values, which stay
+    until the backward pass, stand there once."""
+    blocks, heads, queries, size = query.shape
+    shared = key.shape[1]
+    groups = heads // shared
+    mask = allowed if groups == 1 else allowed.repeat(1, 1, groups, 1)
+    mixed = scaled_dot_product_attention(
+        query.reshape(blocks, shared, groups * queries, size), key, value, attn_mask=mask, scale=scale
+    )
+    return mixed.view(blocks, heads, queries, size).transpose(1, 2)
 
 
 ALL_ATTENTION_FUNCTIONS.register("sdpa", attend)

@@ -185,7 +185,8 @@ class LlamaForward:
                 k, v = k.transpose(0, 1), v.transpose(0, 1)
                 if before[index]:
                     k, v = (torch.cat((past, new), 1) for past, new in zip(before[index][number], (k, v), strict=True))
-                remembered[index].append((k, v))
+                # not a view of what all tokens of the pass have in this layer
+                remembered[index].append((k.contiguous(), v.contiguous()))
                 if layer is not last:
                     mixed.append(self._attend(q.transpose(0, 1), k, v))
             if layer is not last:  # of the last one nobody reads more than keys and values

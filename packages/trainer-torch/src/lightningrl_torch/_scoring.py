@@ -1,32 +1,24 @@
-"""Recomputing logprobs: one forward of a batch, logits only where a token is trained, and of a few tokens at a time.
-
-A number for each word of a large vocabulary is the most that a step keeps: 2,000 trained tokens of 150,000 words are
-1.2 GB, five times over with their softmax, its entropy and their gradients. So the words of a part of the tokens are
-computed, used, and computed again for the gradient, wherever they are many.
-"""
+"""Recomputing logprobs: one forward of a batch, logits only where a token is trained, and of a few tokens at a time
+(`_head`)."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from lightningrl_torch._attention import Paths, follow
+from lightningrl_torch._head import look_up
 from lightningrl_torch._llama import FAMILIES
 from lightningrl_torch._packing import Batch
 
 __all__ = ["Scores", "read_states", "score_batch", "to_tensor"]
-
-MOST_LOGITS: Final = 2**25
-"""Numbers that are kept at a time: 128 MB; on a GPU, which wants larger parts, eight times as many."""
 
 
 class Scores(NamedTuple):
@@ -48,25 +40,14 @@ def score_batch(model: PreTrainedModel, batch: Batch, *, autocast: bool, entropy
     """Logprobs and entropies, float32 at least, in the softmax at the token's temperature."""
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     targets, temperatures = to_tensor(batch.targets, model), to_tensor(batch.temperatures, model)
-    look_up = partial(_look_up, entropy_gradient=entropy_gradient)
-    most = MOST_LOGITS * 8 if model.device.type == "cuda" else MOST_LOGITS
-    part = max(1, most // int(model.config.get_text_config(decoder=True).vocab_size))
-    # other families may do more to logits than their embeddings do
-    if len(targets) <= part or model.config.model_type not in FAMILIES:
+    # other families may do more to logits than their embeddings do, and embeddings with adapters are more than a weight
+    if type(head) is not nn.Linear or head.bias is not None or model.config.model_type not in FAMILIES:
         logits, states = _forward(model, batch, autocast=autocast)
-        return Scores(*look_up(logits, targets, temperatures), states)
+        return Scores(*_look_up(logits, targets, temperatures, entropy_gradient=entropy_gradient), states)
     states = read_states(model, batch, autocast=autocast)
-
-    def score(states: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=autocast):
-            logits = head(states)
-        return look_up(logits, targets, temperatures)
-
-    columns = [column.split(part) for column in (states, targets, temperatures)]  # type: ignore[no-untyped-call]
-    parts = zip(*columns, strict=True)
-    scored = [checkpoint(score, *one, use_reentrant=False, preserve_rng_state=False) for one in parts]
-    logprobs, entropies = (torch.cat(column) for column in zip(*scored, strict=True))
-    return Scores(logprobs, entropies, states)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=autocast):
+        logprobs, entropies = look_up(states, head.weight, targets, temperatures)
+    return Scores(logprobs, entropies if entropy_gradient else entropies.detach(), states)
 
 
 def _look_up(logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ __all__ = ["KeyValues", "SlotCache", "SlotLayer"]
 KeyValues = list[tuple[Tensor, Tensor]]
 """`kv[layer]` = keys and values of one sequence, each (heads, tokens, head_dim)."""
 
-_ROWS, _COLUMNS = 8, 256
+_ROWS, _COLUMNS, _STEP = 8, 256, 64
 
 
 class SlotLayer:
@@ -122,10 +122,10 @@ class SlotCache:
             self.start = self.end = width
         if rows <= row_capacity and self.end < columns and self.end >= width:
             return
-        while row_capacity < rows:
-            row_capacity *= 2
-        while columns < 2 * (width + 1):
-            columns *= 2
+        if row_capacity < rows:
+            row_capacity = -(-max(rows, row_capacity * 5 // 4) // _ROWS) * _ROWS
+        if columns < width + 1 + width // 4:
+            columns = -(-(width + 1 + width // 2) // _STEP) * _STEP
         start, end, old_width = self.start, self.end, self.width
         self.end = width + (columns - width) // 4 if self.rows else width
         self.start = self.end - old_width

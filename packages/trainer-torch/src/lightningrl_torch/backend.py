@@ -29,7 +29,7 @@ from lightningrl_torch._packing import make_row
 from lightningrl_torch._size import engine_threads, is_large
 from lightningrl_torch._speed import measure
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
-from lightningrl_torch.device import cpu_threads
+from lightningrl_torch.device import cpu_threads, return_memory
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.exported import find_dtype, merge_adapters, write_model
 from lightningrl_torch.policy import LoadedPolicy, quiet
@@ -62,6 +62,7 @@ class TorchBackend:
         # threads that wait for each other on busy cores cost both
         if self.serves_while_learning and self.settings.threads is None:
             self._threads = max(1, self._threads - self._engine_threads)
+        self._is_large = is_large(self._policy.parameters)
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Pairs of tensors: the engine reads the first, the learner changes the second; empty while they are the
         same."""
@@ -116,8 +117,13 @@ class TorchBackend:
 
     def _learn_held(self, rows: Sequence[Sample]) -> LearnReport:
         with self._reading, self._engine.held(), cpu_threads(self._threads):
+            if self._is_large:  # its weights are about to change, or a step has nothing to learn
+                self._engine.rest()
+                return_memory()
             report = self._learner.learn(rows)
             self._engine.set_version(report.policy_version)
+            if self._is_large:
+                return_memory()
         return report
 
     def _learn_beside(self, rows: Sequence[Sample]) -> LearnReport:
@@ -217,7 +223,7 @@ class TorchBackend:
 
     def measure(self) -> Speed | None:
         """Measure the speed of a large policy; None = it is small, and as fast as its surroundings."""
-        if not is_large(self._policy.parameters):
+        if not self._is_large:
             return None
         learner = self._learner
 

@@ -4,13 +4,16 @@ checked in a moment."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["cpu_threads", "pick_device", "watch_memory"]
+__all__ = ["cpu_threads", "pick_device", "return_memory", "watch_memory"]
 
 
 @contextlib.contextmanager
@@ -36,6 +39,19 @@ def pick_device(name: str) -> torch.device:
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def return_memory() -> None:
+    """Give memory that nobody uses back to the system, where the C library can (glibc): arrays of many sizes, of
+    sampling and of learning by turns, else leave it in pieces that the next ones do not fit into."""
+    trim = getattr(_c_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def watch_memory(device: torch.device) -> Callable[[], dict[str, float]]:

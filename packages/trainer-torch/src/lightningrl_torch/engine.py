@@ -103,6 +103,11 @@ class TorchEngine:
                 self._holds -= 1
                 self._changed.notify_all()
 
+    def rest(self) -> None:
+        """Give back what decoding keeps from one request to the next: keys and values, remembered prompts. Only inside
+        `held()`."""
+        self._decoder.evict()
+
     def set_model(self, model: PreTrainedModel) -> None:
         """Serve this model from now on, which is of the same policy and version. Only inside `held()`."""
         self._decoder = Decoder(model, policy=self._info.policy, settings=self._settings)
