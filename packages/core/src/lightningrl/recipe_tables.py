@@ -116,6 +116,8 @@ class _Policy(Table):
     """Rules before `trained_agents`: `[{ train = true }]` takes side calls in, too. See `[[policy.calls]]`."""
     renderer: str = "auto"
     """Renderer of the `renderers` library; `auto` picks one by the model's name, else its chat template."""
+    chat_template: str | None = None
+    """In place of the model's own: a Jinja file beside the recipe, or `hermes` (tools for models in ChatML)."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Switches of the chat template: `{ enable_thinking = false }`. One that the template never reads is an error."""
     learner: dict[str, Any] = Field(default_factory=dict)

@@ -177,7 +177,13 @@ def _build(
 
     engines = EngineRegistry(wait_s=settings.engine_wait_s)
     renderers = {
-        name: PolicyRenderer(policy.model, policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs)
+        name: PolicyRenderer(
+            policy.model,
+            policy.renderer,
+            name=name,
+            template_kwargs=policy.chat_template_kwargs,
+            chat_template=policy.chat_template,
+        )
         for name, policy in settings.policies.items()
     }
     gateway = create_gateway(store, engines, renderers, gateway_settings, settings.dialects, metrics)

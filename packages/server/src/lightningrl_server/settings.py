@@ -28,6 +28,8 @@ class PolicySettings(BaseModel):
     """Folder or hub name of the tokenizer."""
     renderer: Any = "auto"
     """Name of the `renderers` library, or "auto"."""
+    chat_template: str | None = None
+    """Text of the template in place of the tokenizer's; None = its own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     """Training settings; a rollout's own go before them."""

@@ -88,7 +88,8 @@ class Parts:
         def find_model(name: str) -> None:
             models[name] = resolve_model(name, recipe.all_policies[name], recipe.folder)
             check_lengths(recipe, name, models[name])
-            if (why := check_rendering(name, recipe.all_policies[name], models[name])) is not None:
+            why = check_rendering(name, recipe.all_policies[name], models[name], recipe.folder)
+            if why is not None:
                 without_tools.append(why)
 
         def credit() -> tuple[Evaluator, Scorer]:

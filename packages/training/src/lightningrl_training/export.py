@@ -21,6 +21,7 @@ from lightningrl_training import policies
 from lightningrl_training.build import build_backends
 from lightningrl_training.checkpoints import find_checkpoint
 from lightningrl_training.hub import check_upload, upload
+from lightningrl_training.models import own_template
 from lightningrl_viewer.reading.model_files import model_format
 from lightningrl_viewer.reading.origin import RunOrigin
 
@@ -90,7 +91,9 @@ def _write_folder(
 ) -> int:
     recipe = origin.recipe
     rights = target.stat().st_mode if target.exists() else None
-    stops = stop_tokens(origin.models[name], recipe.all_policies[name].renderer, name=name)
+    config = recipe.all_policies[name]
+    template = own_template(name, config, recipe.folder)
+    stops = stop_tokens(origin.models[name], config.renderer, name=name, chat_template=template)
     backend = build_backends(recipe, load_plugins(), origin.models, will_run=False)[name]()
     try:
         while True:
@@ -104,6 +107,8 @@ def _write_folder(
         backend.export(target, dtype=form.dtype, adapter=form.adapter)
         if not form.adapter:
             name_stops(target, stops)
+            if template is not None:
+                (target / "chat_template.jinja").write_text(template, encoding="utf-8")
         open_to_readers(target)
         if rights is not None:
             target.chmod(rights)
@@ -118,9 +123,9 @@ def open_to_readers(folder: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def stop_tokens(model: str, renderer: str, *, name: str) -> tuple[int, ...]:
+def stop_tokens(model: str, renderer: str, *, name: str, chat_template: str | None = None) -> tuple[int, ...]:
     """Tokens that end an answer of a run's policy, beside those that the model names itself. Raises ConfigError."""
-    return PolicyRenderer(model, renderer, name=name).stop_token_ids
+    return PolicyRenderer(model, renderer, name=name, chat_template=chat_template).stop_token_ids
 
 
 def name_stops(folder: Path, stop_token_ids: Sequence[int]) -> None:

@@ -10,19 +10,22 @@ from typing import Any
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig
-from lightningrl_server.rendering.families import check_renderer, refuse_images
+from lightningrl_server.rendering.families import check_renderer, markup_of, refuse_images
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.templates import (
     added_tokens,
+    check_shipped,
+    load_template,
     no_tools,
     read_template,
-    template_parsers,
+    template_text,
     template_variables,
 )
 from lightningrl_server.rendering.tokenizer import load_tokenizer
+from lightningrl_server.rendering.tool_turns import find_tool_turns
 from lightningrl_viewer.reading.model_files import find_model, read_model
 
-__all__ = ["check_lengths", "check_on_hub", "check_rendering", "resolve_model"]
+__all__ = ["check_lengths", "check_on_hub", "check_rendering", "own_template", "resolve_model"]
 
 HUB_WAIT_S = 5.0
 """Seconds that the hub may take to say whether it has a model."""
@@ -33,11 +36,11 @@ def resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: P
     folder of a model file, which is read where it was not yet. Raises ConfigError."""
     if (place := find_model(policy.model, (folder, Path.cwd()))) is not None:
         if place.is_file():
-            place = read_model(place, needs_template=policy.renderer == "auto")
-        return str(_checked_folder(place, policy.renderer))
+            place = read_model(place, needs_template=_needs_template(policy))
+        return str(_checked_folder(place, policy))
     for base in (folder, Path.cwd()):
         if (base / policy.model).is_dir():
-            return str(_checked_folder((base / policy.model).resolve(), policy.renderer))
+            return str(_checked_folder((base / policy.model).resolve(), policy))
     if policy.model.endswith(".gguf"):
         raise ConfigError(
             f"policy {name!r}: no file {policy.model!r} beside the recipe or here; name a GGUF file that is there, or "
@@ -104,25 +107,47 @@ def check_lengths(recipe: Recipe, name: str, model: str) -> None:
         raise ConfigError(*too_long)
 
 
-def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str) -> str | None:
+def own_template(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Path) -> str | None:
+    """The text of the chat template that the recipe in `folder` puts in place of the model's; None = it puts none.
+    Raises ConfigError."""
+    if policy.chat_template is None:
+        return None
+    if policy.renderer not in ("auto", "default"):
+        raise ConfigError(
+            f"policy {name!r} has a renderer, {policy.renderer!r}, which writes its prompts, and a chat_template that "
+            "nobody would read; leave one of them out"
+        )
+    return load_template(policy.chat_template, folder, name)
+
+
+def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str, recipe_folder: Path) -> str | None:
     """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does
     not fit, a template that does not compile, switches that it never reads. Returns why it cannot be offered tools;
     None = it can, or a model that was not fetched yet will say so later. Reads the tokenizer alone, and fetches
     nothing."""
     check_renderer(policy.renderer, name)
-    folder = Path(model)
+    own, folder = own_template(name, policy, recipe_folder), Path(model)
     # the usual, without a tokenizer
     if policy.renderer == "auto" and not policy.chat_template_kwargs and folder.is_absolute():
         refuse_images(model, name)
-        template = read_template(folder) or ""
+        template, added = read_template(folder) or "" if own is None else own, added_tokens(folder)
+        check_shipped(policy.chat_template, added, name)
         template_variables(template, f"policy {name!r}")
-        return None if "tool_parser" in template_parsers(template, added_tokens(folder)) else no_tools(name)
+        markup = markup_of(model, template, added)
+        is_written = markup is not None and find_tool_turns(template_text(template), markup) is not None
+        return None if is_written else no_tools(name, added)
     if not folder.is_absolute() and not _has_tokenizer(model):
         return None
     renderer = PolicyRenderer(
-        load_tokenizer(model, is_there=True), policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs
+        load_tokenizer(model, is_there=True),
+        policy.renderer,
+        name=name,
+        template_kwargs=policy.chat_template_kwargs,
+        chat_template=own,
     )
-    return None if renderer.supports_tools else no_tools(name)
+    vocabulary = renderer.tokenizer.get_added_vocab()
+    check_shipped(policy.chat_template, vocabulary, name)
+    return None if renderer.supports_tools else no_tools(name, vocabulary)
 
 
 def _has_tokenizer(model: str) -> bool:
@@ -151,7 +176,11 @@ def _context_length(model: str) -> int | None:
     return limit if isinstance(limit, int) else None
 
 
-def _checked_folder(folder: Path, renderer: str) -> Path:
+def _needs_template(policy: PolicyConfig | OtherPolicyConfig) -> bool:
+    return policy.renderer == "auto" and policy.chat_template is None
+
+
+def _checked_folder(folder: Path, policy: PolicyConfig | OtherPolicyConfig) -> Path:
     """A local model folder that can be served: weights' config, a fast tokenizer, and a chat template or a named
     renderer."""
     for needed in ("config.json", "tokenizer.json"):
@@ -163,8 +192,9 @@ def _checked_folder(folder: Path, renderer: str) -> Path:
     has_template = (folder / "chat_template.jinja").is_file() or (
         settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
     )
-    if renderer == "auto" and not has_template:
+    if _needs_template(policy) and not has_template:
         raise ConfigError(
-            f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name the policy's renderer"
+            f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, set policy.chat_template, or "
+            "name the policy's renderer"
         )
     return folder

@@ -32,6 +32,7 @@ from lightningrl_server.engines.link import EngineLink, EngineLinks
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_training.build import Parts
+from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
 from lightningrl_training.private_files import create_private
 from lightningrl_training.step_forecast import give_time
@@ -238,6 +239,7 @@ def server_settings(
         name: PolicySettings(
             model=parts.models[name],
             renderer=policy.renderer,
+            chat_template=own_template(name, policy, recipe.folder),
             chat_template_kwargs=policy.chat_template_kwargs,
             sampling=recipe.sampling.settings(),
             trainable=policy.trainable,

@@ -151,7 +151,7 @@ class CompletionText:
         self._parallel_tools = parallel_tools
         self._stop = tuple(stop)
         self._call_ids = list(tool_call_ids)
-        self._held_marks = (*self._stop, *_MARKS)
+        self._held_marks = (*self._stop, *_MARKS, *renderer.marks)
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._is_plain = renderer.is_tagged and not self._opening
@@ -178,7 +178,10 @@ class CompletionText:
         if self._is_plain and not self._renderer.marker_ids.isdisjoint(token_ids):
             self._is_plain = False
         if self._is_plain:
-            return self._delta(_ParsedText(self._decode_more(), ""), final=False)
+            before, text = len(self._text), self._decode_more()
+            self._is_plain = not self._renderer.opens_call(self._text, before, tools=self._allow_tools)
+            if self._is_plain:
+                return self._delta(_ParsedText(text, ""), final=False)
         if len(self._ids) < self._next_parse:
             return None
         # Parsing everything again each time stays near linear.
@@ -245,7 +248,7 @@ class CompletionText:
         # In the end a leftover is text like any other: content 'See:\n<tool_call>{"a": </tool_call>'. Before it, it is
         # held back, as its rest may still come.
         spoken = [*self._opening, *ids]
-        response = self._renderer.parse(spoken, self._prompt_ids)
+        response = self._renderer.parse(spoken, self._prompt_ids, tools=self._allow_tools, final=final)
         # renderers strips a thought that has ended, and one within which a call ends, but not one that goes on
         content, reasoning = response.content, response.reasoning.strip()
         if not final and self._renderer.is_thinking(ids, self._prompt_ids):

@@ -4,20 +4,22 @@ chat template."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import ConfigError
-from lightningrl_server.rendering.templates import check_template_kwargs, template_parsers
+from lightningrl_server.rendering.markups import Markup, find_markup
+from lightningrl_server.rendering.templates import check_template_kwargs
 
 __all__ = [
     "check_renderer",
     "create_renderer",
+    "markup_of",
     "refuse_images",
-    "remedy_without_tools",
+    "renderers_that_fit",
     "resolve_config",
     "template_of",
 ]
@@ -29,9 +31,9 @@ def template_of(tokenizer: Any) -> str:
     return "\n".join(saved.values()) if isinstance(saved, Mapping) else str(saved)
 
 
-def resolve_config(tokenizer: Any, name: str, wanted: Any, kwargs: Mapping[str, Any]) -> Any:
-    """A typed config of the `renderers` library. Its own automatic choice would load the model's config, and torch with
-    it."""
+def resolve_config(tokenizer: Any, name: str, wanted: Any, kwargs: Mapping[str, Any], markup: Markup | None) -> Any:
+    """A typed config of the `renderers` library; that of a policy's own template reads its `markup`. Its own automatic
+    choice would load the model's config, and torch with it."""
     models: Any = import_module("renderers.base").MODEL_RENDERER_MAP
     configs: Any = import_module("renderers.configs")
     if not isinstance(wanted, str):
@@ -41,7 +43,9 @@ def resolve_config(tokenizer: Any, name: str, wanted: Any, kwargs: Mapping[str, 
     if kind == "default":
         if wanted == "auto":
             refuse_images(source, name)
-        return configs.DefaultRendererConfig(**template_parsers(template_of(tokenizer), tokenizer.get_added_vocab()))
+        added = tokenizer.get_added_vocab()
+        reasoning = "think" if "<think>" in added and "</think>" in added else None
+        return configs.DefaultRendererConfig(tool_parser=markup and markup.library, reasoning_parser=reasoning)
     check_renderer(kind, name)
     config = type(configs.config_from_name(kind))
     check_template_kwargs(kwargs, config.template_field_names(), f"the renderer {kind!r} of policy {name!r}")
@@ -50,6 +54,28 @@ def resolve_config(tokenizer: Any, name: str, wanted: Any, kwargs: Mapping[str, 
         return config(thinking_retention="all", **kwargs)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"renderer {kind!r} of policy {name!r}: {' '.join(str(error).split())}") from error
+
+
+def markup_of(source: str, template: str, added: Collection[str]) -> Markup | None:
+    """The tool-call markup of a model, a folder or a hub name, by its chat template and its configuration."""
+    return find_markup(template, added, str(_config(source).get("model_type", "")))
+
+
+def _config(source: str) -> dict[str, Any]:
+    """A model's configuration, of a folder or of this machine's cache; empty where there is none."""
+    path: Path | str | None = Path(source) / "config.json"
+    if not Path(source).is_dir():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = try_to_load_from_cache(source, "config.json")
+        except HFValidationError:
+            return {}
+        path = cached if isinstance(cached, str) else None
+    if path is None or not Path(path).is_file():
+        return {}
+    return dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
 def check_renderer(wanted: str, policy: str) -> None:
@@ -70,14 +96,11 @@ def create_renderer(tokenizer: Any, config: Any, name: str) -> Any:
         ) from error
 
 
-def remedy_without_tools(tokenizer: Any) -> str:
-    """Advice on a policy whose tool calls nobody can read."""
+def renderers_that_fit(tokenizer: Any) -> str:
+    """Advice on a policy whose tool calls nobody can read; empty where no renderer fits it."""
     fitting = _fitting(tokenizer)
-    if fitting:
-        there = f"those that fit its tokenizer are {', '.join(fitting)}"
-        return f"set its renderer to the family that it was trained in; {there}"
-    families = ", ".join(_families())
-    return f"no renderer fits its tokenizer ({families}); take a policy of such a family, or an agent without tools"
+    there = f"those that fit its tokenizer are {', '.join(fitting)}"
+    return f", or its renderer to the family that it was trained in; {there}" if fitting else ""
 
 
 def refuse_images(source: str, policy: str) -> None:

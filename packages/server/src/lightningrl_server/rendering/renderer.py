@@ -21,8 +21,16 @@ import msgspec
 
 from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl_server.lru import LruCache
-from lightningrl_server.rendering.families import create_renderer, remedy_without_tools, resolve_config, template_of
+from lightningrl_server.rendering.families import (
+    create_renderer,
+    markup_of,
+    renderers_that_fit,
+    resolve_config,
+    template_of,
+)
+from lightningrl_server.rendering.switches import changes_prompts
 from lightningrl_server.rendering.templates import GIVEN, check_template_kwargs, no_tools, template_variables
+from lightningrl_server.rendering.text_parser import TextParser, parsed_calls
 from lightningrl_server.rendering.tokenizer import (
     QuickTokenizer,
     TemplateBridge,
@@ -30,6 +38,7 @@ from lightningrl_server.rendering.tokenizer import (
     load_tokenizer,
     ways_to_say,
 )
+from lightningrl_server.rendering.tool_turns import ToolTurns, find_tool_turns
 
 __all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer", "pack"]
 
@@ -37,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 _pack = msgspec.msgpack.Encoder().encode
 
-_OPENING = re.compile(r'<tool_call>\n(?:\{"name": "[^"\n]{1,128}", "arguments":)?')
+_OPENING = re.compile(r'<tool_call>\n(?:\{"name": "[^"\n]{1,128}", "arguments":)?\Z')
 """The beginning of a tool call in the JSON markup of Qwen and Hermes: of any tool, or of one by name. It ends where a
 tokenizer's words end, so that what the policy says next is spelt in the tokens it would have used anyway."""
 _OPENING_TOKENS = 192
@@ -48,24 +57,6 @@ PROMPT_TAIL: Final = _OPENING_TOKENS + _THINKING_TOKENS
 _MOST_PROMPTS = 256
 _MOST_TOKENS = 2**20
 """Tokens of all prompts that are kept for the next call with the same messages; each takes some forty bytes."""
-
-_TOOL = {
-    "type": "function",
-    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
-}
-_EVERYTHING: Final[list[Mapping[str, Any]]] = [
-    {"role": "user", "content": "a"},
-    {
-        "role": "assistant",
-        "content": "b",
-        "reasoning_content": "c",
-        "tool_calls": [{"id": "call12345", "type": "function", "function": {"name": "f", "arguments": {}}}],
-    },
-    {"role": "tool", "content": "d", "name": "f", "tool_call_id": "call12345"},
-    {"role": "assistant", "content": "e", "reasoning_content": "f"},
-    {"role": "user", "content": "g"},
-]
-"""A conversation in which a template's switches show."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -78,6 +69,8 @@ class ParsedCompletion:
     reasoning: str
     tool_calls: tuple[Any, ...]
     """`renderers.ParsedToolCall`, well-formed or not."""
+    problems: tuple[str, ...] = ()
+    """A sentence for each block of markup that is no call; its text is content."""
 
 
 class PolicyRenderer:
@@ -90,56 +83,77 @@ class PolicyRenderer:
         *,
         name: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """`tokenizer` is a folder, a hub name or a loaded fast tokenizer. `renderer_config` is "auto", a name of the
         `renderers` library ("qwen3", "llama-3", …) or one of its config records. `template_kwargs` are given to the
-        chat template with every prompt."""
+        chat template with every prompt. `chat_template` is the text of one that takes the place of the tokenizer's."""
         if isinstance(tokenizer, str | Path):
             self.name = name or str(tokenizer)
             tokenizer = load_tokenizer(tokenizer)
         else:
             self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the policy")
         self._template_kwargs = dict(template_kwargs or {})
-        self.tokenizer = QuickTokenizer(tokenizer, self._template_kwargs)
-        template = template_of(tokenizer)
-        config = resolve_config(tokenizer, self.name, renderer_config, self._template_kwargs)
+        replaced = {} if chat_template is None else {"chat_template": chat_template}
+        self.tokenizer = QuickTokenizer(tokenizer, {**self._template_kwargs, **replaced})
+        template = template_of(tokenizer) if chat_template is None else chat_template
+        added: Mapping[str, int] = tokenizer.get_added_vocab()
+        markup = markup_of(str(getattr(tokenizer, "name_or_path", "") or ""), template, added)
+        wanted = "default" if chat_template is not None and renderer_config == "auto" else renderer_config
+        config = resolve_config(tokenizer, self.name, wanted, self._template_kwargs, markup)
         self._renderer = create_renderer(self.tokenizer, config, self.name)
         self.is_default: bool = config.name == "default"
         """The policy's own chat template renders; no model-specific renderer is known for it."""
-        try:
-            self._variables = template_variables(template, f"policy {self.name!r}")
-        except ConfigError:
-            if self.is_default:
-                raise
-            template = ""
-            self._variables = frozenset[str]()
-        if self.is_default and not template:
-            raise ConfigError(
-                f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
-                "save a tokenizer with a chat_template or name a renderer in the recipe"
-            )
-        if self.is_default:
-            check_template_kwargs(self._template_kwargs, self._variables, f"the chat template of policy {self.name!r}")
-        self._bridge = TemplateBridge(self.tokenizer) if template else None
-        stops = list(self._renderer.get_stop_token_ids())
-        if self.is_default and self._bridge is not None and self._bridge.close_token_id is not None:
-            stops.append(self._bridge.close_token_id)
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted(set(stops)))
+        template = self._check_template(template)
+        self._markup = markup if self.is_default else None
+        turns = find_tool_turns(self._text, markup) if self.is_default else None
+        self._turns = turns or ToolTurns(markup=self._markup)
+        self._bridge = TemplateBridge(self.tokenizer, self._turns) if template else None
+        self.stop_token_ids: tuple[int, ...] = self._find_stops(added)
         if self._bridge is not None:
             self._bridge.stop_token_ids = frozenset(self.stop_token_ids)
         self.is_tagged = config.name in ("default", "qwen3")
         """Reasoning and tool calls stand between tokens of their own; all text outside them is content."""
-        added = tokenizer.get_added_vocab()
         self.has_atomic_thinking = "<think>" in added and "</think>" in added
         self._think_id, self._think_end_id = added.get("<think>"), added.get("</think>")
-        self.supports_tools = not self.is_default or config.tool_parser is not None
-        markup = getattr(config, "tool_parser", None) if self.is_default else config.name
-        self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
+        is_read = markup is not None and turns is not None
+        self.supports_tools = not self.is_default or is_read or config.tool_parser is not None
+        self._parser = TextParser(self.tokenizer, markup) if self.is_default and markup and markup.read else None
+        self._can_open = (markup.name if self._parser and markup else config.name) in ("qwen3", "hermes")
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._has_joined = False
         self._prompts, self._suffixes = (
             LruCache[bytes, tuple[int, ...]](_MOST_PROMPTS, _MOST_TOKENS, together=_MOST_TOKENS) for _ in range(2)
         )
+
+    def _check_template(self, template: str) -> str:
+        """Raise ConfigError for a template that cannot render, where it is the one that does; returns it, or nothing
+        where a family's renderer needs none."""
+        try:
+            self._variables = template_variables(template, f"policy {self.name!r}")
+        except ConfigError:
+            if self.is_default:
+                raise
+            self._variables = frozenset[str]()
+            return ""
+        if self.is_default and not template:
+            raise ConfigError(
+                f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
+                "save a tokenizer with a chat_template, or set policy.chat_template or policy.renderer in the recipe"
+            )
+        if self.is_default:
+            check_template_kwargs(self._template_kwargs, self._variables, f"the chat template of policy {self.name!r}")
+        return template
+
+    def _find_stops(self, added: Mapping[str, int]) -> tuple[int, ...]:
+        """Tokens that end an answer: the tokenizer's, the template's, the markup's."""
+        stops = set(self._renderer.get_stop_token_ids())
+        if self.is_default and self._bridge is not None and self._bridge.close_token_id is not None:
+            stops.add(self._bridge.close_token_id)
+        if self._markup is not None:
+            stops |= {added[token] for token in self._markup.stops if token in added}
+            stops -= {added[token] for token in self._markup.closes if token in added}
+        return tuple(sorted(stops))
 
     def render(self, messages: Messages, tools: Messages | None, context_length: int | None = None) -> tuple[int, ...]:
         """Prompt ids of a conversation from its beginning, with the generation prompt. Raises ValueError with the
@@ -158,9 +172,7 @@ class PolicyRenderer:
         wrong: Exception | None = None
         for turns in ways_to_say(messages):
             try:
-                ids = tuple(
-                    self._renderer.render_ids(turns, tools=list(tools) if tools else None, add_generation_prompt=True)
-                )
+                ids = tuple(self._ids(turns, tools))
                 self._check_systems(turns)
             except ContextOverflow:
                 raise
@@ -179,11 +191,25 @@ class PolicyRenderer:
             f"the chat template of {self.name!r} cannot render these messages: {wrong}; {_remedy(messages)}"
         ) from wrong
 
+    def _ids(self, messages: Messages, tools: Messages | None) -> list[int]:
+        if not self.is_default:
+            listed = list(tools) if tools else None
+            return list(self._renderer.render_ids(messages, tools=listed, add_generation_prompt=True))
+        shaped, offered = self._turns.shape(messages, tools or None)
+        options: dict[str, Any] = {} if offered is None else {"tools": list(offered)}
+        return list(self.tokenizer.apply_chat_template(shaped, add_generation_prompt=True, **options))
+
+    def _shaped_text(self, messages: Messages, **options: Any) -> str:
+        return self._text(self._turns.shape(messages, None)[0], **options)
+
+    def _text(self, messages: Messages, **options: Any) -> str:
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
+
     def _check_systems(self, turns: Messages) -> None:
         """Raise ValueError where the policy's own template passes over a system message in silence."""
         systems = late_systems(turns)
         if systems and self.is_default:
-            text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            text = self._shaped_text(turns)
             if not all(system in text for system in systems):
                 raise ValueError("it leaves out a system message")
 
@@ -199,7 +225,7 @@ class PolicyRenderer:
         be told. Raises ContextOverflow where that is far beyond a known `context_length`. Any thread may call it."""
         with self.tokenizer.within(context_length):
             if self.is_default:
-                return self._template_suffix(completion_ids, new_messages)
+                return self._template_suffix(completion_ids, self._with_written_ids(completion_ids, new_messages))
             past = [*prompt_ids, *completion_ids]
             try:
                 rendered = self._renderer.bridge_to_next_turn(
@@ -224,34 +250,19 @@ class PolicyRenderer:
         return [
             name
             for name in differ
-            if name in fields or (name in self._variables - GIVEN and self._changes_prompts(name, kwargs[name]))
+            if name in fields
+            or (name in self._variables - GIVEN and changes_prompts(self._shaped_text, name, kwargs[name]))
         ]
-
-    def _changes_prompts(self, name: str, value: Any) -> bool:
-        def text(messages: list[Mapping[str, Any]], **kwargs: Any) -> str | None:
-            try:
-                return str(
-                    self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
-                )
-            except Exception:  # noqa: BLE001  (a template may take no tools; another conversation shows what it does)
-                return None
-
-        tried = [
-            (messages, {"tools": tools})
-            for messages in (_EVERYTHING, _EVERYTHING[-2:], _EVERYTHING[-1:])
-            for tools in (None, [_TOOL])
-        ]
-        return any(text(messages, **tools) != text(messages, **tools, **{name: value}) for messages, tools in tried)
 
     @cached_property
     def without_tools(self) -> str:
         """Sentence on a policy that cannot be offered tools: why, and what to do."""
-        return f"{no_tools(self.name)}; {remedy_without_tools(self.tokenizer)}"
+        return no_tools(self.name, self.tokenizer.get_added_vocab()) + renderers_that_fit(self.tokenizer)
 
     def open_call(self, prompt_ids: Sequence[int], name: str | None) -> tuple[int, ...] | None:
         """Tokens that begin a tool call (of the tool `name`; None = of any) after a prompt. None = no such markup is
         known for this policy, or the prompt leaves its reasoning open."""
-        if self._tool_id is None or self._is_thinking_open(prompt_ids):
+        if not self._can_open or self._is_thinking_open(prompt_ids):
             return None
         text = "<tool_call>\n" if name is None else f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments":'
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
@@ -260,16 +271,29 @@ class PolicyRenderer:
         """A prompt, and the beginning of a tool call that was written for the policy at its end; empty where there is
         none."""
         tail = list(prompt_ids[-_OPENING_TOKENS:])
-        if self._tool_id not in tail:
-            return prompt_ids, ()
-        start = len(tail) - 1 - tail[::-1].index(self._tool_id)
-        opening = tuple(tail[start:])
-        if _OPENING.fullmatch(self.decode(opening)) is None:
-            return prompt_ids, ()
-        return prompt_ids[: len(prompt_ids) - len(opening)], opening
+        opening = _OPENING.search(self.decode(tail)) if self._can_open else None
+        if opening is not None:
+            for count in range(1, len(tail) + 1):
+                if self.decode(tail[-count:]) == opening[0]:
+                    return prompt_ids[: len(prompt_ids) - count], tuple(tail[-count:])
+        return prompt_ids, ()
 
-    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedCompletion:
-        """Content, reasoning and tool calls of a completion; stop tokens may be on it."""
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that begin or end markup, which may come in several tokens."""
+        return self._markup.tokens if self._parser is not None and self._markup is not None else ()
+
+    def opens_call(self, text: str, place: int = 0, *, tools: bool = True) -> bool:
+        """True for text that may be or become a tool call by what begins near `place`."""
+        if self._parser is None or self._markup is None or not (tools or self._markup.has_channels):
+            return False
+        return self._parser.opens_call(text, place)
+
+    def parse(
+        self, completion_ids: Sequence[int], prompt_ids: Sequence[int], *, tools: bool = True, final: bool = True
+    ) -> ParsedCompletion:
+        """Content, reasoning and tool calls of a completion; stop tokens may be on it. With `final` False its rest may
+        still come. Without `tools` a call may stay text."""
         end = len(completion_ids)
         while end and completion_ids[end - 1] in self.stop_token_ids:
             end -= 1
@@ -277,11 +301,15 @@ class PolicyRenderer:
         tail = list(prompt_ids[-_THINKING_TOKENS:])
         if self.is_tagged and self.marker_ids.isdisjoint(ids) and self.marker_ids.isdisjoint(tail[-4:]):
             text = self.decode(ids)
-            if self.has_atomic_thinking or not text.lstrip().startswith("<think>"):
+            is_thought = not self.has_atomic_thinking and text.lstrip().startswith("<think>")
+            if not is_thought and not self.opens_call(text, tools=tools):
                 return ParsedCompletion(text if self.is_default else text.strip(), "", ())
         # The tail of the prompt says whether it left a reasoning block open; scanning all of it costs, and says no
         # more.
         # A renderer reads its own stop tokens: one of gpt-oss's closes a tool call.
+        if self._parser is not None:
+            read = self._parser.parse(completion_ids, tail, self.stop_token_ids, tools=tools, final=final)
+            return ParsedCompletion(read.content, read.reasoning, parsed_calls(read), read.problems)
         try:
             parsed = self._renderer.parse_response(ids if self.is_default else list(completion_ids), prompt_ids=tail)
         except RecursionError:  # arguments nested beyond any parser are no tool call: what the model said stays text
@@ -311,6 +339,20 @@ class PolicyRenderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
         return self.tokenizer.decode(token_ids)
+
+    def _with_written_ids(self, completion_ids: Sequence[int], new_messages: Messages) -> Messages:
+        """Results of calls with the ids that the policy itself wrote, where the family's markup has them."""
+        if self._markup is None or self._markup.call_id is None or self._parser is None:
+            return new_messages
+        calls = [call for call in self.parse(completion_ids, ()).tool_calls if call.id is not None]
+        messages: list[Mapping[str, Any]] = []
+        for message in new_messages:
+            if message["role"] == "tool" and calls:
+                call = next((call for call in calls if call.name == message.get("name")), calls[0])
+                calls.remove(call)
+                message = {**message, "tool_call_id": call.id}
+            messages.append(message)
+        return messages
 
     def _template_suffix(self, completion_ids: Sequence[int], new_messages: Messages) -> tuple[int, ...] | None:
         if self._bridge is None:

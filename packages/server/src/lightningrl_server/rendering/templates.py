@@ -1,16 +1,17 @@
-"""A chat template before anything is rendered with it: does it compile, which variables it reads, which tool-call
-markup it writes.
+"""A chat template before anything is rendered with it: does it compile, which variables it reads, what
+it writes.
 
-folder ─► read_template ─► template_variables      {"messages", "tools", "enable_thinking", …}
-                       ─► template_parsers        {"tool_parser": "qwen3", "reasoning_parser": "think"}
+folder ─► read_template  ─► template_variables    {"messages", "tools", "enable_thinking", …}
+recipe ─► load_template ─┘  template_text         the text of a conversation
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GIVEN",
+    "SHIPPED",
     "added_tokens",
+    "check_shipped",
     "check_template_kwargs",
+    "load_template",
     "no_tools",
     "read_template",
-    "template_parsers",
+    "template_text",
     "template_variables",
 ]
 
@@ -38,6 +42,9 @@ GIVEN = frozenset(
 _SPECIAL = frozenset({"bos_token", "eos_token", "pad_token", "unk_token"})
 _OF_ALL = GIVEN | _SPECIAL | {"raise_exception", "strftime_now", "namespace"}
 """Variables that no recipe sets."""
+SHIPPED: Final[Mapping[str, tuple[str, ...]]] = {"hermes": ("<|im_start|>", "<|im_end|>")}
+"""Chat templates that come with this package, each with the tokens between which it writes turns."""
+_SHIPPED: Final = Path(__file__).with_name("chat_templates")
 
 
 class _AddedToken(msgspec.Struct):
@@ -49,14 +56,15 @@ class _Tokenizer(msgspec.Struct):
 
 
 def read_template(folder: Path) -> str | None:
-    """The chat template of a saved tokenizer; None where it has none."""
+    """The chat template of a saved tokenizer, of several that for tools; None where it has none."""
     own = folder / "chat_template.jinja"
     if own.is_file():
         return own.read_text(encoding="utf-8")
     path = folder / "tokenizer_config.json"
     saved = json.loads(path.read_text(encoding="utf-8")).get("chat_template") if path.is_file() else None
     if isinstance(saved, list):  # several, by name
-        saved = {entry.get("name"): entry.get("template") for entry in saved if isinstance(entry, dict)}.get("default")
+        named = {entry.get("name"): entry.get("template") for entry in saved if isinstance(entry, dict)}
+        saved = named.get("tool_use") or named.get("default")
     return saved if isinstance(saved, str) else None
 
 
@@ -87,6 +95,7 @@ def template_variables(template: str, what: str) -> frozenset[str]:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """Jinja as chat templates are written in it; the worker's installation has none."""
+    from jinja2 import TemplateError
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -100,7 +109,18 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     extensions = [Generation, "jinja2.ext.loopcontrols"]
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any], read: Collection[str], what: str) -> None:
@@ -116,20 +136,43 @@ def check_template_kwargs(kwargs: Mapping[str, Any], read: Collection[str], what
         raise ConfigError(*(f"chat_template_kwargs.{name}: {problem}" for name, problem in problems.items()))
 
 
-def template_parsers(template: str, added: Collection[str]) -> dict[str, str]:
-    """Markup of an unknown template, told by its own text; only markup that is made of single tokens is parsed."""
-    parsers: dict[str, str] = {}
-    if "tools" in template:
-        if "<tool_call>" in template and "<tool_call>" in added:
-            marks = {"<function=": "qwen3.5", "<arg_key>": "glm"}
-            parsers["tool_parser"] = next((name for mark, name in marks.items() if mark in template), "qwen3")
-        elif "<｜tool▁calls▁begin｜>" in template:
-            parsers["tool_parser"] = "deepseek-v3"
-    if "<think>" in added and "</think>" in added:
-        parsers["reasoning_parser"] = "think"
-    return parsers
+def load_template(wanted: str, folder: Path, policy: str) -> str:
+    """The chat template that a recipe names: a shipped one, or a file beside the recipe. Raises ConfigError."""
+    if wanted in SHIPPED:
+        return (_SHIPPED / f"{wanted}.jinja").read_text(encoding="utf-8")
+    path = folder / wanted
+    if not path.is_file():
+        raise ConfigError(
+            f"policy {policy!r}: no chat_template {wanted!r}; give a Jinja file beside the recipe, or a shipped one: "
+            f"{', '.join(SHIPPED)}"
+        )
+    return path.read_text(encoding="utf-8")
 
 
-def no_tools(policy: str) -> str:
-    """The sentence of a policy whose tool calls nobody can read."""
-    return f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools"
+def check_shipped(wanted: str | None, added: Collection[str], policy: str) -> None:
+    """Raise ConfigError where a shipped template writes turns between tokens that the policy's tokenizer does not
+    have."""
+    missing = [token for token in SHIPPED.get(wanted or "", ()) if token not in added]
+    if wanted is not None and missing:
+        raise ConfigError(
+            f"policy {policy!r}: chat_template {wanted!r} writes turns between {' and '.join(SHIPPED[wanted])}, and "
+            f"its tokenizer has no token {missing[0]}; give a Jinja file that writes the model's own turns"
+        )
+
+
+def template_text(template: str) -> Callable[..., str]:
+    """A call that renders messages with a template alone, without its tokenizer."""
+    compiled = _environment().from_string(template)
+
+    def render(messages: Any, tools: Any = None) -> str:
+        tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+        return str(compiled.render(messages=messages, tools=tools, add_generation_prompt=True, **tokens))
+
+    return render
+
+
+def no_tools(policy: str, added: Collection[str]) -> str:
+    """The sentence of a policy that cannot be offered tools: why, and what to do."""
+    shipped = [f"policy.chat_template = {name!r}" for name, tokens in SHIPPED.items() if set(tokens) <= set(added)]
+    remedy = " or ".join((*shipped, "policy.chat_template = a Jinja file that writes tools, calls and results"))
+    return f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools; set {remedy}"

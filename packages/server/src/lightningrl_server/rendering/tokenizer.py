@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import ConfigError, ContextOverflow
+from lightningrl_server.rendering.tool_turns import ToolTurns
 
 __all__ = ["QuickTokenizer", "TemplateBridge", "context_overflow", "late_systems", "load_tokenizer", "ways_to_say"]
 
@@ -38,6 +39,7 @@ _SLACK = 4
 """Contexts of tokens made before a prompt is refused unfinished: cut blocks and renderers that encode twice count too
 much."""
 _SENTINEL = "lightningrlsentinel7f3a"
+_USER: Mapping[str, Any] = {"role": "user", "content": "x"}
 
 
 def context_overflow(context_length: int, taken: str) -> ContextOverflow:
@@ -148,6 +150,9 @@ class QuickTokenizer:
         text = self._tokenizer.apply_chat_template(messages, tokenize=False, **{**self._template_kwargs, **options})
         return self._encode(text) if tokenize else text
 
+    def get_added_vocab(self) -> Mapping[str, int]:
+        return dict(self._tokenizer.get_added_vocab())
+
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._tokenizer(*args, **options)
 
@@ -166,39 +171,47 @@ class QuickTokenizer:
 class TemplateBridge:
     """Finds the suffix after an answer by rendering a short conversation with a sentinel in its place."""
 
-    def __init__(self, tokenizer: QuickTokenizer) -> None:
+    def __init__(self, tokenizer: QuickTokenizer, turns: ToolTurns) -> None:
         self._tokenizer = tokenizer
+        self._turns = turns
         self.stop_token_ids: frozenset[int] = frozenset()
-        turns: list[Mapping[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _SENTINEL}]
-        _, sentinel, close = (self._text(turns, prompt=False) or "").rpartition(_SENTINEL)
+        closes = () if turns.markup is None else turns.markup.closes
+        added: Mapping[str, int] = tokenizer.get_added_vocab()
+        self._closes = frozenset(added[token] for token in closes if token in added)
+        answered: list[Mapping[str, Any]] = [_USER, {"role": "assistant", "content": _SENTINEL}]
+        _, sentinel, close = (self._text(answered, prompt=False) or "").rpartition(_SENTINEL)
         ids = self._encode(close if sentinel else "")
         self.close_token_id: int | None = ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
         """The single token by which the template ends an assistant's turn, where there is one."""
 
     def suffix(self, new_messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
         """Tokens from the end of the sentinel answer up to the next completion; None where the template hides them."""
-        user: dict[str, Any] = {"role": "user", "content": "x"}
         answer: dict[str, Any] = {"role": "assistant", "content": _SENTINEL}
-        if new_messages[:1] and new_messages[0].get("role") == "tool" and self.close_token_id is not None:
+        results = list(_leading_tools(new_messages))
+        if results and not (self._turns.one_each and len(results) > 1):
             # Templates may look tool results up in the calls that asked for them; the close follows the calls' markup.
-            calls = [_call_of(message) for message in _leading_tools(new_messages)]
-            text = self._text([user, {**answer, "tool_calls": calls}, *new_messages])
-            _, sentinel, rest = (text or "").partition(_SENTINEL)
-            place = rest.find(self._tokenizer.decode([self.close_token_id]))
-            if sentinel and place >= 0:
-                return tuple(self._encode(rest[place:]))
-        _, sentinel, rest = (self._text([user, answer, *new_messages]) or "").partition(_SENTINEL)
+            # Some write no content beside calls, so that the sentinel is an argument.
+            called = {"content": _SENTINEL, "tool_calls": [_call_of(message) for message in results]}
+            spoken = {"content": "", "tool_calls": [_call_of(message, key=_SENTINEL) for message in results]}
+            for asking in (called, spoken):
+                text = self._text([_USER, {**answer, **asking}, *new_messages])
+                _, sentinel, rest = (text or "").rpartition(_SENTINEL)
+                closes = [rest.find(self._tokenizer.decode([token])) for token in self.stop_token_ids]
+                if sentinel and (place := min((place for place in closes if place >= 0), default=-1)) >= 0:
+                    return tuple(self._encode(rest[place:]))
+        _, sentinel, rest = (self._text([_USER, answer, *new_messages]) or "").partition(_SENTINEL)
         return tuple(self._encode(rest)) if sentinel else None
 
     def join(self, completion_ids: Sequence[int], suffix: tuple[int, ...]) -> tuple[int, ...]:
         """The suffix without the close that the policy sampled itself."""
         ends = completion_ids and suffix and completion_ids[-1] in self.stop_token_ids
-        return suffix[1:] if ends and suffix[0] in self.stop_token_ids else suffix
+        return suffix[1:] if ends and suffix[0] in self.stop_token_ids | self._closes else suffix
 
     def _text(self, messages: list[Mapping[str, Any]], *, prompt: bool = True) -> str | None:
         for turns in ways_to_say(messages):
             try:
-                text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=prompt, tokenize=False)
+                shaped, _ = self._turns.shape(turns, None)
+                text = self._tokenizer.apply_chat_template(shaped, add_generation_prompt=prompt, tokenize=False)
             except Exception:  # noqa: BLE001, S112  (whatever a template raises: render in full and count a break)
                 continue
             if all(system in str(text) for system in late_systems(turns)):
@@ -216,9 +229,9 @@ def _leading_tools(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[st
         yield message
 
 
-def _call_of(message: Mapping[str, Any]) -> dict[str, Any]:
+def _call_of(message: Mapping[str, Any], **arguments: str) -> dict[str, Any]:
     """A tool call that the tool's message may answer."""
-    function: dict[str, Any] = {"name": message.get("name") or "tool", "arguments": {}}
+    function: dict[str, Any] = {"name": message.get("name") or "tool", "arguments": arguments}
     return {"id": message.get("tool_call_id") or "call", "type": "function", "function": function}
 
 
