@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from lightningrl_torch._forward import Forward, build_forward
-from lightningrl_torch._graphs import GraphedForward
+from lightningrl_torch._graphs import GraphedForward, _Step
 from lightningrl_torch._llama import LARGE, LlamaForward, join_rows, multiply
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._plain import PlainForward
@@ -81,6 +81,23 @@ MODELS = {
     "qwen3": of_qwen3,
     "lora": with_lora,
 }
+
+
+def test_a_graph_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = MODELS["qwen2"]()
+    traits = read_traits(model, "qwen2")
+    forward = build_forward(model, traits, autocast=False)
+    assert isinstance(forward, LlamaForward)
+    plain = generate(forward, traits.layers)
+    compute = _Step._compute
+    monkeypatch.setattr(_Step, "_compute", lambda step: 1.1 * compute(step))
+    graphed = GraphedForward(forward, captures=False)
+    assert largest_difference(generate(graphed, traits.layers)[1], plain[1]) < 1e-5
+    assert [record.message for record in caplog.records] == [
+        "decoding by CUDA graphs gives other logits on this device; it goes on without them"
+    ]
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ slot memory has, those outside a row masked. What that costs is less than starti
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,15 +23,17 @@ from lightningrl_torch._slots import KeyValues, SlotCache
 
 __all__ = ["GraphedForward", "with_graphs"]
 
+logger = logging.getLogger(__name__)
+
 _WARMING: Final = 2
-"""Runs before a capture: libraries choose their kernels and take their memory."""
+"""Runs before a capture."""
 _MOST_COLUMNS: Final = 8192
 """Of the slot memory; with more of them reading all costs more than starting."""
 
 
 class GraphedForward:
-    """Implements `Forward` by another, whose decoding it captures. `captures` False runs the same without a graph, as
-    tests on a CPU do."""
+    """Implements `Forward` by another, whose decoding it captures. The first logits of each graph are held against the
+    other's; one that differs is not used. `captures` False computes the same without a graph, as tests on a CPU do."""
 
     packs = True
 
@@ -41,6 +44,7 @@ class GraphedForward:
         self.forward = forward
         """What is captured."""
         self._captures = captures
+        self._is_right = True
         self._steps: dict[tuple[int, int], _Step] = {}
 
     def refresh(self) -> None:
@@ -54,14 +58,28 @@ class GraphedForward:
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`. The logits are overwritten by the next call."""
         row_capacity, columns = cache.capacity
-        if columns > _MOST_COLUMNS or not all(layer.buffers for layer in cache.layers):
+        has_memory = all(layer.buffers for layer in cache.layers)
+        if not self._is_right or not has_memory or columns > _MOST_COLUMNS:
             return self.forward.decode(token_ids, positions, cache, allowed)
         rows = min(1 << (len(token_ids) - 1).bit_length(), row_capacity)
         step = self._steps.get((rows, columns))
-        if step is None or not step.reads(cache):
-            self._steps = {shape: one for shape, one in self._steps.items() if one.reads(cache)}
-            step = self._steps[rows, columns] = _Step(self.forward, cache, rows, captures=self._captures)
-        return step.run(token_ids, positions, cache.end)
+        if step is not None and step.reads(cache):
+            return step.run(token_ids, positions, cache.end)
+        self._steps = {shape: one for shape, one in self._steps.items() if one.reads(cache)}
+        step = self._steps[rows, columns] = _Step(self.forward, cache, rows, captures=self._captures)
+        logits = step.run(token_ids, positions, cache.end)
+        expected = self.forward.decode(token_ids, positions, cache, allowed)
+        self._is_right = are_close(logits, expected)
+        if not self._is_right:
+            logger.warning("decoding by CUDA graphs gives other logits on this device; it goes on without them")
+            self._steps.clear()
+        return expected
+
+
+def are_close(one: Tensor, other: Tensor) -> bool:
+    """True if logits differ by no more than rounding in their number format."""
+    share = 1e-3 if other.dtype is torch.float32 else 0.1
+    return float((one - other).abs().max()) <= share * float(other.abs().max())
 
 
 class _Step:
@@ -77,8 +95,9 @@ class _Step:
         self._column = torch.zeros(1, dtype=torch.int64, device=forward.device)
         """Where this token's keys and values go."""
         self._columns = torch.arange(columns, device=forward.device)
-        self._logits = torch.empty(0)
-        self._graph = self._capture() if captures else None
+        self._captures = captures
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits: Tensor | None = None
 
     def reads(self, cache: SlotCache) -> bool:
         """True while the memory that it was made for is the cache's."""
@@ -89,10 +108,14 @@ class _Step:
         asked = len(token_ids)
         self._inputs[0, :asked], self._inputs[1, :asked] = token_ids, positions
         self._column.fill_(column)
-        if self._graph is None:
-            self._logits = self._compute()
-        else:
+        if self._logits is None:  # only now: what is computed here is written to memory
+            self._warm()
+            self._graph = self._capture() if self._captures else None
+        if self._graph is not None:
             self._graph.replay()
+        else:
+            self._logits = self._compute()
+        assert self._logits is not None
         return self._logits[:asked]
 
     def _compute(self) -> Tensor:
@@ -111,13 +134,20 @@ class _Step:
 
         return self._forward.step(token_ids, cosines, sines, write, mask)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        beside = torch.cuda.Stream(self._forward.device)  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream(self._forward.device))
+    def _warm(self) -> None:
+        """Compute before a capture: libraries choose their kernels and take their memory."""
+        if not self._captures:
+            self._compute()
+            return
+        device = self._forward.device
+        beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(beside):
             for _ in range(_WARMING):
                 self._compute()
-        torch.cuda.current_stream(self._forward.device).wait_stream(beside)
+        torch.cuda.current_stream(device).wait_stream(beside)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # the learner may use the device meanwhile, in a thread of its own
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
