@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from lightningrl import conventions
@@ -82,9 +81,7 @@ class InstrumentedProcess:
         self.redirection.resolvers.extend(self.telemetry.resolvers)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def run_many(self, agent: AgentFunction, rollouts: int, text: str = "") -> list[ActiveRollout]:

@@ -44,15 +44,12 @@ class WorkerLauncher(Protocol):
     async def start(self, count: int, plan: WorkerPlan) -> None:
         """Have `count` workers run, in one or more `Supervisor`s whose names begin with the plan's `worker_id`. Raises
         ConfigError or WorkerPoolError where that cannot be; what fails later a supervisor tells the server."""
-        ...
 
     async def stop(self, grace_s: float) -> None:
         """Running attempts get `grace_s` to finish. May be called without `start`, and again."""
-        ...
 
     def describe(self) -> str:
         """Where, completing "4 workers …": `on this machine`, `on 2 Ray nodes`."""
-        ...
 
 
 def check_launcher(runtime: RuntimeConfig, plugins: PluginManager) -> None:

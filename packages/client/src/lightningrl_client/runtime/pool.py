@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from lightningrl import control_api as api
@@ -124,9 +123,7 @@ class WorkerPool:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def _until(self, event: asyncio.Event) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -82,9 +81,7 @@ class EngineLink:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property

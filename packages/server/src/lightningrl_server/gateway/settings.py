@@ -64,8 +64,6 @@ class CallWatch(Protocol):
 
     def answered(self, policy: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
         """A call was sampled and recorded."""
-        ...
 
     def refused(self, code: str) -> None:
         """A call was not answered with a completion."""
-        ...

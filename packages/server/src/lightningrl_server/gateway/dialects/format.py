@@ -37,19 +37,15 @@ class EventStream(Protocol):
     @property
     def sends_tool_calls(self) -> bool:
         """True where `delta` shows tool calls; else they come with `finish`."""
-        ...
 
     def delta(self, delta: TextDelta) -> bytes:
         """Events that a client can show now; empty where there are none."""
-        ...
 
     def finish(self, answer: Answer) -> bytes:
         """The rest of the answer (all of it, where it was recorded before), and the end."""
-        ...
 
     def error(self, refusal: Refusal) -> bytes:
         """The event of an error after the answer had begun, so that SDKs raise it."""
-        ...
 
 
 class PartStream(ABC, Generic[R]):
@@ -123,7 +119,6 @@ class DialectFormat(Protocol[R]):
     def parse(self, body: bytes, path: str, settings: GatewaySettings) -> R:
         """`path` is the endpoint that was called, below its base. Raises Refusal with what is wrong, which, and what
         next."""
-        ...
 
     def write_answer(self, request: R, answer: Answer, renderer: PolicyRenderer) -> bytes: ...
     def write_error(self, refusal: Refusal) -> bytes: ...
