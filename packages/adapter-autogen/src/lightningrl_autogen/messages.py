@@ -18,6 +18,7 @@ from typing import Any
 
 from autogen_core import MessageHandlerContext
 
+from lightningrl.instrumentation import Args, Kwargs
 from lightningrl_autogen.roles import Roles, role_of_agent_id
 
 __all__ = ["MessageId", "handle_in_senders_context", "send_with_context"]
@@ -38,7 +39,7 @@ class MessageId(str):
         return message_id
 
 
-def send_with_context(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def send_with_context(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """Wraps a runtime's `send_message` and `publish_message`."""
     return wrapped(*args, **{**kwargs, "message_id": MessageId.here(kwargs.get("message_id"))})
 
@@ -46,9 +47,7 @@ def send_with_context(wrapped: Callable[..., Any], instance: Any, args: tuple[An
 def handle_in_senders_context(roles: Roles) -> Callable[..., Any]:
     """Wraps `BaseAgent.on_message`."""
 
-    async def on_message(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def on_message(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         message_id = (args[1] if len(args) > 1 else kwargs["ctx"]).message_id
         context = message_id.context.copy() if isinstance(message_id, MessageId) else Context()
 

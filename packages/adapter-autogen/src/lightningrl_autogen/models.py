@@ -11,9 +11,9 @@ from autogen_core.models import CreateResult
 from opentelemetry.trace import Span, Tracer
 
 from lightningrl.call_origin import CallOrigin
-from lightningrl.instrumentation import fail_span, open_chat_span
+from lightningrl.instrumentation import Args, Kwargs, fail_span, open_chat_span
 from lightningrl_autogen.roles import Roles
-from lightningrl_autogen.streams import step_through
+from lightningrl_autogen.streams import set_within, step_through
 from lightningrl_autogen.tools import Tools
 
 __all__ = ["Models"]
@@ -37,24 +37,23 @@ class Models:
         context = span.get_span_context()
         return CallOrigin(agent=role, trace_id=context.trace_id, span_id=context.span_id)
 
-    async def create(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def create(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """Wraps `create`."""
         with self._span(instance) as span:
-            with self._called(span):
+            with set_within(self._calling, span):
                 result = await wrapped(*args, **kwargs)
             self._tools.note_asked(result, kwargs.get("tools", ()), span, self._roles.current())
         return result
 
     def create_stream(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
     ) -> AsyncGenerator[Any, None]:
         """Wraps `create_stream`."""
 
         async def traced() -> AsyncGenerator[Any, None]:
             with self._span(instance) as span:
-                async with aclosing(step_through(wrapped(*args, **kwargs), lambda: self._called(span))) as chunks:
+                steps = step_through(wrapped(*args, **kwargs), lambda: set_within(self._calling, span))
+                async with aclosing(steps) as chunks:
                     async for chunk in chunks:
                         if isinstance(chunk, CreateResult):
                             self._tools.note_asked(chunk, kwargs.get("tools", ()), span, self._roles.current())
@@ -75,11 +74,3 @@ class Models:
             raise
         finally:
             span.end()
-
-    @contextmanager
-    def _called(self, span: Span) -> Iterator[None]:
-        token = self._calling.set(span)
-        try:
-            yield
-        finally:
-            self._calling.reset(token)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
 from contextvars import ContextVar
 from typing import Any, Final
 
-from lightningrl_autogen.streams import step_through
+from lightningrl.instrumentation import Args, Kwargs
+from lightningrl_autogen.streams import set_within, step_through
 
 __all__ = ["Roles", "role_of_agent_id"]
 
@@ -28,23 +29,16 @@ class Roles:
     def current(self) -> str | None:
         return self._current.get()
 
-    @contextmanager
-    def entered(self, role: str) -> Iterator[None]:
-        token = self._current.set(role)
-        try:
-            yield
-        finally:
-            self._current.reset(token)
+    def entered(self, role: str) -> AbstractContextManager[None]:
+        return set_within(self._current, role)
 
-    async def run(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def run(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """Wraps a coroutine method of an agent."""
         with self.entered(instance.name):
             return await wrapped(*args, **kwargs)
 
     def stream(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
     ) -> AsyncGenerator[Any, None]:
         """Wraps a streaming method of an agent."""
 

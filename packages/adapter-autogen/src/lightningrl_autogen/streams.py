@@ -5,13 +5,24 @@ A variable that a generator sets and leaves set would be seen by whoever consume
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["step_through"]
+__all__ = ["set_within", "step_through"]
 
 Item = TypeVar("Item")
+
+
+@contextmanager
+def set_within(variable: ContextVar[Item], value: Item) -> Iterator[None]:
+    """Set a variable inside of the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 async def step_through(

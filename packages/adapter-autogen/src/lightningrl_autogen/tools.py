@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Tracer
 from pydantic import ValidationError
 
-from lightningrl.instrumentation import AskedTool, close_tool_span, open_tool_span
+from lightningrl.instrumentation import Args, AskedTool, Kwargs, close_tool_span, open_tool_span
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 from lightningrl_autogen.streams import step_through
@@ -63,37 +63,25 @@ class Tools:
             if asked is not None:
                 asked.has_run = True
                 span = self._open(asked, asked.name, asked.arguments, asked.id)
-                close_tool_span(
-                    span,
-                    status_of_unrun(asked, is_error=bool(getattr(result, "is_error", False))),
-                    result=result.content,
-                )
+                status = status_of_unrun(asked, is_error=bool(getattr(result, "is_error", False)))
+                close_tool_span(span, status, result=result.content)
 
-    async def run_json(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def run_json(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """Wraps `run_json`."""
-        with (
-            self._running(instance, args, kwargs) as span,
-            trace.use_span(span, record_exception=False, set_status_on_exception=False),
-        ):
+        with self._running(instance, args, kwargs) as span, within(span):
             value = await wrapped(*args, **kwargs)
             close_tool_span(span, ToolStatus.OK, result=instance.return_value_as_string(value))
             return value
 
     def run_json_stream(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
     ) -> AsyncGenerator[Any, None]:
         """Wraps `run_json_stream`: the last item is the tool's result."""
 
         async def traced() -> AsyncGenerator[Any, None]:
             value: Any = None
             with self._running(instance, args, kwargs) as span:
-
-                def inside() -> AbstractContextManager[Any]:
-                    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
-
-                async with aclosing(step_through(wrapped(*args, **kwargs), inside)) as items:
+                async with aclosing(step_through(wrapped(*args, **kwargs), lambda: within(span))) as items:
                     async for value in items:
                         yield value
                 close_tool_span(span, ToolStatus.OK, result=instance.return_value_as_string(value))
@@ -101,7 +89,7 @@ class Tools:
         return traced()
 
     def skip_native_span(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
     ) -> AbstractContextManager[Span]:
         """Wraps AutoGen's own `trace_tool_span`: ours says more, and two spans would be two tool calls."""
         return nullcontext(trace.INVALID_SPAN)
@@ -119,12 +107,8 @@ class Tools:
         try:
             yield span
         except BaseException as error:
-            close_tool_span(
-                span,
-                status_of_error(error, tool, arguments),
-                result=f"{type(error).__name__}: {error}",
-                error_type=type(error).__name__,
-            )
+            name, status = type(error).__name__, status_of_error(error, tool, arguments)
+            close_tool_span(span, status, result=f"{name}: {error}", error_type=name)
             raise
 
     def _find(self, call_id: str | None, name: str, arguments: Any) -> AskedTool | None:
@@ -139,6 +123,11 @@ class Tools:
         role = self._role() if asked is None else asked.role
         below = None if asked is None else trace.set_span_in_context(asked.chat_span)
         return open_tool_span(self._tracer, name, arguments, call_id=call_id, role=role, below=below)
+
+
+def within(span: Span) -> AbstractContextManager[Any]:
+    """Make the span the current one; its end and its failure are told by `Tools`."""
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def status_of_unrun(asked: AskedTool, *, is_error: bool) -> ToolStatus:

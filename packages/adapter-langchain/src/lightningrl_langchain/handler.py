@@ -62,17 +62,8 @@ class Handler(BaseCallbackHandler):
     def ignore_llm(self) -> bool:
         return self._tracer is None
 
-    @property
-    def ignore_chain(self) -> bool:
-        return self._tracer is None
-
-    @property
-    def ignore_agent(self) -> bool:
-        return self._tracer is None  # this is what switches tools, too
-
-    @property
-    def ignore_chat_model(self) -> bool:
-        return self._tracer is None
+    ignore_chain = ignore_chat_model = ignore_llm
+    ignore_agent = ignore_llm  # this is what switches tools, too
 
     def call_origin(self) -> CallOrigin | None:
         """The chat model that is calling in this context; else the node that runs in it."""
@@ -94,12 +85,17 @@ class Handler(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any] | None, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        self._start_call(run_id, kwargs)
+        run = self._start(run_id, "", kwargs)
+        params = kwargs.get("invocation_params") or {}
+        run.offered = offered_names(params)
+        model = str(params.get("model") or (kwargs.get("metadata") or {}).get("ls_model_name") or "")
+        run.span = open_chat_span(self._require_tracer(), model, run.role, self._below(run))
+        self._calling.set(run_id)
 
     def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        self._start_call(run_id, kwargs)
+        self.on_chat_model_start(serialized, [], run_id=run_id, **kwargs)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._end_call(run_id)
@@ -116,14 +112,6 @@ class Handler(BaseCallbackHandler):
         if run is not None and run.span is not None:
             fail_span(run.span, type(error).__name__)
             run.span.end()
-
-    def _start_call(self, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
-        run = self._start(run_id, "", kwargs)
-        params = kwargs.get("invocation_params") or {}
-        run.offered = offered_names(params)
-        model = str(params.get("model") or (kwargs.get("metadata") or {}).get("ls_model_name") or "")
-        run.span = open_chat_span(self._require_tracer(), model, run.role, self._below(run))
-        self._calling.set(run_id)
 
     def _end_call(self, run_id: UUID) -> Run | None:
         if self._calling.get() == run_id:

@@ -28,7 +28,7 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
 from lightningrl.call_origin import CallOrigin
-from lightningrl.instrumentation import Patches
+from lightningrl.instrumentation import Args, Kwargs, Patches
 from lightningrl_openai_agents.hooks import RecordingHooks
 from lightningrl_openai_agents.mcp import WatchedServer
 from lightningrl_openai_agents.models import RecordedModels, model_classes
@@ -74,25 +74,19 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
 
     # --- runs ---
 
-    async def _run(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def _run(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         with self._opened(args, kwargs) as (recorder, run):
             result = await wrapped(*args, **kwargs)
         recorder.close_run(run, None)
         return result
 
-    def _run_sync(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_sync(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         with self._opened(args, kwargs) as (recorder, run):
             result = wrapped(*args, **kwargs)
         recorder.close_run(run, None)
         return result
 
-    def _run_streamed(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_streamed(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """The run goes on in a task, which takes this context along."""
         with self._opened(args, kwargs) as (recorder, run):
             result: RunResultStreaming = wrapped(*args, **kwargs)
@@ -119,7 +113,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
         return result
 
     @contextmanager
-    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Recorder, Run]]:
+    def _opened(self, args: Args, kwargs: Kwargs) -> Iterator[tuple[Recorder, Run]]:
         """Open a run, which is current inside of the block and closed where that raises."""
         recorder = self._require_recorder()
         self._wrap_models()
@@ -138,9 +132,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
 
     # --- tools ---
 
-    def _enter_tool(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _enter_tool(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         context = wrapped(*args, **kwargs)
         recorder = self._require_recorder()
         run = recorder.running.get()
@@ -149,9 +141,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
             recorder.using.set(recorder.find_tool(run, context.tool_call_id, context.tool_name, arguments))
         return context
 
-    def _attach_error(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _attach_error(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         recorder, raised = self._require_recorder(), sys.exception()
         if raised is not None:
             recorder.note_error(raised)
@@ -161,15 +151,11 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
                 recorder.report_unknown(str((message.get("data") or {}).get("tool_name")))
         return wrapped(*args, **kwargs)
 
-    def _time_out(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _time_out(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> None:
         wrapped(*args, **kwargs)
         self._require_recorder().note_error(instance)
 
-    def _watch_mcp(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _watch_mcp(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """The SDK turns a result that says `isError` into plain output."""
         recorder = self._require_recorder()
         if args:
@@ -191,6 +177,4 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
                     patches.wrap(model, method, wrapper)
 
     def _require_recorder(self) -> Recorder:
-        if self._recorder is None:  # a call that was under way while the adapter was switched off
-            return Recorder(trace.NoOpTracer())
-        return self._recorder
+        return self._recorder or Recorder(trace.NoOpTracer())  # a call under way while the adapter was switched off

@@ -9,6 +9,7 @@ from typing import Any
 from agents.exceptions import UserError
 from agents.models.interface import Model
 
+from lightningrl.instrumentation import Args, Kwargs
 from lightningrl_openai_agents.recorder import Recorder
 from lightningrl_openai_agents.tools import field_of
 
@@ -21,9 +22,7 @@ class RecordedModels:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    async def get_response(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def get_response(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         refuse_websocket(instance)
         if self._recorder.calling.get() is not None:  # a model that asks another one, or its own base class
             return await wrapped(*args, **kwargs)
@@ -39,16 +38,14 @@ class RecordedModels:
         self._recorder.close_chat(chat, getattr(response, "output", ()))
         return response
 
-    def stream_response(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def stream_response(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         refuse_websocket(instance)
         if self._recorder.calling.get() is not None:
             return wrapped(*args, **kwargs)
         return self._stream(wrapped, instance, args, kwargs)
 
     async def _stream(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs
     ) -> AsyncIterator[Any]:
         """The consumer runs between two events, in the same context: so the call is current only while an event is
         awaited."""
@@ -99,16 +96,15 @@ def model_name(model: Any) -> str:
     return str(getattr(model, "model", "") or "")
 
 
-def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def input_of(args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
     """The second parameter of both methods: a text, which is no item, or items."""
-    items = kwargs.get("input", args[1] if len(args) > 1 else ())
+    items = kwargs.get("input", args[1] if len(args) > 1 else None) or ()
     return () if isinstance(items, str) else tuple(items)
 
 
-def handoffs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def handoffs_of(args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
     """The sixth parameter of both methods."""
-    handoffs = kwargs.get("handoffs", args[5] if len(args) > 5 else ())
-    return tuple(handoffs or ())
+    return tuple(kwargs.get("handoffs", args[5] if len(args) > 5 else None) or ())
 
 
 def refuse_websocket(model: Any) -> None:

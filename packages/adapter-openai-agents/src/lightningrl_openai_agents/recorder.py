@@ -46,14 +46,10 @@ class Recorder:
     # --- runs and turns ---
 
     def open_run(self, agent: str | None) -> Run:
-        tool = self.using.get()
-        is_nested = (
-            tool is not None and tool.span is not None and not tool.is_settled and tool.run is self.running.get()
-        )
-        parent = (
-            trace.set_span_in_context(tool.span) if is_nested and tool is not None and tool.span is not None else None
-        )
-        return Run(parent=parent or otel_context.get_current(), agent=agent)
+        tool, parent = self.using.get(), otel_context.get_current()
+        if tool is not None and tool.span is not None and not tool.is_settled and tool.run is self.running.get():
+            parent = trace.set_span_in_context(tool.span)
+        return Run(parent=parent, agent=agent)
 
     def close_run(self, run: Run, error: BaseException | None) -> None:
         """Whatever has no outcome yet gets one. May be called twice."""
@@ -98,16 +94,14 @@ class Recorder:
     def open_chat(self, model: str, items: Iterable[Any], handoffs: Iterable[Any]) -> Chat:
         """`items`: the conversation so far, or what is new of it."""
         run = self.running.get()
-        agent = None
+        agent = None if run is None else run.agent
         if run is not None:
             self._report_refused(run, items)
             if run.agent is not None:
                 self.enter_agent(run, run.agent)
-            agent = run.agent
         span = open_chat_span(self._tracer, model, agent, self._turn(run))
-        chat = Chat(
-            span=span, agent=agent, handoffs=frozenset(str(getattr(handoff, "tool_name", "")) for handoff in handoffs)
-        )
+        names = frozenset(str(getattr(handoff, "tool_name", "")) for handoff in handoffs)
+        chat = Chat(span=span, agent=agent, handoffs=names)
         if run is not None:
             run.chat = chat
         return chat
@@ -117,8 +111,8 @@ class Recorder:
         run = self.running.get()
         if error is not None:
             fail_span(chat.span, type(error).__name__)
-        items = tuple(output or ())
         if run is not None:
+            items = tuple(output or ())
             for asked in asked_tools(items):
                 run.tools[asked.id] = Tool(run=run, id=asked.id, name=asked.name, arguments=asked.arguments, chat=chat)
             for hosted in hosted_tools(items):
@@ -195,12 +189,8 @@ class Recorder:
     def _report_refused(self, run: Run, items: Iterable[Any]) -> None:
         """The model is told the outcome of tools that never started: a guardrail of the tool, or a person, has refused
         them. Of handoffs the SDK carries out the first alone."""
-        for item in items:
-            tool = (
-                run.tools.get(str(field_of(item, "call_id")))
-                if field_of(item, "type") == "function_call_output"
-                else None
-            )
+        for item in [item for item in items if field_of(item, "type") == "function_call_output"]:
+            tool = run.tools.get(str(field_of(item, "call_id")))
             if tool is not None and tool.span is None and not is_handoff(tool):
                 self.start_tool(tool)
                 self._close_tool(tool, ToolStatus.ERROR, text_of(field_of(item, "output")), "")

@@ -50,18 +50,15 @@ def hosted_tools(output: Iterable[Any]) -> Iterator[HostedTool]:
         kind = str(field_of(item, "type"))
         if kind not in HOSTED:
             continue
-        fields = (
-            item.model_dump(mode="json", exclude_none=True, warnings=False)
-            if isinstance(item, BaseModel)
-            else dict(item)
-        )
-        asked = {name: value for name, value in fields.items() if name not in {*BARE, *RESULTS}}
-        has_failed = fields.get("status") in {"failed", "incomplete"} or fields.get("error")
+        if isinstance(item, BaseModel):
+            item = item.model_dump(mode="json", exclude_none=True, warnings=False)
+        asked = {name: value for name, value in item.items() if name not in {*BARE, *RESULTS}}
+        has_failed = item.get("status") in {"failed", "incomplete"} or item.get("error")
         yield HostedTool(
-            id=str(fields.get("id") or ""),
-            name=str(fields.get("name") or kind.removesuffix("_call")),
-            arguments=text_of(fields.get("arguments") or asked),
-            result=text_of(next((fields[name] for name in RESULTS if fields.get(name)), "")),
+            id=str(item.get("id") or ""),
+            name=str(item.get("name") or kind.removesuffix("_call")),
+            arguments=text_of(item.get("arguments") or asked),
+            result=text_of(next((item[name] for name in RESULTS if item.get(name)), "")),
             status=ToolStatus.ERROR if has_failed else ToolStatus.OK,
         )
 
@@ -71,11 +68,9 @@ def status_of_error(error: BaseException, tool: str) -> ToolStatus:
     timeout = getattr(exceptions, "ToolTimeoutError", TimeoutError)  # the SDK has timeouts for tools since 0.9
     if isinstance(error, TimeoutError | timeout):
         return ToolStatus.TIMEOUT
-    if isinstance(error, exceptions.ModelBehaviorError) and str(error).startswith(
-        f"Invalid JSON input for tool {tool}"
-    ):
-        return ToolStatus.INVALID_ARGUMENTS
-    return ToolStatus.ERROR
+    is_invalid = str(error).startswith(f"Invalid JSON input for tool {tool}")
+    is_invalid = is_invalid and isinstance(error, exceptions.ModelBehaviorError)
+    return ToolStatus.INVALID_ARGUMENTS if is_invalid else ToolStatus.ERROR
 
 
 def field_of(item: Any, name: str) -> Any:

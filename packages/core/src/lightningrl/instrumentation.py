@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 __all__ = [
+    "Args",
     "AskedTool",
+    "Kwargs",
     "Patches",
     "Wrapper",
     "close_tool_span",
@@ -25,7 +27,9 @@ __all__ = [
     "open_tool_span",
 ]
 
-Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Wrapper = Callable[[Callable[..., Any], Any, Args, Kwargs], Any]
 """Wrapper as `wrapt` calls it: (wrapped, instance, args, kwargs)."""
 
 
@@ -70,26 +74,24 @@ class AskedTool:
 
 def open_chat_span(tracer: Tracer, model: str, role: str | None, below: Context | None) -> Span:
     """Start the span of a model's call; `below` None = below the current one."""
-    attributes = {conventions.OPERATION_NAME: conventions.CHAT, conventions.REQUEST_MODEL: model}
-    if role:
-        attributes[conventions.AGENT_NAME] = role
-    return tracer.start_span(f"{conventions.CHAT} {model}".strip(), below, attributes=attributes)
+    return _open_span(tracer, conventions.CHAT, model, role, below, {conventions.REQUEST_MODEL: model})
 
 
 def open_tool_span(
     tracer: Tracer, name: str, arguments: str, *, call_id: str | None, role: str | None, below: Context | None
 ) -> Span:
     """Start the span of a tool's run; `below` None = below the current one."""
-    attributes = {
-        conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,
-        conventions.TOOL_NAME: name,
-        conventions.TOOL_CALL_ARGUMENTS: arguments,
-    }
-    if call_id:
-        attributes[conventions.TOOL_CALL_ID] = call_id
-    if role:
-        attributes[conventions.AGENT_NAME] = role
-    return tracer.start_span(f"{conventions.EXECUTE_TOOL} {name}", below, attributes=attributes)
+    attributes = {conventions.TOOL_NAME: name, conventions.TOOL_CALL_ARGUMENTS: arguments}
+    attributes |= {conventions.TOOL_CALL_ID: call_id} if call_id else {}
+    return _open_span(tracer, conventions.EXECUTE_TOOL, name, role, below, attributes)
+
+
+def _open_span(
+    tracer: Tracer, operation: str, name: str, role: str | None, below: Context | None, attributes: dict[str, str]
+) -> Span:
+    attributes = {conventions.OPERATION_NAME: operation, **attributes}
+    attributes |= {conventions.AGENT_NAME: role} if role else {}
+    return tracer.start_span(f"{operation} {name}".strip(), below, attributes=attributes)
 
 
 def close_tool_span(span: Span, status: ToolStatus, result: str, error_type: str = "") -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightningrl.instrumentation import Patches
+from lightningrl.instrumentation import Args, Kwargs, Patches
 from lightningrl_client.attribution.model_calls import CALL_ID, OUR_HEADERS, ModelCalls, RedirectedCall, is_sdk_retry
 
 __all__ = ["HttpClients"]
@@ -35,9 +35,7 @@ class HttpClients:
             "aiohttp", lambda module: patches.wrap(module.ClientSession, "_request", self._send_aiohttp)
         )
 
-    def _send_httpx(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _send_httpx(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         call = self._rewrite_httpx(args, kwargs, closes=False)
         if call is None:
             return wrapped(*args, **kwargs)
@@ -46,9 +44,7 @@ class HttpClients:
             note_status(response.status_code)
         return response
 
-    async def _send_httpx_async(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def _send_httpx_async(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         call = self._rewrite_httpx(args, kwargs, closes=self._calls.closes_connections())
         if call is None:
             return await wrapped(*args, **kwargs)
@@ -57,7 +53,7 @@ class HttpClients:
             note_status(response.status_code)
         return response
 
-    def _rewrite_httpx(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, closes: bool) -> RedirectedCall | None:
+    def _rewrite_httpx(self, args: Args, kwargs: Kwargs, *, closes: bool) -> RedirectedCall | None:
         request = args[0] if args else kwargs["request"]
         try:
             body = bytes(request.content)
@@ -70,18 +66,14 @@ class HttpClients:
             kwargs["auth"] = None  # the client's own scheme would replace our key
         return call
 
-    def _choose_transport(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _choose_transport(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """Ask our server without the client's proxy, which was chosen for the host that the agent named."""
         transport, url = wrapped(*args, **kwargs), args[0] if args else kwargs["url"]
         is_httpx = type(transport).__name__ in ("HTTPTransport", "AsyncHTTPTransport")
         is_ours = self._calls.is_own(url.host, url.port or (443 if url.scheme == "https" else 80))
         return instance._transport if is_httpx and is_ours else transport
 
-    def _send_requests(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _send_requests(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         request = args[0] if args else kwargs["request"]
         body = request.body.encode() if isinstance(request.body, str) else request.body
         is_retry = is_sdk_retry(request.headers)
@@ -96,9 +88,7 @@ class HttpClients:
             note_status(response.status_code)
         return response
 
-    async def _send_aiohttp(
-        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def _send_aiohttp(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         given = kwargs.get("headers") or ()
         if not isinstance(given, Mapping):
             kwargs["headers"] = given = list(given)  # of pairs

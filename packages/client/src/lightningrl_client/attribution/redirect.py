@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lightningrl.instrumentation import Patches
+from lightningrl.instrumentation import Args, Kwargs, Patches
 from lightningrl_client.attribution.http_clients import HttpClients
 from lightningrl_client.attribution.model_calls import ModelCalls
 
@@ -52,8 +52,6 @@ def installed_redirection() -> Redirection | None:
     return _installed[-1] if _installed else None
 
 
-def submit_with_context(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def submit_with_context(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """Wrap `submit` of an executor: the job runs in its caller's context."""
     return wrapped(contextvars.copy_context().run, *args, **kwargs)

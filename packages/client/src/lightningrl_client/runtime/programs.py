@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from lightningrl.instrumentation import Patches
+from lightningrl.instrumentation import Args, Kwargs, Patches
 from lightningrl_client.attribution.redirect import Redirection
 from lightningrl_client.runtime.environment import gateway_environment
 
@@ -32,7 +32,7 @@ PLACE: Final = list(inspect.signature(subprocess.Popen.__init__).parameters).ind
 def programs_attributed(redirection: Redirection) -> Iterator[None]:
     """While it is open, programs that are started within a rollout find its attempt."""
 
-    def start(wrapped: Callable[..., None], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def start(wrapped: Callable[..., None], _: Any, args: Args, kwargs: Kwargs) -> None:
         given = args[PLACE] if len(args) > PLACE else kwargs.get("env")
         # an exclusive process has the variables of its rollout
         inherited = {} if redirection.scope.exclusive else os.environ
@@ -47,9 +47,7 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
                     kwargs = {**kwargs, "env": env}
         wrapped(*args, **kwargs)
 
-    def prepare(
-        wrapped: Callable[..., dict[str, Any]], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
+    def prepare(wrapped: Callable[..., dict[str, Any]], _: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
         data = wrapped(*args, **kwargs)
         ours = {} if redirection.scope.exclusive else attempt_variables(redirection, os.environ)
         return {**data, "lightningrl": _Variables(ours)} if ours else data

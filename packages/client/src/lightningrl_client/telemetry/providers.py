@@ -21,7 +21,7 @@ from opentelemetry.trace import INVALID_SPAN_ID, SpanContext
 from opentelemetry.util._once import Once
 
 from lightningrl import conventions
-from lightningrl.instrumentation import Patches
+from lightningrl.instrumentation import Args, Kwargs, Patches
 from lightningrl_client.telemetry.spans import RolloutSpanProcessor, WorkerTracerProvider
 
 __all__ = ["ProviderWatch"]
@@ -64,25 +64,23 @@ class ProviderWatch:
             # not the subclass's own method, which may know defaults that ours must not replace
             self._add(provider, self._processor)
 
-    def _made(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _made(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> None:
         wrapped(*args, **kwargs)
         if not isinstance(instance, WorkerTracerProvider):
             self._listen(instance)
 
-    def _made_logger(
-        self, wrapped: Callable[..., Any], instance: LoggerProvider, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _made_logger(self, wrapped: Callable[..., Any], instance: LoggerProvider, args: Args, kwargs: Kwargs) -> None:
         wrapped(*args, **kwargs)
         instance.add_log_record_processor(self._evaluations)
 
-    def _added(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _added(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> None:
         """Some providers drop all of their processors when the first one of the user's comes."""
         wrapped(*args, **kwargs)
         processors = getattr(getattr(instance, "_active_span_processor", None), "_span_processors", None)
         if instance in self._heard and processors is not None and self._processor not in processors:
             self._add(instance, self._processor)
 
-    def _set(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _set(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> None:
         """A global provider can be set once only, and ours must not be the one that keeps the agent's out."""
         given = args[0] if args else kwargs["tracer_provider"]
         if trace.get_tracer_provider() is self._provider and given is not self._provider:
