@@ -31,9 +31,8 @@ from lightningrl_client.attribution.scope import ActiveRollout
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_client.runtime.environment import worker_environment
-from lightningrl_client.runtime.recipe_pool import withheld_variables
+from lightningrl_client.runtime.recipe_pool import withheld_variables, work_command
 from lightningrl_client.runtime.report import report_exception
-from lightningrl_client.runtime.work import work_command
 from lightningrl_server.forwarding import ExportForwarder
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_server.gateway.upstream import MaskedBytes

@@ -12,8 +12,7 @@ from opentelemetry.trace import Span, Tracer
 
 from lightningrl.call_origin import CallOrigin
 from lightningrl.instrumentation import Args, Kwargs, fail_span, open_chat_span
-from lightningrl_autogen.roles import Roles
-from lightningrl_autogen.streams import set_within, step_through
+from lightningrl_autogen.roles import Roles, set_within, step_through
 from lightningrl_autogen.tools import Tools
 
 __all__ = ["Models"]

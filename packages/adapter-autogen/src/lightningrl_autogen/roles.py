@@ -1,17 +1,46 @@
-"""Speaker in this context: the agent that runs, or the team's manager while it selects the next speaker."""
+"""Speaker in this context: the agent that runs, or the team's manager while it selects the next speaker; and streams,
+whose steps are run in such a context."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lightningrl.instrumentation import Args, Kwargs
-from lightningrl_autogen.streams import set_within, step_through
 
-__all__ = ["Roles", "role_of_agent_id"]
+__all__ = ["Roles", "role_of_agent_id", "set_within", "step_through"]
+
+Item = TypeVar("Item")
+
+
+@contextmanager
+def set_within(variable: ContextVar[Item], value: Item) -> Iterator[None]:
+    """Set a variable inside of the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+async def step_through(
+    stream: AsyncGenerator[Item, None], inside: Callable[[], AbstractContextManager[Any]]
+) -> AsyncGenerator[Item, None]:
+    """The stream's items. It is closed with this generator."""
+    try:
+        while True:
+            with inside():
+                try:
+                    item = await anext(stream)
+                except StopAsyncIteration:
+                    return
+            yield item
+    finally:
+        await stream.aclose()
+
 
 TEAM_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 GENERIC_MANAGER: Final = "group_chat_manager"

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from lightningrl.instrumentation import Args, AskedTool, Kwargs, close_tool_span, open_tool_span
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
-from lightningrl_autogen.streams import step_through
+from lightningrl_autogen.roles import step_through
 
 __all__ = ["Tools"]
 

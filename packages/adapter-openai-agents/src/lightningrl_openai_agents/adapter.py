@@ -30,8 +30,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 from lightningrl.call_origin import CallOrigin
 from lightningrl.instrumentation import Args, Kwargs, Patches
 from lightningrl_openai_agents.hooks import RecordingHooks
-from lightningrl_openai_agents.mcp import WatchedServer
-from lightningrl_openai_agents.models import RecordedModels, model_classes
+from lightningrl_openai_agents.models import RecordedModels, WatchedServer, model_classes
 from lightningrl_openai_agents.recorder import Recorder
 from lightningrl_openai_agents.runs import Run
 

@@ -66,7 +66,7 @@ def work(
 ) -> None:
     """Run agents for a Lightning Server that runs elsewhere, until it is stopped: the recipe's workers, or those that
     --workers says."""
-    from lightningrl_client.runtime.work import work_command
+    from lightningrl_client.runtime.recipe_pool import work_command
 
     work_command(recipe, server=server, key=key, settings=read_settings(settings, workers=workers))
 

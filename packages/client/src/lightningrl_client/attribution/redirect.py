@@ -1,7 +1,8 @@
 """Redirection of this process: its HTTP clients send the agent's model calls to the gateway.
 
-`send` is patched on the client *classes* (httpx, httpx2, requests, aiohttp), when the agent imports them; so clients
-made at import time, SDKs, LangChain's cached clients and wrapped transports are all covered.
+`send` is patched on the client *classes*, when the agent imports them: httpx and httpx2 (the OpenAI and Anthropic SDKs,
+most frameworks), requests, and aiohttp, which frameworks use alone or as a transport of httpx. So clients made at
+import time, SDKs, LangChain's cached clients and wrapped transports are all covered.
 `ThreadPoolExecutor.submit` carries the context along. `Thread.start` does not: a long-lived thread would carry its
 first rollout into later ones.
 """
@@ -9,13 +10,13 @@ first rollout into later ones.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lightningrl.instrumentation import Args, Kwargs, Patches
-from lightningrl_client.attribution.http_clients import HttpClients
-from lightningrl_client.attribution.model_calls import ModelCalls
+from lightningrl_client.attribution.model_calls import CALL_ID, OUR_HEADERS, ModelCalls, RedirectedCall, is_sdk_retry
 
 __all__ = ["Redirection", "installed_redirection"]
 
@@ -32,7 +33,7 @@ class Redirection(ModelCalls):
         self._patches = Patches()
         _installed.append(self)
         self._patches.wrap(ThreadPoolExecutor, "submit", submit_with_context)
-        HttpClients(self).patch(self._patches)
+        self._patch_clients(self._patches)
 
     def uninstall(self) -> None:
         """Restore what `install` patched."""
@@ -41,6 +42,109 @@ class Redirection(ModelCalls):
         if self._patches is not None:
             self._patches.restore()
         self._patches = None
+
+    def _patch_clients(self, patches: Patches) -> None:
+        def patch_httpx(module: Any) -> None:
+            for client, send in ((module.Client, self._send_httpx), (module.AsyncClient, self._send_httpx_async)):
+                patches.wrap(client, "send", send)
+                if hasattr(client, "_transport_for_url"):
+                    patches.wrap(client, "_transport_for_url", self._choose_transport)
+
+        patches.when_imported("httpx", patch_httpx)
+        patches.when_imported("httpx2", patch_httpx)
+        patches.when_imported("requests", lambda module: patches.wrap(module.Session, "send", self._send_requests))
+        patches.when_imported(
+            "aiohttp", lambda module: patches.wrap(module.ClientSession, "_request", self._send_aiohttp)
+        )
+
+    def _send_httpx(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        call = self._rewrite_httpx(args, kwargs, closes=False)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        with call.sent() as note_status:
+            response = wrapped(*args, **kwargs)
+            note_status(response.status_code)
+        return response
+
+    async def _send_httpx_async(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        call = self._rewrite_httpx(args, kwargs, closes=self.closes_connections())
+        if call is None:
+            return await wrapped(*args, **kwargs)
+        with call.sent() as note_status:
+            response = await wrapped(*args, **kwargs)
+            note_status(response.status_code)
+        return response
+
+    def _rewrite_httpx(self, args: Args, kwargs: Kwargs, *, closes: bool) -> RedirectedCall | None:
+        request = args[0] if args else kwargs["request"]
+        try:
+            body = bytes(request.content)
+        except RuntimeError:  # RequestNotRead of httpx or httpx2
+            body = None
+        call = self.redirect(str(request.url), body, is_retry=is_sdk_retry(request.headers))
+        if call is not None:
+            request.url = type(request.url)(call.url)
+            call.rewrite(request.headers, self.key_headers, closes=closes)
+            kwargs["auth"] = None  # the client's own scheme would replace our key
+        return call
+
+    def _choose_transport(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Ask our server without the client's proxy, which was chosen for the host that the agent named."""
+        transport, url = wrapped(*args, **kwargs), args[0] if args else kwargs["url"]
+        is_httpx = type(transport).__name__ in ("HTTPTransport", "AsyncHTTPTransport")
+        is_ours = self.is_own(url.host, url.port or (443 if url.scheme == "https" else 80))
+        return instance._transport if is_httpx and is_ours else transport
+
+    def _send_requests(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        request = args[0] if args else kwargs["request"]
+        body = request.body.encode() if isinstance(request.body, str) else request.body
+        is_retry = is_sdk_retry(request.headers)
+        call = self.redirect(request.url, body if isinstance(body, bytes) else None, is_retry=is_retry)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        request.url = call.url
+        call.rewrite(request.headers, self.key_headers, closes=False)
+        kwargs["proxies"] = {}  # they were chosen for the host that the agent named
+        with call.sent() as note_status:
+            response = wrapped(*args, **kwargs)
+            note_status(response.status_code)
+        return response
+
+    async def _send_aiohttp(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        given = kwargs.get("headers") or ()
+        if not isinstance(given, Mapping):
+            kwargs["headers"] = given = list(given)  # of pairs
+        if len(args) < 2 or CALL_ID in {name.lower() for name in dict(given)}:
+            return await wrapped(*args, **kwargs)  # the transport of an httpx client that has been redirected already
+        method, url, *rest = args
+        whole = instance._build_url(url)
+        call = self.redirect(str(whole), _aiohttp_body(kwargs))
+        if call is None:
+            return await wrapped(*args, **kwargs)
+        key_headers = self.key_headers
+        replaced = {"authorization", "host", "connection", *OUR_HEADERS, *key_headers}
+        headers: dict[str, str] = {name: value for name, value in dict(given).items() if name.lower() not in replaced}
+        call.rewrite(headers, key_headers, closes=self.closes_connections())
+        # The session's own default headers cannot be taken away, only overridden.
+        key = headers["Authorization"].removeprefix("Bearer ")
+        headers.update({name: key for name in key_headers if name in instance.headers})
+        kwargs |= {"headers": headers, "auth": None, "proxy": None}
+        with call.sent() as note_status:
+            response = await wrapped(method, type(whole)(call.url), *rest, **kwargs)
+            note_status(response.status)
+        return response
+
+
+def _aiohttp_body(kwargs: Mapping[str, Any]) -> bytes | None:
+    """The body's bytes; None where they cannot be known before it is sent."""
+    if kwargs.get("json") is not None:
+        return json.dumps(kwargs["json"], default=repr).encode()
+    data = kwargs.get("data")
+    if data is None:
+        return b""
+    if isinstance(data, str):
+        return data.encode()
+    return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else None
 
 
 _installed: list[Redirection] = []

@@ -1,20 +1,27 @@
-"""The recipe's workers, for a server that runs anywhere: what `lightningrl work` and a run have in common."""
+"""The recipe's workers, for a server that runs anywhere: `lightningrl work`, and what a run has in common with it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl.dialects import DIALECTS, Dialect
-from lightningrl.plugins import Plugin, PluginManager
+from rich.console import Console
+
+from lightningrl.console import cancel_on_signals
+from lightningrl.credentials import check_address, check_key
+from lightningrl.dialects import DIALECTS, Dialect, build_dialects
+from lightningrl.errors import ConfigError
+from lightningrl.plugins import Plugin, PluginManager, load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl_client.runtime.agent_loader import runs_in_process
+from lightningrl_client.recipe_file import load_recipe
+from lightningrl_client.runtime.agent_loader import check_agent_file, runs_in_process
 from lightningrl_client.runtime.in_process import ThreadLauncher
 from lightningrl_client.runtime.launcher import build_launcher
 from lightningrl_client.runtime.pool import WorkerPool
 
-__all__ = ["start_pool", "withheld_variables"]
+__all__ = ["start_pool", "withheld_variables", "work_command"]
 
 STORE_VARIABLES: Final = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE", "PGSSLKEY")
 """Variables that open the database of `store_url`."""
@@ -70,3 +77,36 @@ def withheld_variables(recipe: Recipe, loggers: Mapping[str, Plugin]) -> tuple[s
         *(variable for name in recipe.loggers if name in loggers for variable in loggers[name].secrets),
     ]
     return tuple(dict.fromkeys(name for name in names if name and name not in recipe.runtime.environment))
+
+
+def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, Any]) -> None:
+    recipe = load_recipe(source, settings)
+    key = check_key(key, "--key (or LIGHTNINGRL_KEY)")
+    try:
+        check_address(server)
+    except ValueError as error:
+        raise ConfigError(f"--server: {error}") from None
+    if recipe.runtime.workers == 0:
+        raise ConfigError("runtime.workers is 0, so there is nothing to start; say how many, for example --workers 4")
+    plugins = load_plugins()
+    for adapter in recipe.adapters:
+        plugins.find("lightningrl_adapters", adapter)
+    check_agent_file(recipe)
+    dialects = build_dialects(plugins)
+
+    async def main() -> None:
+        cancel_on_signals()
+        pool = start_pool(recipe, server, key, None, plugins, dialects=dialects)
+        assert pool is not None
+        try:
+            await pool.start()
+            Console().print(
+                f"{pool.describe()} run {recipe.agent} for {server}; stop them with Ctrl-C", highlight=False
+            )
+            await pool.wait()
+        except asyncio.CancelledError:
+            Console().print("stopping: running attempts get a few seconds to end", highlight=False)
+        finally:
+            await pool.stop()
+
+    asyncio.run(main())

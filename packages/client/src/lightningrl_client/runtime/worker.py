@@ -34,9 +34,8 @@ from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope, Th
 from lightningrl_client.control.blocking import ControlClient, RefusedError
 from lightningrl_client.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl_client.runtime.attempt import Attempt
-from lightningrl_client.runtime.environment import rollout_environment
+from lightningrl_client.runtime.environment import programs_attributed, rollout_environment
 from lightningrl_client.runtime.heartbeat import Heart
-from lightningrl_client.runtime.programs import programs_attributed
 from lightningrl_client.runtime.report import clean_text
 from lightningrl_client.runtime.settings import WorkerSettings
 from lightningrl_client.runtime.worker_lifeline import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
