@@ -49,16 +49,14 @@ class TokenChunk:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """log π(token) of the *sampling* distribution's untruncated softmax at the request's temperature, float32; one per
-    token. At temperature 0 the logprob at temperature 1."""
+    token. At temperature 0 the logprob at temperature 1. 0.0 for a token that a grammar left no other."""
     policy_version: int
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
-            raise ValueError(
-                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; "
-                "an engine must return one each"
-            )
+            counts = f"{len(self.token_ids)} tokens but {len(self.logprobs)} logprobs"
+            raise ValueError(f"token chunk: {counts}; an engine must return one each")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +67,8 @@ class EngineInfo:
     version: int
     context_length: int
     """Most tokens of prompt and completion together."""
+    grammars: bool = False
+    """Samples within `SamplingSettings.grammar`."""
 
 
 @runtime_checkable
@@ -109,21 +109,10 @@ class Capabilities:
     `Valuer`)."""
 
     def __str__(self) -> str:
-        can = {
-            "own losses": self.own_losses,
-            "LoRA": self.lora,
-            "reference KL": self.reference_kl,
-            "critic": self.critic,
-            "several policies": self.several_policies,
-        }
-        return ", ".join(
-            [
-                *sorted(self.devices),
-                *sorted(self.losses),
-                *(name for name, is_able in can.items() if is_able),
-                *sorted(self.services),
-            ]
-        )
+        can = {"own losses": self.own_losses, "LoRA": self.lora, "reference KL": self.reference_kl}
+        can |= {"critic": self.critic, "several policies": self.several_policies}
+        able = [name for name, is_able in can.items() if is_able]
+        return ", ".join([*sorted(self.devices), *sorted(self.losses), *able, *sorted(self.services)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ __all__ = [
     "ConfigError",
     "ContextOverflow",
     "EngineUnavailable",
+    "GrammarError",
     "Interruption",
     "JudgeError",
     "LightningError",
@@ -88,6 +89,10 @@ class JudgeError(LightningError):
 
 class BackendError(LightningError):
     """A trainer backend cannot do what the recipe asks."""
+
+
+class GrammarError(BackendError):
+    """An engine cannot sample within a grammar."""
 
 
 def describe_raised(error: BaseException) -> str:

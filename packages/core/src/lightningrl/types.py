@@ -156,6 +156,8 @@ class SamplingSettings:
     stop: tuple[str, ...] = ()
     """Stop strings; sampling ends with the token that completes one. The tokens stay in the completion."""
     seed: int | None = None
+    grammar: str = ""
+    """Grammar that bounds the completion, in llguidance's Lark, by what the call asks for; empty = none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +245,11 @@ class Transition:
     started_at: float = 0.0
     """Unix seconds."""
     duration_s: float = 0.0
+
+    @property
+    def chosen(self) -> NDArray[np.bool_]:
+        """True for each completion token that the policy chose: a grammar may leave no other (logprob 0.0)."""
+        return (self.logprobs != 0.0) | (not self.sampling.grammar)
 
     def __post_init__(self) -> None:
         if len(self.completion_ids) != len(self.logprobs):

@@ -16,6 +16,7 @@ from torch import Tensor
 from lightningrl.backends import TokenChunk
 from lightningrl.errors import BackendError
 from lightningrl_torch._forward import Forward, build_forward
+from lightningrl_torch._grammars import MaskThread
 from lightningrl_torch._graphs import with_graphs
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller
@@ -48,6 +49,7 @@ class Decoder:
         self._prefiller = Prefiller(
             self.forward, batch_tokens=settings.prefill_tokens, cache_tokens=settings.prefix_cache_tokens
         )
+        self._masks = MaskThread(self.forward.vocabulary)
         self._running: list[Running] = []
         # one entry per row
         self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -76,7 +78,10 @@ class Decoder:
         """Sample one token for every row and deliver what is due."""
         if not self._running:
             return
-        token_ids, logprobs = sample_tokens(self._logits(), self._sampling)
+        bound = [(row, one.grammar) for row, one in enumerate(self._running) if one.grammar is not None]
+        masks = self._masks.begin([row for row, _ in bound], [state for _, state in bound]) if bound else None
+        logits = self._logits()
+        token_ids, logprobs = sample_tokens(logits, self._sampling, masks and masks.result())
         if not math.isfinite(sum(logprobs)):
             raise BackendError(
                 f"policy {self._policy!r} gives logits that are not finite; lower the learning rate or check its "
@@ -90,6 +95,11 @@ class Decoder:
         due: list[tuple[Running, TokenChunk | Exception]] = []
         done: list[int] = []
         for row, (running, token_id, logprob) in enumerate(zip(self._running, token_ids, logprobs, strict=True)):
+            if running.grammar is not None and running.grammar.error is not None:
+                running.finished = True
+                due.append((running, _broken(running, running.grammar.error)))
+                done.append(row)
+                continue
             reason = running.append(token_id, logprob)
             chunk = running.take_chunk(version, reason, now, interval)
             if chunk is not None:
@@ -111,6 +121,10 @@ class Decoder:
         self._cache.clear()
         self._prefiller.clear()
         return running
+
+    def close(self) -> None:
+        """Stop the thread of the masks."""
+        self._masks.close()
 
     def _logits(self) -> Tensor:
         """(rows, vocabulary) after each row's last token."""
@@ -141,6 +155,10 @@ class Decoder:
         self._lengths, self._last = self._lengths[:rows], self._last[:rows]
         self._sampling = _batch_of(self._running)
         self._cache.leave(moves, rows, int(self._lengths.max(initial=0)))
+
+
+def _broken(running: Running, error: str) -> BackendError:
+    return BackendError(f"request {running.request.id!r}: its grammar leaves no token to sample: {error}")
 
 
 def _batch_of(running: Sequence[Running]) -> SamplingBatch:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from lightningrl.backends import GenerateRequest, TokenChunk
 from lightningrl.types import FinishReason
+
+if TYPE_CHECKING:
+    from lightningrl_torch._grammars import GrammarState
 
 __all__ = ["Running", "TextOf", "deliver"]
 
@@ -29,6 +33,7 @@ class Running:
         "_text_of",
         "chunks",
         "finished",
+        "grammar",
         "limit",
         "logprobs",
         "loop",
@@ -45,8 +50,10 @@ class Running:
         stop_token_ids: frozenset[int],
         text_of: TextOf | None,
         loop: asyncio.AbstractEventLoop,
+        grammar: GrammarState | None = None,
     ) -> None:
         self.request = request
+        self.grammar = grammar
         self.limit = limit
         self.seed = 0
         self.loop = loop
@@ -66,6 +73,8 @@ class Running:
         """Take the next token and say whether it is the last."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
+        if self.grammar is not None:
+            self.grammar.advance(token_id)
         if token_id in self._stop_token_ids or (self._ends and self._completes_stop()):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.limit else None

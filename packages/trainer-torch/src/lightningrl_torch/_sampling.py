@@ -10,7 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["SamplingBatch", "draw_noise", "gumbel_of", "sample_tokens"]
+__all__ = ["AllowedTokens", "SamplingBatch", "draw_noise", "gumbel_of", "sample_tokens"]
+
+
+_CERTAIN = -1e-30
+"""Logprob of a certain token among others: 0.0 says that there was no other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,6 +29,18 @@ class SamplingBatch:
     seeds: NDArray[np.uint64]
     positions: NDArray[np.uint64]
     """Completion tokens sampled so far."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AllowedTokens:
+    """Tokens that grammars leave to some of the rows."""
+
+    rows: NDArray[np.int64]
+    """Which rows are bound."""
+    tokens: NDArray[np.bool_]
+    """(bound rows, vocabulary): True where the token may come."""
+    free: NDArray[np.bool_]
+    """For each bound row True where there is a choice."""
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -72,10 +88,15 @@ def _truncate(probs: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
     return torch.zeros_like(probs).scatter(-1, order, ordered.masked_fill(outside, 0.0))
 
 
-def sample_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[float]]:
+def sample_tokens(
+    logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None = None
+) -> tuple[list[int], list[float]]:
     """Sample a token for each row of `logits` (rows, vocabulary) and return ids and logprobs.
 
-    The logprob is the untruncated softmax's at the row's temperature (at 1.0 for greedy rows), in float32.
+    The logprob is the untruncated softmax's at the row's temperature (at 1.0 for greedy rows), in float32. A bound row
+    samples from that softmax renormalised over its `allowed` tokens, and its logprob is the whole softmax's all the
+    same: what a trainer computes from the tokens alone. 0.0 stands for a token without a choice, and for no other of a
+    bound row.
     """
     device = logits.device
     logits = logits.float()
@@ -85,13 +106,18 @@ def sample_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list
         logits = logits / torch.from_numpy(temperatures).to(device)[:, None]
     logprobs = logits.log_softmax(-1)
     scores = logprobs
+    if allowed is not None:
+        rows, tokens = (torch.from_numpy(values).to(device) for values in (allowed.rows, allowed.tokens))
+        scores = logprobs.clone()
+        scores[rows] = logprobs[rows].masked_fill(~tokens, -torch.inf).log_softmax(-1)
     if not greedy.all():
         cut = np.flatnonzero(((batch.top_ks > 0) | (batch.top_ps < 1.0)) & ~greedy)
         if len(cut):
             rows = torch.from_numpy(cut).to(device)
             top_ks, top_ps = (torch.from_numpy(values[cut]).to(device) for values in (batch.top_ks, batch.top_ps))
-            scores = logprobs.clone()
-            scores[rows] = _truncate(logprobs[rows].exp(), top_ks, top_ps).log()
+            kept = _truncate(scores[rows].exp(), top_ks, top_ps).log()
+            scores = scores.clone()
+            scores[rows] = kept
         # argmax of log p + Gumbel noise samples from p (Gumbel 1954); unlike a cumulated sum it forgives rounding,
         # which differs
         # between batches
@@ -99,5 +125,9 @@ def sample_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list
         if greedy.any():
             noise[torch.from_numpy(greedy).to(device)] = 0.0
         scores = scores + noise
-    tokens = scores.argmax(-1, keepdim=True)
-    return tokens[:, 0].tolist(), logprobs.gather(-1, tokens)[:, 0].tolist()
+    drawn = scores.argmax(-1, keepdim=True)
+    values = logprobs.gather(-1, drawn)[:, 0].tolist()
+    if allowed is not None:
+        for row, is_free in zip(allowed.rows.tolist(), allowed.free.tolist(), strict=True):
+            values[row] = min(values[row], _CERTAIN) if is_free else 0.0
+    return drawn[:, 0].tolist(), values

@@ -82,6 +82,7 @@ class TorchBackend:
             context_length=self._policy.context_length,
             stop_token_ids=self._policy.stop_token_ids,
             text_of=self._policy.text_of,
+            tokenizer=self._policy.tokenizer_text if self.settings.structured_output else None,
             seed=self.settings.seed,
             settings=EngineSettings(
                 max_batch=self.settings.max_batch,

@@ -14,14 +14,16 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
-from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
+from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, GrammarError
 from lightningrl_torch._decoder import Decoder
+from lightningrl_torch._grammars import Grammars, GrammarState
 from lightningrl_torch._requests import Running, TextOf
 from lightningrl_torch._seeds import RequestSeeds
 from lightningrl_torch.settings import EngineSettings
@@ -40,7 +42,8 @@ class TorchEngine:
     """Implements `lightningrl.backends.Engine` on a transformers causal language model.
 
     `stop_token_ids` end every completion, beside those of the request. `text_of` turns token ids into text for stop
-    strings.
+    strings. `tokenizer` gives the text of its `tokenizer.json`, by which answers are bound to grammars; None = they
+    are not.
     """
 
     def __init__(
@@ -51,13 +54,17 @@ class TorchEngine:
         context_length: int,
         stop_token_ids: Sequence[int] = (),
         text_of: TextOf | None = None,
+        tokenizer: Callable[[], str] | None = None,
         version: int = 0,
         seed: int = 0,
         settings: EngineSettings | None = None,
     ) -> None:
-        self._info = EngineInfo(policy=policy, version=version, context_length=context_length)
+        self._info = EngineInfo(
+            policy=policy, version=version, context_length=context_length, grammars=tokenizer is not None
+        )
         self._settings = settings or EngineSettings()
         self._decoder = Decoder(model, policy=policy, settings=self._settings)
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, self._decoder.forward.vocabulary)
         self._stop_token_ids = frozenset(stop_token_ids)
         self._text_of = text_of
         self._seeds = RequestSeeds(seed)
@@ -76,7 +83,7 @@ class TorchEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Yield the completion as it is sampled. Closing the iterator early frees the request's place."""
-        running = self._admit(request)
+        running = self._admit(request, await self._begin_grammar(request) if request.sampling.grammar else None)
         try:
             while True:
                 item = await running.chunks.get()
@@ -110,6 +117,7 @@ class TorchEngine:
 
     def set_model(self, model: PreTrainedModel) -> None:
         """Serve this model from now on, which is of the same policy and version. Only inside `held()`."""
+        self._decoder.close()
         self._decoder = Decoder(model, policy=self._info.policy, settings=self._settings)
 
     def set_version(self, version: int) -> None:
@@ -119,7 +127,7 @@ class TorchEngine:
                 f"policy version {version} was set while requests may run; set it inside `with engine.held():`"
             )
         self._decoder.forget()
-        self._info = EngineInfo(policy=self._info.policy, version=version, context_length=self._info.context_length)
+        self._info = replace(self._info, version=version)
 
     def random_state(self) -> list[object]:
         """State of the generator that seeds requests without a seed and without a session (JSON)."""
@@ -135,8 +143,15 @@ class TorchEngine:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        self._decoder.close()
 
-    def _admit(self, request: GenerateRequest) -> Running:
+    async def _begin_grammar(self, request: GenerateRequest) -> GrammarState:
+        if self._grammars is None:
+            raise GrammarError(f"request {request.id!r} has a grammar, and this engine keeps to none; leave it out")
+        stops = self._stop_token_ids.union(request.sampling.stop_token_ids)
+        return await asyncio.to_thread(self._grammars.begin, request.sampling.grammar, tuple(stops))
+
+    def _admit(self, request: GenerateRequest, grammar: GrammarState | None) -> Running:
         length, limit = len(request.prompt_ids), self._info.context_length
         if length >= limit:
             raise ContextOverflow(
@@ -165,6 +180,7 @@ class TorchEngine:
             stop_token_ids=self._stop_token_ids.union(request.sampling.stop_token_ids),
             text_of=self._text_of,
             loop=asyncio.get_running_loop(),
+            grammar=grammar,
         )
         with self._changed:
             if self._closed:

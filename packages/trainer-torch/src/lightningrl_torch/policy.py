@@ -112,6 +112,11 @@ class LoadedPolicy:
             return self.light.text.decode(list(token_ids), skip_special_tokens=False)
         return str(self.whole.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
+    def tokenizer_text(self) -> str:
+        """Text of the tokenizer's `tokenizer.json`. Raises AttributeError for one that is not of that library."""
+        core: Any = self.light.text if self.light is not None else self.whole.tokenizer.backend_tokenizer
+        return str(core.to_str())
+
 
 def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     """Load what `settings` name. Raises ConfigError with what is missing where."""

@@ -104,3 +104,6 @@ class Settings(LearnerSettings):
     """Prompt tokens remembered while the weights stay, so that a group's prompt is computed once."""
     stream_interval_s: AtLeast0 = 0.02
     """Least time between two chunks of a streamed completion."""
+    structured_output: bool = True
+    """Bind an answer to the format, or forced tool call, that the agent asks for; `false` only shows it to the
+    policy."""
