@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from lightningrl.advantages import teaching_rows
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.types import Advantages, RolloutMode, Sample, TrajectoryGroup
+from lightningrl.types import Advantages, RolloutMode, Sample, SamplingSettings, TrajectoryGroup
 from lightningrl_credit import IdenticalAssignment
 from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
@@ -123,6 +124,21 @@ def test_skipping_rows_without_gradient_changes_no_weight_of_the_others() -> Non
 def test_greedy_calls_are_trained_at_the_temperature_of_their_logprobs() -> None:
     group = one(make_transition("a", temperature=0.0))
     assert build_samples([group], [credit_of(group)])[0].temperatures.tolist() == [1.0] * 5
+
+
+def test_a_token_that_a_grammar_left_no_other_is_context_and_counts_nowhere() -> None:
+    bound = SamplingSettings(grammar='start: "a" /[0-9]/')
+    logprobs = np.array([0.0, -0.5, 0.0], np.float32)
+    call = replace(make_transition("a", prompt=[1], completion=[2, 3, 4]), sampling=bound, logprobs=logprobs)
+    no_choice = replace(make_transition("b", prompt=[1], completion=[5]), sampling=bound, logprobs=logprobs[:1])
+    group = one(call, no_choice)
+    (row,) = build_samples([group], [credit_of(group)])
+    assert row.mask.tolist() == [False, False, True, False] and row.token_ids.tolist() == [1, 2, 3, 4]
+    assert row.weights.tolist() == [0.0, 0.0, 1.0, 0.0] and row.advantages.tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert row.calls.tolist() == [-1, -1, 0, -1]
+    free = one(replace(call, sampling=SamplingSettings()))
+    (row,) = build_samples([free], [credit_of(free)])
+    assert row.mask.tolist() == [False, True, True, True], "without a grammar 0.0 is a probability of 1"
 
 
 def test_nothing_scored_gives_no_rows() -> None:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
-import jsonschema
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizes import sized
 
 from lightningrl.backends import GenerateRequest
-from lightningrl.errors import GrammarError
 from lightningrl.types import FinishReason, SamplingSettings
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_model, make_tokenizer
 
+jsonschema: Any = import_module("jsonschema")
 TOKENIZER = make_tokenizer()
 END = 256
 CLOSE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -73,7 +71,7 @@ SCALARS = st.one_of(
     st.just({"type": "null"}),
     st.builds(lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size}, *[st.integers(0, 50)] * 2),
     st.builds(lambda most: {"type": "string", "maxLength": most}, st.integers(0, 6)),
-    st.builds(lambda words: {"enum": words}, st.lists(st.text("abé\"\\ ", max_size=4), min_size=1, unique=True)),
+    st.builds(lambda words: {"enum": words}, st.lists(st.text('abé"\\ ', max_size=4), min_size=1, unique=True)),
     st.just({"type": "string", "pattern": "^[A-C]{2}-[0-9]$"}),
     st.just({"type": "string", "format": "date"}),
 )
@@ -82,7 +80,10 @@ SCALARS = st.one_of(
 def grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     objects = st.dictionaries(st.text("xyz", min_size=1, max_size=3), inner, min_size=1, max_size=3).map(
         lambda fields: {
-            "type": "object", "properties": fields, "required": sorted(fields)[:1], "additionalProperties": False
+            "type": "object",
+            "properties": fields,
+            "required": sorted(fields)[:1],
+            "additionalProperties": False,
         }
     )
     arrays = st.builds(lambda items: {"type": "array", "items": items, "minItems": 1, "maxItems": 2}, inner)

@@ -141,8 +141,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
-    """Settings by which a completion is sampled. All of them are applied by the engine and recorded with the
-    transition."""
+    """Settings by which an engine samples a completion, all of them recorded with the transition."""
 
     temperature: float = 1.0
     """0.0 means greedy."""
@@ -249,7 +248,7 @@ class Transition:
     @property
     def chosen(self) -> NDArray[np.bool_]:
         """True for each completion token that the policy chose: a grammar may leave no other (logprob 0.0)."""
-        return (self.logprobs != 0.0) | (not self.sampling.grammar)
+        return np.asarray((self.logprobs != 0.0) | (not self.sampling.grammar), np.bool_)
 
     def __post_init__(self) -> None:
         if len(self.completion_ids) != len(self.logprobs):
@@ -258,9 +257,7 @@ class Transition:
                 f"{len(self.logprobs)} logprobs; ask the engine for logprobs"
             )
         if len(self.completion_ids) == 0:
-            raise ValueError(
-                f"transition {self.id}: no completion tokens; a call without an action is not a transition"
-            )
+            raise ValueError(f"transition {self.id}: no completion tokens; a call without an action is no transition")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

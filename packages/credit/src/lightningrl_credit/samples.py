@@ -6,6 +6,7 @@ Rows are views: one per call, or merged by prefix; both give the same gradient.
     call 1  [prompt completion more]·c1   ─►    merged [p0]·c0 [p1]·c1 [p2]·c2                              one row
     call 2  …                                          · = trained (mask): each sampled token in exactly one row
 
+A token that the call's grammar left no other is no decision: it is context, as the prompt is (`Transition.chosen`).
 Weights are per token and sum up a rollout's share, so a rollout weighs the same however many rows it becomes.
 """
 
@@ -83,7 +84,7 @@ def build_samples(
                 credit,
                 None if group_targets is None or number >= len(group_targets) else group_targets[number],
             )
-            tokens = sum(len(call.advantages) for call in trained if call is not None)
+            tokens = sum(int(call.transition.chosen.sum()) for call in trained if call is not None)
             if tokens:
                 rollouts.append((trajectory, trained, tokens))
     all_tokens = sum(tokens for _, _, tokens in rollouts)
@@ -155,7 +156,7 @@ def _trained_calls(
     """Credit of each call; None where it is not trained."""
     trained: list[_TrainedCall | None] = []
     for number, (transition, credit) in enumerate(zip(trajectory.transitions, by_call, strict=True)):
-        if credit is None or not transition.trainable:
+        if credit is None or not transition.trainable or not transition.chosen.any():
             trained.append(None)
             continue
         if trajectory.mode is RolloutMode.VALIDATION:
@@ -220,7 +221,7 @@ def _continues(child: Transition, parent: Transition) -> bool:
 
 
 def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -> Sample:
-    """Build one row: the tokens of the last call, with each of `calls` trained where its completion lies in them."""
+    """Build one row: the tokens of the last call, with those that were chosen in each of `calls` trained."""
     last = calls[-1].transition
     token_ids = np.concatenate((last.prompt_ids, last.completion_ids), dtype=np.int32)
     length = len(token_ids)
@@ -233,14 +234,14 @@ def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -
     )
     for call in calls:
         transition = call.transition
-        start = len(transition.prompt_ids)
-        here = slice(start, start + len(transition.completion_ids))
+        chosen = np.flatnonzero(transition.chosen)
+        here = len(transition.prompt_ids) + chosen
         mask[here] = True
-        logprobs[here] = transition.logprobs
-        advantages[here] = call.advantages
+        logprobs[here] = transition.logprobs[chosen]
+        advantages[here] = call.advantages[chosen]
         weights[here] = weight
         if value_targets is not None and call.targets is not None:
-            value_targets[here] = call.targets
+            value_targets[here] = call.targets[chosen]
         versions[here] = transition.policy_version
         calls_of[here] = call.number
         # Greedy calls record their logprobs at temperature 1 (backends.TokenChunk), so that is where they are trained.

@@ -50,9 +50,10 @@ class ScriptedEngine:
         reply: Callable[[str], str] | None = None,
         token_delay_s: float = 0.0,
         chunk_tokens: int = 1,
+        grammars: bool = False,
     ) -> None:
         """End a text with the tokenizer's eos token, as a model would sample it; `enqueue(text, ends=False)` leaves it
-        out."""
+        out. `grammars`: say that answers keep to grammars; they are as scripted all the same."""
         self.tokenizer = tokenizer
         self.policy = policy
         self.version = version
@@ -60,6 +61,7 @@ class ScriptedEngine:
         self.reply = reply
         self.token_delay_s = token_delay_s
         self.chunk_tokens = chunk_tokens
+        self.grammars = grammars
         self.requests: list[GenerateRequest] = []
         """All requests, in order."""
         self.emissions: dict[str, Emission] = {}
@@ -72,7 +74,8 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        return EngineInfo(policy=self.policy, version=self.version, context_length=self.context_length)
+        length = self.context_length
+        return EngineInfo(policy=self.policy, version=self.version, context_length=length, grammars=self.grammars)
 
     def enqueue(self, *texts: str, ends: bool = True) -> None:
         """Say these next, one per request."""

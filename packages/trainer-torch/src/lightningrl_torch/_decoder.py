@@ -81,7 +81,7 @@ class Decoder:
         bound = [(row, one.grammar) for row, one in enumerate(self._running) if one.grammar is not None]
         masks = self._masks.begin([row for row, _ in bound], [state for _, state in bound]) if bound else None
         logits = self._logits()
-        token_ids, logprobs = sample_tokens(logits, self._sampling, masks and masks.result())
+        token_ids, logprobs = sample_tokens(logits, self._sampling, None if masks is None else masks.result())
         if not math.isfinite(sum(logprobs)):
             raise BackendError(
                 f"policy {self._policy!r} gives logits that are not finite; lower the learning rate or check its "

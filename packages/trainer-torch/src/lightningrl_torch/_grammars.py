@@ -144,14 +144,14 @@ class MaskThread:
         return AllowedTokens(rows=np.asarray(rows, np.int64), tokens=tokens, free=np.asarray(free, np.bool_))
 
 
-def _recent(kept: OrderedDict[Any, Any], key: Any, make: Callable[[], Any], most: int) -> Any:
-    """What is kept under a key, made where there is nothing; the `most` recent ones stay."""
-    if key not in kept:
-        kept[key] = make()
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
-    return kept[key]
+def _recent(entries: OrderedDict[Any, Any], key: Any, make: Callable[[], Any], most: int) -> Any:
+    """Return the entry of a key, made where there is none; the `most` recent ones stay."""
+    if key not in entries:
+        entries[key] = make()
+    entries.move_to_end(key)
+    if len(entries) > most:
+        entries.popitem(last=False)
+    return entries[key]
 
 
 def _first_line(text: str) -> str:

@@ -115,9 +115,9 @@ def sample_tokens(
         if len(cut):
             rows = torch.from_numpy(cut).to(device)
             top_ks, top_ps = (torch.from_numpy(values[cut]).to(device) for values in (batch.top_ks, batch.top_ps))
-            kept = _truncate(scores[rows].exp(), top_ks, top_ps).log()
+            truncated = _truncate(scores[rows].exp(), top_ks, top_ps).log()
             scores = scores.clone()
-            scores[rows] = kept
+            scores[rows] = truncated
         # argmax of log p + Gumbel noise samples from p (Gumbel 1954); unlike a cumulated sum it forgives rounding,
         # which differs
         # between batches

@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from lightningrl.backends import Engine, GenerateRequest
-from lightningrl.errors import ContextOverflow, ServerError
+from lightningrl.errors import ContextOverflow, GrammarError, ServerError
 from lightningrl_server.engines.messages import (
     ENGINES_PATH,
     Cancel,
@@ -159,7 +159,8 @@ class EngineLink:
     async def _serve(self, socket: ClientConnection) -> None:
         info = self._engine.info
         outbox = Outbox()
-        outbox.put(Hello(info.policy, info.version, info.context_length, not self._released.is_set()))
+        held = not self._released.is_set()
+        outbox.put(Hello(info.policy, info.version, info.context_length, held, info.grammars))
         self._outbox = outbox
         self._socket = socket
         try:
@@ -205,6 +206,8 @@ class EngineLink:
             await self._sample(request, outbox, whole=message.whole)
         except ContextOverflow as error:
             outbox.put(Failure(message.id, "context_overflow", str(error)))
+        except GrammarError as error:
+            outbox.put(Failure(message.id, "grammar", str(error)))
         except Exception as error:  # the boundary to the engine: the caller hears of it, the link lives on
             logger.exception("engine link: call %s failed", message.id)
             outbox.put(Failure(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))

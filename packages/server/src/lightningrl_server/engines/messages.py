@@ -48,6 +48,7 @@ class Hello(msgspec.Struct, tag="hello", array_like=True):
     version: int
     context_length: int
     held: bool
+    grammars: bool = False
 
 
 class Chunk(msgspec.Struct, tag="chunk", array_like=True):
@@ -61,7 +62,7 @@ class Chunk(msgspec.Struct, tag="chunk", array_like=True):
 
 
 class Failure(msgspec.Struct, tag="failed", array_like=True):
-    """A completion that will not come. Kinds: `context_overflow`, `engine`."""
+    """A completion that will not come. Kinds: `context_overflow`, `grammar`, `engine`."""
 
     id: str
     kind: str

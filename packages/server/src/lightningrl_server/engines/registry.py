@@ -112,9 +112,12 @@ class EngineRegistry:
         """A call asked for these sampling settings, and was not given them."""
         _note(self._policies.setdefault(policy, _Policy()).overridden, settings)
 
-    def note_ignored(self, policy: str, fields: Iterable[str]) -> None:
-        """A call had these fields, and nobody reads them."""
-        _note(self._policies.setdefault(policy, _Policy()).ignored, (name[:_LONGEST_FIELD] for name in fields))
+    def note_ignored(self, policy: str, fields: Iterable[str]) -> bool:
+        """A call had these fields, and nobody reads them. True where one of them is new."""
+        ignored = self._policies.setdefault(policy, _Policy()).ignored
+        before = len(ignored)
+        _note(ignored, (name[:_LONGEST_FIELD] for name in fields))
+        return len(ignored) > before
 
     async def info(self, policy: str) -> EngineInfo:
         """The newest engine of the policy; waits for the first engine. Raises EngineUnavailable after `wait_s`."""

@@ -7,13 +7,14 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import msgspec
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
-from lightningrl.errors import BackendError, ContextOverflow
+from lightningrl.errors import BackendError, ContextOverflow, GrammarError, LightningError
 from lightningrl_server.engines.messages import (
     ENGINES_PATH,
     Cancel,
@@ -63,7 +64,8 @@ class _Call:
                 ) from error
         if message is None:
             raise EngineGone(f"the engine of policy {self._policy!r} disconnected in mid-call")
-        raise ContextOverflow(message.message) if message.kind == "context_overflow" else BackendError(message.message)
+        kinds: dict[str, type[LightningError]] = {"context_overflow": ContextOverflow, "grammar": GrammarError}
+        raise kinds.get(message.kind, BackendError)(message.message)
 
 
 class RemoteEngine:
@@ -81,7 +83,7 @@ class RemoteEngine:
         return self._info
 
     def set_version(self, version: int) -> None:
-        self._info = EngineInfo(policy=self._info.policy, version=version, context_length=self._info.context_length)
+        self._info = replace(self._info, version=version)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Chunks as they are sampled."""
@@ -139,7 +141,12 @@ def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
             if not isinstance(first, Hello):
                 raise msgspec.ValidationError(f"an engine must say hello first, not {type(first).__name__!r}")
             engine = RemoteEngine(
-                EngineInfo(policy=first.policy, version=first.version, context_length=first.context_length)
+                EngineInfo(
+                    policy=first.policy,
+                    version=first.version,
+                    context_length=first.context_length,
+                    grammars=first.grammars,
+                )
             )
             registry.attach(engine, held=first.held)
             engine.outbox.put(Welcome())

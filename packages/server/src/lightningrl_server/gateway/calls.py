@@ -27,6 +27,7 @@ from lightningrl_server.gateway.choices import (
     ChoiceSampler,
     SampledChoice,
     answer_again,
+    bind_answer,
     choose_sampling,
     note_unheeded,
     repeat_choices,
@@ -181,7 +182,7 @@ class PolicyCalls:
             raise
         except (ContextOverflow, EngineUnavailable, BackendError) as error:
             await memory.keep_shown(request)
-            raise refusal_of(error) from error
+            raise refusal_of(error, request) from error
         except StoreError as error:
             raise refusal_of(error) from error
         finally:
@@ -229,6 +230,7 @@ class PolicyCalls:
         transition_id = self._next_id(call.info)
         base = call.info.sampling or self._settings.sampling.get(policy) or SamplingSettings()
         sampling = choose_sampling(call.info, request, base, engine, renderer, len(prompt.ids))
+        sampling = replace(sampling, grammar=bind_answer(self._engines, request, engine, renderer, prompt.ids))
         note_unheeded(self._engines, policy, request, base)
         if request.left_out:
             self._warn_left_out(request)
@@ -237,10 +239,16 @@ class PolicyCalls:
         has_begun = False
         if request.stream:
             created = int(call.started)
-            yield AnswerStart(id=transition_id, policy=policy, created=created, prompt_tokens=len(prompt.ids))
+            start = AnswerStart(id=transition_id, policy=policy, created=created, prompt_tokens=len(prompt.ids))
+            has_started = not sampling.grammar  # which an engine may refuse before it samples
+            if has_started:
+                yield start
             try:
                 async with aclosing(sampler.stream()) as items:
                     async for item in items:
+                        if not has_started:
+                            has_started = True
+                            yield start
                         if isinstance(item, SampledChoice):
                             choices.append(item)
                         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,21 @@ from lightningrl_server.rendering.completion import (
     ToolReading,
     read_recorded,
 )
+from lightningrl_server.rendering.grammars import call_grammar, format_grammar
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.tokenizer import context_overflow
 
-__all__ = ["ChoiceSampler", "SampledChoice", "answer_again", "choose_sampling", "note_unheeded", "repeat_choices"]
+__all__ = [
+    "ChoiceSampler",
+    "SampledChoice",
+    "answer_again",
+    "bind_answer",
+    "choose_sampling",
+    "note_unheeded",
+    "repeat_choices",
+]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -183,6 +195,37 @@ def choose_sampling(
         ),
         seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ
     )
+
+
+def bind_answer(
+    engines: EngineRegistry,
+    request: CallRequest,
+    engine: EngineInfo,
+    renderer: PolicyRenderer,
+    prompt_ids: Sequence[int],
+) -> str:
+    """The grammar of the answer that the call asks for; empty where it asks for none, or where engine or markup allow
+    none, which is counted, and said once."""
+    wanted, forced, tools = request.format, request.forced, request.tools or ()
+    if wanted is None and forced is None:
+        return ""
+    grammar = None
+    if engine.grammars and forced is not None:
+        grammar = call_grammar(renderer, prompt_ids, tools, forced.name, several=request.parallel_tools)
+    elif engine.grammars and wanted is not None:
+        offered = tools if request.allow_tools else ()
+        grammar = format_grammar(renderer, prompt_ids, wanted.schema, offered, several=request.parallel_tools)
+    if grammar is not None:
+        return grammar
+    field = "tool_choice" if forced is not None or wanted is None else wanted.param
+    if engines.note_ignored(engine.policy, [f"{field} as a bound of sampling"]):
+        why = f"markup of its renderer {renderer.family!r}" if engine.grammars else "engine"
+        logger.warning(
+            "policy %r: its %s cannot bind answers, so that %s is shown to it, and a reward has to teach it to keep to "
+            "that",
+            *(engine.policy, why, field),
+        )
+    return ""
 
 
 def note_unheeded(engines: EngineRegistry, policy: str, request: CallRequest, base: SamplingSettings) -> None:

@@ -8,9 +8,9 @@ import time
 from collections import Counter, OrderedDict
 from typing import Final
 
-from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
+from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, GrammarError, StoreError
 from lightningrl.types import OtherCall, OtherCallKind
-from lightningrl_server.gateway.request import CONTEXT_CODE, CallContext, Refusal
+from lightningrl_server.gateway.request import CONTEXT_CODE, CallContext, CallRequest, Refusal
 from lightningrl_server.records import AttemptInfo
 from lightningrl_server.store.errors import AttemptOver, StoreFull
 from lightningrl_server.store.protocol import CallLog
@@ -74,10 +74,16 @@ class RefusalLog:
         self._counts.pop((rollout_id, attempt), None)
 
 
-def refusal_of(error: ContextOverflow | EngineUnavailable | BackendError | StoreError) -> Refusal:
+def refusal_of(
+    error: ContextOverflow | EngineUnavailable | BackendError | StoreError, request: CallRequest | None = None
+) -> Refusal:
     """The sentence for an agent whose call failed."""
     if isinstance(error, ContextOverflow):
         return Refusal(str(error), code=CONTEXT_CODE, param="messages")
+    if isinstance(error, GrammarError):
+        wanted = None if request is None or request.forced else request.format
+        param = "tools" if wanted is None else wanted.param
+        return Refusal(f"{param}: {error}", param=param)
     for kind, status, code in _FAILURES:
         if isinstance(error, kind):
             return Refusal(str(error), status=status, code=code)

@@ -12,6 +12,7 @@ from lightningrl_server.rendering.completion import Choice, ShownText, TextDelta
 __all__ = [
     "CONTEXT_CODE",
     "Answer",
+    "AnswerFormat",
     "AnswerStart",
     "CallContext",
     "CallRequest",
@@ -61,6 +62,17 @@ class ForcedCall:
 
     name: str | None = None
     """Which tool; None = one of those offered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerFormat:
+    """The answer has to be JSON: the policy is shown the format, and bound to it where its engine can."""
+
+    param: str
+    """Field of the request that asks for it."""
+    schema: Mapping[str, Any]
+    instruction: str
+    """Sentence for the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +130,8 @@ class CallRequest:
     """False = only the first tool call of a completion is handed on."""
     forced: ForcedCall | None = None
     """None = the policy is free to call a tool or not."""
+    format: AnswerFormat | None = None
+    """None = plain text."""
     has_call_ids: bool = True
     """False = the API's tool calls have no ids, so a history is recognised without them."""
     failed_tools: Mapping[str, str] = field(default_factory=dict[str, str])

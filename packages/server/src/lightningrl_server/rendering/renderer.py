@@ -102,6 +102,7 @@ class PolicyRenderer:
         wanted = "default" if chat_template is not None and renderer_config == "auto" else renderer_config
         config = resolve_config(tokenizer, self.name, wanted, self._template_kwargs, markup)
         self._renderer = create_renderer(self.tokenizer, config, self.name)
+        self.family: str = config.name
         self.is_default: bool = config.name == "default"
         """The policy's own chat template renders; no model-specific renderer is known for it."""
         template = self._check_template(template)
@@ -115,6 +116,8 @@ class PolicyRenderer:
         self.is_tagged = config.name in ("default", "qwen3")
         """Reasoning and tool calls stand between tokens of their own; all text outside them is content."""
         self.has_atomic_thinking = "<think>" in added and "</think>" in added
+        self.may_think: bool = self.has_atomic_thinking and ("<think>" in template or not self.is_default)
+        """Its answers may begin with a reasoning block of their own accord."""
         self._think_id, self._think_end_id = added.get("<think>"), added.get("</think>")
         is_read = markup is not None and turns is not None
         self.supports_tools = not self.is_default or is_read or config.tool_parser is not None

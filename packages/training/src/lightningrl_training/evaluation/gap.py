@@ -55,10 +55,10 @@ class TokenGaps:
     """Gap, policy version, index of the call and position in the row, by call: `[call][4][token]`."""
 
     def add(self, call: Transition, trainer: NDArray[np.float32]) -> None:
-        count = len(call.completion_ids)
-        version, index = (np.full(count, number) for number in (call.policy_version, call.index))
-        position = len(call.prompt_ids) + np.arange(count)
-        self.tokens.append(np.stack([np.abs(trainer - call.logprobs), version, index, position]))
+        chosen = np.flatnonzero(call.chosen)
+        version, index = (np.full(len(chosen), number) for number in (call.policy_version, call.index))
+        gap = np.abs(trainer - call.logprobs)[chosen]
+        self.tokens.append(np.stack([gap, version, index, len(call.prompt_ids) + chosen]))
 
     def gaps(self) -> tuple[Gap, ...]:
         """Gaps of all tokens and of the parts of them; empty where there are none."""

@@ -41,7 +41,7 @@ Places = dict[tuple[str, int], list[str]]
 
 
 async def find_places(run: StoredRun) -> tuple[Places, int]:
-    """Find the places of all sampled calls, and count their tokens."""
+    """Find the places of all sampled calls, and count the tokens that were chosen."""
     places: Places = {}
     tokens = offset = 0
     while page := await run.list_rollouts(RolloutFilter(limit=PAGE, offset=offset)):
@@ -49,7 +49,7 @@ async def find_places(run: StoredRun) -> tuple[Places, int]:
         ended = [rollout.spec.id for rollout in page if rollout.outcome is not None]
         async for trajectory in read_trajectories(run, ended):
             for call in filter(is_sampled, trajectory.transitions):
-                tokens += len(call.completion_ids)
+                tokens += int(call.chosen.sum())
                 rollout_ids = places.setdefault((call.policy, call.policy_version), [])
                 if not rollout_ids or rollout_ids[-1] != trajectory.rollout_id:
                     rollout_ids.append(trajectory.rollout_id)

@@ -40,6 +40,7 @@ class TrainedTokens:
         for number in np.unique(row.calls[row.mask]).tolist():
             places = np.flatnonzero(row.calls == number)
             call = trajectory.transitions[number]
+            start = len(call.prompt_ids)
             self.tokens += len(places)
             self.by_step[step] += len(places)
             if (row.rollout_id, number) not in self.seen:
@@ -47,9 +48,10 @@ class TrainedTokens:
                 self.unique += len(places)
             is_as_sampled = (
                 is_sampled(call)
-                and np.array_equal(row.token_ids[places], call.completion_ids)
-                and np.array_equal(row.token_ids[: places[0]], call.prompt_ids)
-                and np.array_equal(row.logprobs[places], call.logprobs)
+                and np.array_equal(places, start + np.flatnonzero(call.chosen))
+                and np.array_equal(row.token_ids[start : start + len(call.completion_ids)], call.completion_ids)
+                and np.array_equal(row.token_ids[:start], call.prompt_ids)
+                and np.array_equal(row.logprobs[places], call.logprobs[call.chosen])
                 and bool((row.versions[places] == call.policy_version).all())
             )
             self.unsampled += 0 if is_as_sampled else len(places)

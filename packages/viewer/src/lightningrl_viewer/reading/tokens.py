@@ -41,10 +41,13 @@ def read_tokens(
     made = call.call
     stop = len(made.completion_ids) if count is None else min(start + count, len(made.completion_ids))
     before = made.completion_ids[:start] if start else made.prompt_ids
+    chosen = made.chosen
     for number, text in enumerate(reader.pieces(made.completion_ids[start:stop], before), start=start):
         advantage = None if call.advantages is None else float(call.advantages[number])
         why = reason.sentence if reason is not None else None
-        if why is None and not advantage:
+        if why is None and not chosen[number]:
+            why = "The answer's grammar left no other token."
+        elif why is None and not advantage:
             why = "Its advantage is 0." if advantage is not None else "Nobody scored it."
         yield Token(
             position=call.prompt_tokens + number,
@@ -53,6 +56,6 @@ def read_tokens(
             logprob=float(made.logprobs[number]),
             advantage=advantage,
             version=made.policy_version,
-            mask=reason is None or not reason.is_masked,
+            mask=bool(chosen[number]) and (reason is None or not reason.is_masked),
             reason=why,
         )

@@ -18,18 +18,18 @@ from lightningrl_server.gateway.dialects.checks import (
     check_count,
     check_tool_call_ids,
     decode_body,
-    format_instruction,
     is_nothing,
     join_text,
     read_arguments,
     read_asked,
     read_extras,
+    read_format,
     read_stop,
     read_whole,
     with_instruction,
 )
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
-from lightningrl_server.gateway.request import CallRequest, Refusal
+from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
 
 __all__ = ["ChatRequest", "parse_chat_request"]
 
@@ -120,9 +120,11 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
     check_tool_call_ids(messages)
     is_offering = body.tools or body.tool_choice
     offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted) if is_offering else {}
+    wanted = _format(body.response_format) if body.response_format else None
     call = CallRequest(
         model=body.model or "",
-        messages=with_instruction(messages, _format(body.response_format) if body.response_format else None),
+        messages=with_instruction(messages, wanted),
+        format=wanted,
         parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
         n=choices,
         stream=bool(body.stream),
@@ -256,10 +258,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     )
 
 
-def _format(wanted: str | dict[str, Any] | None) -> str | None:
+def _format(wanted: str | dict[str, Any] | None) -> AnswerFormat | None:
     if not isinstance(wanted, dict):
-        return format_instruction(wanted or None, None, "response_format")
+        return read_format(wanted or None, None, "response_format")
     named = wanted.get("json_schema")
-    return format_instruction(
-        wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format"
-    )
+    return read_format(wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format")

@@ -21,7 +21,7 @@ import msgspec
 
 from lightningrl.sanitize import is_deeper
 from lightningrl_server.gateway.dialects.schemas import check_schema
-from lightningrl_server.gateway.request import Extras, Refusal
+from lightningrl_server.gateway.request import AnswerFormat, Extras, Refusal
 from lightningrl_server.rendering.arguments import MAX_DEPTH, parse_arguments
 
 __all__ = [
@@ -31,13 +31,13 @@ __all__ = [
     "check_count",
     "check_tool_call_ids",
     "decode_body",
-    "format_instruction",
     "is_nothing",
     "is_parts",
     "join_text",
     "read_arguments",
     "read_asked",
     "read_extras",
+    "read_format",
     "read_stop",
     "read_whole",
     "refuse_fields",
@@ -60,9 +60,7 @@ _MOST_STOPS = 16
 _LONGEST_STOP = 1024
 _NEUTRAL = {"top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 """Sampling settings that are the run's, and the value by which each asks for nothing."""
-_CONSTRAINED = (
-    "sampling is not constrained here, so that the recorded logprobs hold; say the format in the messages or by {form}"
-)
+_CONSTRAINED = "answers are bound to JSON schemas alone; give one by {form}, or say the format in the messages"
 _ITS_OWN_END = (
     "where an answer ends is the policy's to learn, and the recorded logprobs are those it was sampled with; "
     "leave it out"
@@ -272,30 +270,32 @@ def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool 
             answered.add(call_id)
 
 
-def format_instruction(kind: Any, schema: Any, param: str) -> str | None:
-    """A sentence for the policy about the format of its answer. Its sampling is not constrained, so that the recorded
-    logprobs hold; it reads the format in its prompt, and learns to keep it. None = plain text."""
+def read_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
+    """The format that a request asks its answer in. The policy reads it in its prompt, because a policy that expects
+    its format loses less to being bound to it, and because not every engine binds. None = plain text."""
     if kind in (None, "text"):
         return None
     if kind == "json_object":
-        return "Answer with one JSON object only, without any text around it."
+        sentence = "Answer with one JSON object only, without any text around it."
+        return AnswerFormat(param=param, schema={"type": "object"}, instruction=sentence)
     if kind != "json_schema":
         raise Refusal(f"the format {kind!r} is not supported; use 'text', 'json_object' or 'json_schema'", param=param)
     if not isinstance(schema, dict):
         raise Refusal(f"{param} has no schema; give a JSON schema as an object", param=param)
     check_schema(schema, param)
     shown = json.dumps(schema, ensure_ascii=False)
-    return f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{shown}"
+    sentence = f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{shown}"
+    return AnswerFormat(param=param, schema=schema, instruction=sentence)
 
 
-def with_instruction(messages: Sequence[dict[str, Any]], instruction: str | None) -> tuple[dict[str, Any], ...]:
-    """The conversation with a further instruction at the end of its system message."""
-    if instruction is None:
+def with_instruction(messages: Sequence[dict[str, Any]], wanted: AnswerFormat | None) -> tuple[dict[str, Any], ...]:
+    """The conversation with the instruction of a format at the end of its system message."""
+    if wanted is None:
         return tuple(messages)
     if messages and messages[0]["role"] == "system":
         first = messages[0]
-        return ({**first, "content": f"{first['content']}\n\n{instruction}".lstrip("\n")}, *messages[1:])
-    return ({"role": "system", "content": instruction}, *messages)
+        return ({**first, "content": f"{first['content']}\n\n{wanted.instruction}".lstrip("\n")}, *messages[1:])
+    return ({"role": "system", "content": wanted.instruction}, *messages)
 
 
 def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras:

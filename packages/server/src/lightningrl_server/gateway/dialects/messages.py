@@ -22,12 +22,12 @@ from lightningrl_server.gateway.dialects.checks import (
     check_count,
     check_tool_call_ids,
     decode_body,
-    format_instruction,
     is_parts,
     join_text,
     read_arguments,
     read_asked,
     read_extras,
+    read_format,
     read_stop,
     read_whole,
     refuse_fields,
@@ -35,7 +35,7 @@ from lightningrl_server.gateway.dialects.checks import (
 )
 from lightningrl_server.gateway.dialects.context_edits import read_edits
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
-from lightningrl_server.gateway.request import CallRequest, Refusal
+from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
 
 __all__ = ["MessagesRequest", "parse_messages_request"]
 
@@ -109,9 +109,11 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
     check_count("messages", messages)
     check_tool_call_ids(messages)
     offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted, choices=_CHOICES)
+    wanted = _format(body)
     call = CallRequest(
         model=body.model,
-        messages=with_instruction(messages, _format(body)),
+        messages=with_instruction(messages, wanted),
+        format=wanted,
         parallel_tools=not (
             isinstance(body.tool_choice, dict) and body.tool_choice.get("disable_parallel_tool_use") is True
         ),
@@ -254,8 +256,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
-def _format(body: _Body) -> str | None:
+def _format(body: _Body) -> AnswerFormat | None:
     wanted = (body.output_config or {}).get("format") or body.output_format
     if not isinstance(wanted, dict):
         return None
-    return format_instruction(wanted.get("type"), wanted.get("schema"), "output_config.format")
+    return read_format(wanted.get("type"), wanted.get("schema"), "output_config.format")

@@ -28,12 +28,12 @@ from lightningrl_server.gateway.dialects.checks import (
     check_count,
     check_tool_call_ids,
     decode_body,
-    format_instruction,
     is_parts,
     join_text,
     read_arguments,
     read_asked,
     read_extras,
+    read_format,
     read_whole,
     refuse_fields,
     with_instruction,
@@ -41,7 +41,7 @@ from lightningrl_server.gateway.dialects.checks import (
 from lightningrl_server.gateway.dialects.context_edits import read_compaction
 from lightningrl_server.gateway.dialects.responses_tools import OfferedTools, read_offered
 from lightningrl_server.gateway.dialects.tools import read_choice
-from lightningrl_server.gateway.request import CallRequest, FindAnswer, HoldsAnswer, Referring, Refusal
+from lightningrl_server.gateway.request import AnswerFormat, CallRequest, FindAnswer, HoldsAnswer, Referring, Refusal
 
 __all__ = ["ResponsesRequest", "parse_responses_request"]
 
@@ -114,7 +114,8 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
     if not items:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    head = with_instruction(instructions, _format(body.text, items))
+    wanted = _format(body.text, items)
+    head = with_instruction(instructions, wanted)
     offered = read_offered(body.tools, items, drops_hosted=drops_hosted)
     previous = body.previous_response_id
 
@@ -130,6 +131,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         tools=offered.functions,
         left_out=offered.left_out,
         forced=forced,
+        format=wanted,
         allow_tools=allow_tools,
         parallel_tools=body.parallel_tool_calls is not False,
         stream=bool(body.stream),
@@ -351,11 +353,11 @@ def _plain_choice(choice: Any, tools: OfferedTools) -> Any:
     return {"type": "function", "name": tools.name_of(choice["name"], choice.get("namespace"))}
 
 
-def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> str | None:
+def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> AnswerFormat | None:
     """The latest format that the request or an item of it sets."""
     wanted = text.format if text is not None else None
     for item in items:
         update = item.get("text") if item.get("type") == "configuration_update" else None
         if isinstance(update, dict) and isinstance(update.get("format"), dict):
             wanted = update["format"]
-    return None if wanted is None else format_instruction(wanted.get("type"), wanted.get("schema"), "text.format")
+    return None if wanted is None else read_format(wanted.get("type"), wanted.get("schema"), "text.format")
