@@ -27,7 +27,7 @@ ASKED: list[tuple[dict[str, Any], dict[str, int]]] = [
 PATHS = ["chat/completions", "responses", "messages"]
 # what is asked, and what the sentence says
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"guided_choice": ["yes", "no"]}, "guided_choice is not supported: sampling is not constrained here"),
+    ({"guided_choice": ["yes", "no"]}, "guided_choice is not supported: answers are bound to JSON schemas alone"),
     ({"guided_json": {"type": "object"}}, "guided_json is not supported"),
     ({"guided_regex": "a+"}, "guided_regex is not supported"),
     ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs is not supported"),

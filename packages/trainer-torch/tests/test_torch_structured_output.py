@@ -247,7 +247,7 @@ def answer(question):
     completion = client.chat.completions.create(
         model="any",
         messages=[{"role": "user", "content": question}],
-        response_format=FORMAT,
+        response_format={"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}},
     )
     return completion.choices[0].message.content
 
