@@ -49,7 +49,7 @@ print(json.dumps([status, len(rollout.reports)]))
 """
 LEDGER = """
 import os
-from lightningrl_client.attribution.call_ids import CallLedger
+from lightningrl_client.attribution.scope import CallLedger
 
 ledger = CallLedger()
 failed = ledger.claim(b"body")

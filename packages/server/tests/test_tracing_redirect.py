@@ -16,9 +16,8 @@ import pytest
 import requests
 
 from lightningrl.call_origin import CallOrigin
-from lightningrl_client.attribution.call_ids import CallLedger
 from lightningrl_client.attribution.redirect import Redirection
-from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl_client.attribution.scope import ActiveRollout, CallLedger, RolloutScope
 from lightningrl_server.gateway.model_call import named_role
 from lightningrl_testing.scripted_server import ScriptedServer
 

@@ -121,10 +121,8 @@ def _written_values(model: pydantic.BaseModel) -> dict[str, Any]:
         if isinstance(value, pydantic.BaseModel):
             value = _written_values(value)
         elif isinstance(value, dict):
-            value = {
-                key: _written_values(item) if isinstance(item, pydantic.BaseModel) else item
-                for key, item in value.items()
-            }
+            models = {key: _written_values(item) for key, item in value.items() if isinstance(item, pydantic.BaseModel)}
+            value = {**value, **models}
         values[name] = value
     return values
 
@@ -188,9 +186,8 @@ def _learner_slips(data: Mapping[str, Any]) -> dict[str, str]:
     """Settings of the learner that surely are another name's, with a sentence for each. Only a backend knows all of its
     own, and it is not asked where nothing is left of a recipe."""
     learner = data.get("learner")
-    slips = (
-        [name for name in learner if name in ELSEWHERE and name not in LEARNER] if isinstance(learner, Mapping) else []
-    )
+    names = learner if isinstance(learner, Mapping) else ()
+    slips = [name for name in names if name in ELSEWHERE and name not in LEARNER]
     return {name: f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), all_keys())}" for name in slips}
 
 

@@ -25,9 +25,8 @@ from lightningrl.control_api import ENDPOINTS, WorkerFilter
 from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl.keys import view_key
 from lightningrl_server.access import Access
-from lightningrl_server.agent_routes import agent_routes
 from lightningrl_server.asked_calls import ReadAsked
-from lightningrl_server.attempt_routes import AttemptMemory, attempt_routes
+from lightningrl_server.attempt_routes import AttemptMemory, agent_routes, attempt_routes
 from lightningrl_server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl_server.forwarding import Forwarders
 from lightningrl_server.metrics import TEXT, Engines, ServerMetrics, memory_bytes

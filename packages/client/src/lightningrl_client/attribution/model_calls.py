@@ -19,9 +19,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from lightningrl.call_origin import CallOrigin, OriginResolver, resolve_origin
 from lightningrl.dialects import DIALECTS, Dialect, find_endpoint, key_headers
-from lightningrl_client.attribution.call_ids import ClaimedCall
 from lightningrl_client.attribution.role import current_role
-from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl_client.attribution.scope import ActiveRollout, ClaimedCall, RolloutScope
 
 __all__ = ["CALL_ID", "OUR_HEADERS", "UNATTRIBUTED_KEY", "ModelCalls", "RedirectedCall", "is_sdk_retry"]
 
@@ -147,13 +146,14 @@ class ModelCalls:
         if tail is None:
             self._note_unseen(rollout, parts.hostname or "", parts.path)
             return None
+        key, attempt = UNATTRIBUTED_KEY, ""
         if rollout is None:
             self._note_unattributed(parts.path)
-        key = UNATTRIBUTED_KEY if rollout is None else rollout.key
-        attempt = "" if rollout is None else rollout.base_path.removesuffix("/v1")
+        else:
+            key, attempt = rollout.key, rollout.base_path.removesuffix("/v1")
         headers = {"Authorization": f"Bearer {key}"}
         claimed: ClaimedCall | None = None
-        if rollout is not None and body is not None and body != b"":
+        if rollout is not None and body:
             claimed = rollout.calls.claim(tail.encode() + b"\n" + body, is_retry=is_retry)
             headers[CALL_ID] = claimed.id
         if rollout is not None:
@@ -202,10 +202,11 @@ class ModelCalls:
             dialect, whole = endpoint
             tail = whole.removeprefix(dialect.bases[0])  # the control API has rollouts that are called `messages`
             return whole if below in {base + tail for base in dialect.bases} else None
-        if not any(destination.matches(host, port, path) for destination in self._destinations):
-            return None
-        endpoint = find_endpoint(self.dialects, path)
+        endpoint = find_endpoint(self.dialects, path) if self._is_listed(host, port, path) else None
         return None if endpoint is None else endpoint[1]
+
+    def _is_listed(self, host: str, port: int, path: str) -> bool:
+        return any(destination.matches(host, port, path) for destination in self._destinations)
 
     def is_answered(self, base_url: str) -> bool:
         """True if calls to that base URL go to the gateway, or would if a client made them here."""
@@ -214,9 +215,7 @@ class ModelCalls:
             host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:  # no address, and so nobody's
             return False
-        return self.is_own(host, port) or any(
-            destination.matches(host, port, parts.path) for destination in self._destinations
-        )
+        return self.is_own(host, port) or self._is_listed(host, port, parts.path)
 
     def is_own(self, host: str, port: int) -> bool:
         return self._own.host == host and (self._own.port or port) == port

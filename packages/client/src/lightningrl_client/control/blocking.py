@@ -93,27 +93,19 @@ class ControlClient:
                 raise
             refusal = error
         if report.spans is not None:
-            self._export_spans(lease, report.spans)
+            try:  # they may be too large for one request with the result
+                self._send(_path(TRACES, lease), report.spans, OTLP, key=lease.key)
+            except ServerError as error:
+                logger.warning("rollout %s: its spans are lost: %s", lease.rollout_id, error)
             return self.report(lease, structs.replace(report, spans=None))
         logger.warning("rollout %s: its result was refused, so it failed: %s", lease.rollout_id, refusal)
         sentence = f"the server did not take the agent's result: {refusal}"
         failure = Result(outcome=Outcome.AGENT_ERROR, error=sentence, duration_s=report.duration_s, then=report.then)
         return self._ask(RESULT, failure, lease).lease
 
-    def hand_in(self, lease: Lease, report: Report) -> None:
-        """Hand in what the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
-        self.post(f"{lease.base_path}/{report.path}", report, key=lease.key)
-
     def post(self, path: str, report: Report, *, key: str) -> None:
-        """Hand in a report from a process that was given the attempt's URL and key alone."""
+        """Hand in what the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
         self._send(path, json.dumps(report.body).encode(), JSON, key=key)
-
-    def _export_spans(self, lease: Lease, spans: bytes) -> None:
-        """Send spans that were refused with the result: they may be too large for one request with it."""
-        try:
-            self._send(_path(TRACES, lease), spans, OTLP, key=lease.key)
-        except ServerError as error:
-            logger.warning("rollout %s: its spans are lost: %s", lease.rollout_id, error)
 
     def interrupt(self) -> None:
         """Make a waiting request fail now, and every later one."""

@@ -63,11 +63,8 @@ class ThreadLauncher:
         clients in it."""
         self._settings = replace(plan.settings, concurrency=count * plan.settings.concurrency)
         wanted = worker_environment(plan.settings.server_url, os.environ)
-        names = [
-            "NO_PROXY",
-            "no_proxy",
-            *(name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ),
-        ]
+        keys = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
+        names = ["NO_PROXY", "no_proxy", *keys]
         self._variables = {name: os.environ.get(name) for name in names}
         os.environ.update({name: wanted[name] for name in names})  # a client asks for a key when it is made
         self._place = Workplace.open(self._settings, self._agent)
@@ -81,9 +78,8 @@ class ThreadLauncher:
         for worker in self._workers:
             await asyncio.to_thread(worker.ended.wait, max(0.0, until - time.monotonic()))
         if self._workers:
-            async with ServerClient(
-                self._settings.server_url, self._settings.worker_key, patience_s=STOP_PATIENCE_S
-            ) as client:
+            settings = self._settings
+            async with ServerClient(settings.server_url, settings.worker_key, patience_s=STOP_PATIENCE_S) as client:
                 await give_back(client, f"{self._settings.worker_id}-")
             for attempt, reporter in [known for worker in self._workers for known in tuple(worker.attempts.items())]:
                 attempt.rollout.is_over = True
@@ -158,14 +154,13 @@ class ThreadWorker(Worker):
 
     def tell_lost(self, sentence: str) -> None:
         """To whoever waits for the workers: no other would fare better."""
-        beat = WorkerBeat(
-            pid=os.getpid(), host=socket.gethostname(), state=WorkerState.LOST, error=clean_text(sentence)
-        )
+        host, error = socket.gethostname(), clean_text(sentence)
+        beat = WorkerBeat(pid=os.getpid(), host=host, state=WorkerState.LOST, error=error)
         try:
             with closing(ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=0.0)) as client:
                 client.beat(self._settings.worker_id, beat)
-        except ServerError as error:
-            logger.error("%s; nor can the server be told: %s", sentence, error)
+        except ServerError as problem:
+            logger.error("%s; nor can the server be told: %s", sentence, problem)
 
     def _run_attempt(self, attempt: Attempt, client: ControlClient, then: ThenLease) -> Lease | None:
         limit_s = attempt.lease.timeout_s + self._heart.grace_s

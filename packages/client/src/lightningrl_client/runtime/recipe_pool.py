@@ -100,9 +100,8 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
         assert pool is not None
         try:
             await pool.start()
-            Console().print(
-                f"{pool.describe()} run {recipe.agent} for {server}; stop them with Ctrl-C", highlight=False
-            )
+            sentence = f"{pool.describe()} run {recipe.agent} for {server}; stop them with Ctrl-C"
+            Console().print(sentence, highlight=False)
             await pool.wait()
         except asyncio.CancelledError:
             Console().print("stopping: running attempts get a few seconds to end", highlight=False)

@@ -104,9 +104,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_context_overflow(error: BaseException) -> bool:
-    if getattr(error, "code", None) == CONTEXT_CODE:
-        return True
-    if CONTEXT_CODE in str(error):
+    if getattr(error, "code", None) == CONTEXT_CODE or CONTEXT_CODE in str(error):
         return True
     # httpx and requests: the answer's body, if it was read
     text = getattr(getattr(error, "response", None), "_content", b"")
@@ -123,16 +121,12 @@ def is_of_server(error: BaseException, rollout: ActiveRollout) -> bool:
     return status in BUSY_STATUSES or rollout.base_path in str(url)
 
 
-def is_of_thread(error: BaseException) -> bool:
-    """True if a cause says that it works in another thread, or lacks what another thread has."""
-    return any(_OF_THREAD.search(f"{type(cause).__name__}: {cause}") is not None for cause in iterate_causes(error))
-
-
 def describe(error: BaseException, *, is_in_thread: bool = False) -> str:
     """`ValueError: text`, then the last frames; short enough to be stored with every failure."""
     try:
         head = "".join(traceback.format_exception_only(error)).strip()
-        if is_in_thread and is_of_thread(error):
+        causes = (f"{type(cause).__name__}: {cause}" for cause in iterate_causes(error))
+        if is_in_thread and any(map(_OF_THREAD.search, causes)):
             head = f"{head[: LONGEST_ERROR // 2]}; {IN_THREAD}"
         frames = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
     except BaseException as problem:  # noqa: BLE001  as above

@@ -29,8 +29,7 @@ from lightningrl.types import Outcome
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.launcher import WorkerPlan, WorkerPoolError
 from lightningrl_client.runtime.report import clean_text
-from lightningrl_client.runtime.worker_lifeline import LOST_STATUS
-from lightningrl_client.runtime.worker_process import WorkerProcess, describe_exit
+from lightningrl_client.runtime.worker_process import LOST_STATUS, WorkerProcess, describe_exit
 
 __all__ = ["LocalLauncher", "Supervisor", "end_attempts", "give_back", "tell_failure"]
 

@@ -15,8 +15,7 @@ from lightningrl import conventions
 from lightningrl.call_origin import Adapter, OriginResolver
 from lightningrl.errors import PluginError
 from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
-from lightningrl_client.telemetry.providers import ProviderWatch
-from lightningrl_client.telemetry.spans import RolloutSpanProcessor, WorkerTracerProvider, encode_otlp
+from lightningrl_client.telemetry.spans import ProviderWatch, RolloutSpanProcessor, WorkerTracerProvider, encode_otlp
 
 __all__ = ["Telemetry", "instrument", "load_adapter"]
 
@@ -85,11 +84,8 @@ def load_adapter(name: str) -> Adapter:
                 f"adapter {name!r} cannot find its framework: {error.__cause__}; install it, or the versions that the "
                 f"adapter was tested with: pip install '{plugin.distribution.partition(' ')[0]}[instruments]'"
             ) from error
-    missing = [
-        method
-        for method in ("instrument", "uninstrument", "call_origin")
-        if not callable(getattr(adapter, method, None))
-    ]
+    methods = "instrument", "uninstrument", "call_origin"
+    missing = [method for method in methods if not callable(getattr(adapter, method, None))]
     if missing:
         raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.call_origin.Adapter")
     return adapter  # type: ignore[no-any-return]

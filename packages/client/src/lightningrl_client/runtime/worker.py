@@ -38,7 +38,7 @@ from lightningrl_client.runtime.environment import programs_attributed, rollout_
 from lightningrl_client.runtime.heartbeat import Heart
 from lightningrl_client.runtime.report import clean_text
 from lightningrl_client.runtime.settings import WorkerSettings
-from lightningrl_client.runtime.worker_lifeline import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
+from lightningrl_client.runtime.worker_process import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
 
 __all__ = ["Worker", "Workplace", "main"]
 
@@ -114,11 +114,8 @@ class Worker:
         )
         self._heart.say(WorkerState.STARTING)
         self._place = place or Workplace.open(settings)
-        self._agent, self._telemetry, self._scope = (
-            self._place.agent,
-            self._place.telemetry,
-            self._place.redirection.scope,
-        )
+        self._agent, self._telemetry = self._place.agent, self._place.telemetry
+        self._scope = self._place.redirection.scope
         self._heart.grace_s = ASYNC_GRACE_S if self._agent.is_async else 0.0
 
     def run(self) -> int:
@@ -148,9 +145,8 @@ class Worker:
         """Serve in as many threads as attempts may run at a time, with this loop for the async agents in them."""
         self._shared_loop = asyncio.get_running_loop()
         for slot in range(self._settings.concurrency):
-            thread = threading.Thread(
-                target=self._serve_slot, args=(slot,), name=f"lightningrl-slot-{slot}", daemon=True
-            )
+            name = f"lightningrl-slot-{slot}"
+            thread = threading.Thread(target=self._serve_slot, args=(slot,), name=name, daemon=True)
             self._slots[thread] = self._shared_loop.create_future()
         for thread in self._slots:
             thread.start()
@@ -179,9 +175,8 @@ class Worker:
             if lease is None:
                 self._waiting.add(client)
                 try:
-                    lease = client.lease(
-                        worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s
-                    )
+                    wait_s, lease_s = self._settings.lease_wait_s, self._settings.lease_s
+                    lease = client.lease(worker_id=worker_id, wait_s=wait_s, lease_s=lease_s)
                 except ServerError as error:
                     if not self._stopping.is_set():
                         self.lost = f"worker {worker_id} has lost the server: {error}"
@@ -194,18 +189,15 @@ class Worker:
                     client.close()
                     client = self._client()
             if lease is not None:
-                lease = self._run_lease(lease, client, then)
+                rollout = ActiveRollout(
+                    rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key
+                )
+                try:
+                    lease = self._run_attempt(Attempt(lease, rollout), client, then)
+                except ServerError as error:
+                    logger.error("rollout %s: its result was not taken: %s", rollout.rollout_id, error)
+                    lease = None
         client.close()
-
-    def _run_lease(self, lease: Lease, client: ControlClient, then: ThenLease) -> Lease | None:
-        rollout = ActiveRollout(
-            rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key
-        )
-        try:
-            return self._run_attempt(Attempt(lease, rollout), client, then)
-        except ServerError as error:
-            logger.error("rollout %s: its result was not taken: %s", lease.rollout_id, error)
-            return None
 
     def _run_attempt(self, attempt: Attempt, client: ControlClient, then: ThenLease) -> Lease | None:
         """The next one's lease, where one came with the answer to the report."""
@@ -248,7 +240,7 @@ class Worker:
         """Hand in the agent's reports. Returns a failure where one is refused: the agent's if the report is wrong."""
         try:
             for report in attempt.rollout.reports:
-                client.hand_in(attempt.lease, report)
+                client.post(f"{attempt.lease.base_path}/{report.path}", report, key=attempt.lease.key)
         except ServerError as error:
             is_of_agent = isinstance(error, RefusedError) and error.is_of_report
             outcome = Outcome.AGENT_ERROR if is_of_agent else Outcome.INFRASTRUCTURE_ERROR
@@ -258,11 +250,10 @@ class Worker:
     def _collect(self, rollout: ActiveRollout) -> bytes | None:
         """Spans are a view on the rollout, not the rollout: without them it still counts."""
         try:
-            spans: bytes | None = self._telemetry.collect(rollout)
+            return self._telemetry.collect(rollout)  # type: ignore[no-any-return]
         except ValueError as error:  # a name of the agent's that is no text
             logger.warning("rollout %s: its spans are lost: %s", rollout.rollout_id, error)
             return None
-        return spans
 
     @contextlib.contextmanager
     def _surroundings(self, rollout: ActiveRollout) -> Iterator[None]:

@@ -104,16 +104,13 @@ def translate(span: ReadableSpan, opened: OpenSpan) -> ReadableSpan:
     if not is_foreign(span):
         return span
     attributes = dict(span.attributes or {})
-    exceptions = [
-        str((event.attributes or {}).get("exception.type", "")) for event in span.events if event.name == "exception"
-    ]
-    with_tool = with_events(attributes, ((event.name, event.attributes or {}) for event in span.events))
+    events = [(event.name, event.attributes or {}) for event in span.events]
+    exceptions = [str(fields.get("exception.type", "")) for name, fields in events if name == "exception"]
+    with_tool = with_events(attributes, events)
     reading = read_span(span.name, with_tool, SpanState(span.status.status_code.name.lower()), exceptions)
     added = our_attributes(reading, agent_of(opened))
-    cut = {
-        key: value[:LONGEST_VALUE] if isinstance(value, str) else value
-        for key, value in {**attributes, **added}.items()
-    }
+    whole = {**attributes, **added}
+    cut = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in whole.items()}
     return ReadableSpan(
         name=span.name,
         context=span.get_span_context(),
@@ -147,8 +144,5 @@ def our_attributes(reading: SpanReading, agent: str | None) -> dict[str, Attribu
         conventions.TOOL_CALL_RESULT: reading.result,
         conventions.ERROR_TYPE: reading.error_type,
     }
-    return {
-        **added,
-        **{key: text for key, text in texts.items() if text},
-        conventions.TOOL_STATUS: reading.status.value,
-    }
+    present = {key: text for key, text in texts.items() if text}
+    return {**added, **present, conventions.TOOL_STATUS: reading.status.value}
