@@ -25,8 +25,9 @@ from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, ToolCall, ToolStatus
 from lightningrl_server.access import Access
 from lightningrl_server.asked_calls import ReadAsked, join_reports
+from lightningrl_server.gateway.model_call import while_connected
 from lightningrl_server.records import AttemptEnd, ToolCallRecord
-from lightningrl_server.routes import BodyError, attempt_of, is_gone, route, while_connected
+from lightningrl_server.routes import BodyError, attempt_of, is_gone, route
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_server.store.protocol import CallLog, Queue
 from lightningrl_server.telemetry_routes import ExportContents, ExportReader
@@ -65,9 +66,8 @@ def attempt_routes(
     async def lease(request: Request, body: api.LeaseRequest) -> Lease | None:
         access.check_worker(request, body.worker_id)
         wait_s = min(body.wait_s, longest_wait_s)
-        lease = await while_connected(
-            request, queue.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive)
-        )
+        leasing = queue.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive)
+        lease = await while_connected(request.receive, leasing)
         return await hand_over(request, lease, body.worker_id)
 
     async def result(request: Request, body: api.Result) -> api.ResultKept:

@@ -19,14 +19,13 @@ from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
 from lightningrl_server.access import Access
 
-__all__ = ["LONG_BYTES", "BodyError", "attempt_of", "count_of", "is_gone", "route", "while_connected"]
+__all__ = ["LONG_BYTES", "BodyError", "attempt_of", "count_of", "is_gone", "route"]
 
 LONG_BYTES: Final = 64 * 1024
 """Bodies above this are parsed in a thread: the event loop has other calls to serve."""
 
 B = TypeVar("B")
 A = TypeVar("A")
-T = TypeVar("T")
 
 
 class BodyError(ServerError):
@@ -94,22 +93,3 @@ def is_gone(request: Request) -> bool:
         return bool(told.value["type"] == "http.disconnect")
     asking.close()  # it would wait
     return False
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Wait for the work, or give it up when the client goes away."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        watcher.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    return None if task.cancelled() else task.result()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -16,8 +16,9 @@ from lightningrl import wire
 from lightningrl.types import RolloutSpec
 from lightningrl_server.access import Access
 from lightningrl_server.forwarding import ExportForwarder
+from lightningrl_server.gateway.model_call import while_connected
 from lightningrl_server.metrics import Engines, ServerMetrics, memory_bytes
-from lightningrl_server.routes import BodyError, count_of, route, while_connected
+from lightningrl_server.routes import BodyError, count_of, route
 from lightningrl_server.store.protocol import Store
 
 __all__ = ["run_routes"]
@@ -54,7 +55,7 @@ def run_routes(
 
     async def wait(request: Request, body: api.Wait) -> api.FinishedIds:
         waiting = store.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
-        return api.FinishedIds(finished=await while_connected(request, waiting) or ())
+        return api.FinishedIds(finished=await while_connected(request.receive, waiting) or ())
 
     async def trajectories(_: Request, body: api.RolloutIds) -> Response:
         trajectories = await store.trajectories(body.rollout_ids)

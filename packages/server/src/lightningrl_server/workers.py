@@ -21,7 +21,8 @@ from lightningrl.control_api import Orders, WorkerBeat, WorkerFilter
 from lightningrl.control_api import Workers as WorkerList
 from lightningrl.records import RunningAttempt, WorkerRecord, WorkerState
 from lightningrl_server.access import Access, Forbidden
-from lightningrl_server.routes import count_of, route, while_connected
+from lightningrl_server.gateway.model_call import while_connected
+from lightningrl_server.routes import count_of, route
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_server.store.protocol import Queue
 
@@ -156,11 +157,11 @@ def worker_routes(queue: Queue, access: Access, workers: Workers, *, longest_wai
         if worker:
             body.error = ""
         keep = partial(queue.heartbeat, worker_id=worker or None)
-        return await while_connected(request, workers.beat(name, body, keep)) or api.Orders()
+        return await while_connected(request.receive, workers.beat(name, body, keep)) or api.Orders()
 
     async def listed(request: Request, where: api.WorkerFilter) -> api.Workers:
         where.wait_s = min(where.wait_s, longest_wait_s)
-        return await while_connected(request, workers.look(where, queue.running)) or api.Workers()
+        return await while_connected(request.receive, workers.look(where, queue.running)) or api.Workers()
 
     async def stop(_: Request, body: api.WorkerPrefix) -> api.Count:
         return api.Count(count=workers.stop(body.prefix))

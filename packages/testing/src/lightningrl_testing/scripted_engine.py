@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,31 +37,25 @@ class Emission:
     finish_reason: FinishReason
 
 
+@dataclass(eq=False)
 class ScriptedEngine:
-    """Answers with `enqueue`d texts in order, else with `reply(prompt text)`, else with "ok"."""
+    """Answers with `enqueue`d texts in order, else with `reply(prompt text)`, else with "ok".
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        *,
-        policy: str = "policy",
-        version: int = 0,
-        context_length: int = 32_768,
-        reply: Callable[[str], str] | None = None,
-        token_delay_s: float = 0.0,
-        chunk_tokens: int = 1,
-        grammars: bool = False,
-    ) -> None:
-        """End a text with the tokenizer's eos token, as a model would sample it; `enqueue(text, ends=False)` leaves it
-        out. `grammars`: say that answers keep to grammars; they are as scripted all the same."""
-        self.tokenizer = tokenizer
-        self.policy = policy
-        self.version = version
-        self.context_length = context_length
-        self.reply = reply
-        self.token_delay_s = token_delay_s
-        self.chunk_tokens = chunk_tokens
-        self.grammars = grammars
+    A text ends with the tokenizer's eos token, as a model would sample it; `enqueue(text, ends=False)` leaves it out.
+    `grammars`: say that answers keep to grammars; they are as scripted all the same.
+    """
+
+    tokenizer: Any
+    _: KW_ONLY
+    policy: str = "policy"
+    version: int = 0
+    context_length: int = 32_768
+    reply: Callable[[str], str] | None = None
+    token_delay_s: float = 0.0
+    chunk_tokens: int = 1
+    grammars: bool = False
+
+    def __post_init__(self) -> None:
         self.requests: list[GenerateRequest] = []
         """All requests, in order."""
         self.emissions: dict[str, Emission] = {}

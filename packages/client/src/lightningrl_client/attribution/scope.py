@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import thread as executors
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,26 +96,26 @@ class Report:
     """JSON"""
 
 
+@dataclass(kw_only=True, slots=True, eq=False, repr=False)
 class ActiveRollout:
     """An attempt while it runs in this process: where its calls go, and what was seen of it."""
 
-    def __init__(self, *, rollout_id: str, attempt: int, base_path: str, key: str) -> None:
-        self.rollout_id = rollout_id
-        self.attempt = attempt
-        self.base_path = base_path
-        """`/rollouts/{id}/attempts/{n}/v1`"""
-        self.key = key
-        """Scoped to this attempt."""
-        self.calls = CallLedger()
-        self.spans: list[ReadableSpan] = []
-        """Ended spans, in order of their end."""
-        self.reports: list[Report] = []
-        """The agent's own reports, to be handed in before its result."""
-        self.connection_errors: list[BaseException] = []
-        """Calls that the gateway did not answer."""
-        self.unseen_hosts: set[str] = set()
-        """Whose models it called past the gateway."""
-        self.is_over = False
+    rollout_id: str
+    attempt: int
+    base_path: str
+    """`/rollouts/{id}/attempts/{n}/v1`"""
+    key: str
+    """Scoped to this attempt."""
+    calls: CallLedger = field(default_factory=CallLedger)
+    spans: list[ReadableSpan] = field(default_factory=list)
+    """Ended spans, in order of their end."""
+    reports: list[Report] = field(default_factory=list[Report])
+    """The agent's own reports, to be handed in before its result."""
+    connection_errors: list[BaseException] = field(default_factory=list[BaseException])
+    """Calls that the gateway did not answer."""
+    unseen_hosts: set[str] = field(default_factory=set[str])
+    """Whose models it called past the gateway."""
+    is_over: bool = False
 
     def __repr__(self) -> str:
         return f"ActiveRollout({self.rollout_id!r}, attempt {self.attempt})"

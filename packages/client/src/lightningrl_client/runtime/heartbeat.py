@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from lightningrl.control_api import Orders, WorkerBeat
 from lightningrl.errors import ServerError
@@ -19,24 +20,18 @@ __all__ = ["Heart"]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Heart:
     """Beats three times per lease. An order to stop is heard at once: the server holds the beat until there is one."""
 
-    def __init__(
-        self,
-        client: ControlClient,
-        worker_id: str,
-        *,
-        lease_s: float,
-        on_stop: Callable[[], None],
-        on_revoked: Callable[[Attempt], None],
-    ) -> None:
-        """The client becomes the heart's own."""
-        self._client = client
-        self._worker_id = worker_id
-        self._lease_s = lease_s
-        self._on_stop = on_stop
-        self._on_revoked = on_revoked
+    client: ControlClient
+    """The heart's own."""
+    worker_id: str
+    lease_s: float
+    on_stop: Callable[[], None]
+    on_revoked: Callable[[Attempt], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[tuple[str, int], Attempt] = {}
         self._stopped = threading.Event()
@@ -51,7 +46,7 @@ class Heart:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._client.interrupt()
+        self.client.interrupt()
 
     def add(self, attempt: Attempt) -> None:
         with self._lock:
@@ -71,13 +66,13 @@ class Heart:
             state=state,
             grace_s=self.grace_s,
             running=running,
-            lease_s=self._lease_s,
+            lease_s=self.lease_s,
             wait_s=wait_s,
         )
-        return self._client.beat(self._worker_id, beat)
+        return self.client.beat(self.worker_id, beat)
 
     def _beat(self) -> None:
-        wait_s = self._lease_s / 3
+        wait_s = self.lease_s / 3
         while not self._stopped.is_set():
             try:
                 orders = self.say(WorkerState.READY, wait_s=wait_s)
@@ -89,8 +84,8 @@ class Heart:
                 with self._lock:
                     attempt = self._running.pop(place, None)
                 if attempt is not None:
-                    self._on_revoked(attempt)
+                    self.on_revoked(attempt)
             if orders.stop:
-                self._on_stop()
+                self.on_stop()
                 self._stopped.wait(wait_s)
-        self._client.close()
+        self.client.close()

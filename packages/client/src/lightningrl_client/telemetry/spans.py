@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -40,24 +41,20 @@ MAX_SPANS: Final = 10_000
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class OpenSpan:
     """A span of a rollout while it runs, with its place among the others."""
 
-    __slots__ = ("children", "earlier", "is_over", "number", "parent", "rollout", "span")
-
-    def __init__(
-        self, span: Span, rollout: ActiveRollout, parent: OpenSpan | None, earlier: OpenSpan | None, number: int
-    ) -> None:
-        self.span = span
-        self.rollout = rollout
-        self.parent = parent
-        self.earlier = earlier
-        """The span that ran in this context when this one was started."""
-        self.number = number
-        """Larger = started later."""
-        self.children: dict[int, OpenSpan] = {}
-        """Children that run, by span id."""
-        self.is_over = False
+    span: Span
+    rollout: ActiveRollout
+    parent: OpenSpan | None
+    earlier: OpenSpan | None
+    """The span that ran in this context when this one was started."""
+    number: int
+    """Larger = started later."""
+    children: dict[int, OpenSpan] = field(default_factory=dict[int, "OpenSpan"])
+    """Children that run, by span id."""
+    is_over: bool = False
 
     def upwards(self) -> Iterator[OpenSpan]:
         """This span and those around it, innermost first."""

@@ -133,30 +133,23 @@ class PolicyCall:
     clock: float = field(default_factory=time.perf_counter)
 
 
+@dataclass(slots=True, eq=False)
 class AttemptMemory:
     """An attempt in progress, as this process remembers it. Other servers of the store may have recorded more."""
 
-    def __init__(
-        self,
-        place: tuple[str, int],
-        log: CallLog,
-        threads: Threads,
-        renderers: Mapping[str, PolicyRenderer],
-        replay: Replay | None,
-    ) -> None:
-        """`place` is the attempt's: rollout and number."""
-        self._place = place
-        self._log = log
-        self._threads = threads
-        self._renderers = renderers
-        self.history = History()
-        self.retries = Retries()
-        self.replay = replay
-        """None = the attempt is no branch."""
-        self._asked: AskedTools | None = None
-        """None = no answer asked for a tool."""
-        self._calls: set[str] = set()
-        """Ids of the transitions that all of this stands for."""
+    _place: tuple[str, int]
+    """Rollout and number."""
+    _log: CallLog
+    _threads: Threads
+    _renderers: Mapping[str, PolicyRenderer]
+    replay: Replay | None
+    """None = the attempt is no branch."""
+    history: History = field(default_factory=History)
+    retries: Retries = field(default_factory=Retries)
+    _asked: AskedTools | None = None
+    """None = no answer asked for a tool."""
+    _calls: set[str] = field(default_factory=set[str])
+    """Ids of the transitions that all of this stands for."""
 
     @property
     def calls(self) -> int:
@@ -269,9 +262,8 @@ class AttemptMemories:
         place = (info.rollout_id, info.attempt)
         memory = self._attempts.get(place)
         if memory is None:
-            replay = None
-            if info.branch is not None:
-                point = info.branch
+            point, replay = info.branch, None
+            if point is not None:
                 replay = Replay(await self._log.calls(point.rollout_id, point.attempt), point.calls)
             memory = AttemptMemory(place, self._log, self._threads, self._renderers, replay)
             memory = self._attempts.setdefault(place, memory)

@@ -186,13 +186,12 @@ def choose_sampling(
     room = engine.context_length - prompt_tokens
     if room < 1:
         raise context_overflow(engine.context_length, str(prompt_tokens))
+    stop_ids = (*base.stop_token_ids, *renderer.stop_token_ids, *request.extras.stop_token_ids)
     return replace(
         base,
         max_tokens=min(base.max_tokens, room, request.max_tokens or room),
         stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
-        stop_token_ids=tuple(
-            dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids, *request.extras.stop_token_ids))
-        ),
+        stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ
     )
 
@@ -264,6 +263,7 @@ def repeat_choices(
     renderer: PolicyRenderer, request: CallRequest, recorded: Sequence[CallRecord], transition_id: str
 ) -> list[SampledChoice]:
     """The choices of a recorded call, for a new one that repeats it."""
+    completions = _read_again(renderer, request, recorded)
     return [
         SampledChoice(
             id=f"{transition_id}-{index}" if index else transition_id,
@@ -273,9 +273,7 @@ def repeat_choices(
             last_delta=TextDelta(index=index),
             replayed_from=record.transition.id,
         )
-        for index, (record, completion) in enumerate(
-            zip(recorded, _read_again(renderer, request, recorded), strict=True)
-        )
+        for index, (record, completion) in enumerate(zip(recorded, completions, strict=True))
     ]
 
 

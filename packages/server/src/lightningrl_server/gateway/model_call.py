@@ -11,7 +11,7 @@ import hashlib
 import logging
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from gzip import GzipFile
@@ -36,11 +36,21 @@ from lightningrl_server.rendering.completion import TextDelta
 from lightningrl_server.store.errors import AttemptOver
 from lightningrl_server.store.protocol import CallLog
 
-__all__ = ["ClientGone", "Endpoint", "ModelCall", "Services", "call_context", "model_of", "named_role", "send_json"]
+__all__ = [
+    "Endpoint",
+    "ModelCall",
+    "Services",
+    "call_context",
+    "model_of",
+    "named_role",
+    "send_json",
+    "while_connected",
+]
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=DialectRequest)
+T = TypeVar("T")
 
 _TEXT_TO_JSON = 4
 """Least factor by which a body is parsed faster than its text is tokenised."""
@@ -57,7 +67,7 @@ class _NamedModel(msgspec.Struct):
 _decode_name = msgspec.json.Decoder(_NamedModel).decode
 
 
-class ClientGone(Exception):
+class _ClientGone(Exception):
     """Nobody listens any more."""
 
 
@@ -139,12 +149,12 @@ class Endpoint(Generic[R]):
             info = await self._services.authorise(scope, headers)
         except Refusal as refusal:
             self._services.count(refusal)
-            await _refuse(send, refusal, self._format.write_error, *self._services.place(scope))
+            await self._send_refusal(send, refusal, *self._services.place(scope))
             return
         path, forwarder = self._path.format_map(params), self._forwarder
         try:
             body = await read_body(headers, receive, self._services.settings.max_body_bytes)
-        except ClientGone:
+        except _ClientGone:
             return
         except Refusal as refusal:
             context = call_context(headers, b"")
@@ -176,7 +186,11 @@ class Endpoint(Generic[R]):
 
     async def _refuse(self, call: ReceivedCall, refusal: Refusal) -> None:
         await self._note(call, refusal)
-        await _refuse(call.send, refusal, self._format.write_error, call.info.rollout_id, call.info.attempt)
+        await self._send_refusal(call.send, refusal, call.info.rollout_id, call.info.attempt)
+
+    async def _send_refusal(self, send: Send, refusal: Refusal, rollout_id: str, attempt: int) -> None:
+        logger.info("rollout %s, attempt %s: call refused: %s", rollout_id, attempt, refusal)
+        await send_json(send, refusal.status, self._format.write_error(refusal))
 
     async def _note(self, call: ReceivedCall, refusal: Refusal) -> None:
         self._services.count(refusal)
@@ -251,7 +265,7 @@ def _too_large(limit: int, when: str = "") -> Refusal:
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises Refusal beyond the limit or where the headers say what no call may, ClientGone where it
+    """The whole body. Raises Refusal beyond the limit or where the headers say what no call may, _ClientGone where it
     never comes."""
     if len(named_role(headers) or "") > LONGEST_ROLE:
         raise Refusal(
@@ -265,7 +279,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise _ClientGone
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
@@ -342,8 +356,8 @@ async def send_json(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Finish the work, or cancel it when the client goes away."""
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """Finish the work, or cancel it when the client goes away (None)."""
     task = asyncio.current_task()
     assert task is not None
     is_gone = False
@@ -357,17 +371,12 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
 
     watcher = asyncio.create_task(watch())
     try:
-        await work
+        return await work
     except asyncio.CancelledError:
         if not is_gone:
             raise
-        task.uncancel()
+        return None
     finally:
         watcher.cancel()
-
-
-async def _refuse(
-    send: Send, refusal: Refusal, write_error: Callable[[Refusal], bytes], rollout_id: str, attempt: int
-) -> None:
-    logger.info("rollout %s, attempt %s: call refused: %s", rollout_id, attempt, refusal)
-    await send_json(send, refusal.status, write_error(refusal))
+        if is_gone:
+            task.uncancel()

@@ -87,9 +87,8 @@ def _describe(
     if start == len(prompt_ids) == len(recorded.prompt_ids):
         return f"{what}: it asked for {request.n} choices, where {len(choices)} were recorded"
     window = slice(max(0, start - 2), start + _TAIL)
-    asked, recorded_text = (
-        renderer.tokenizer.decode(ids[window].tolist()) for ids in (prompt_ids, recorded.prompt_ids)
-    )
+    decode = renderer.tokenizer.decode
+    asked, recorded_text = (decode(ids[window].tolist()) for ids in (prompt_ids, recorded.prompt_ids))
     tool = _changed_tool(request, renderer.tokenizer.decode(recorded.prompt_ids.tolist()))
     who = "its prompt differs" if tool is None else f"tool {tool!r} answered otherwise"
     quoted = f"{_quote(asked)} now, {_quote(recorded_text)} then"

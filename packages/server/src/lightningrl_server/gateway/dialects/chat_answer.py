@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -120,21 +121,19 @@ def token_logprobs(
     return content
 
 
+@dataclass(slots=True, eq=False)
 class ChatStream:
-    """Server-sent events of one streamed completion."""
+    """An `EventStream` of server-sent events of one completion."""
 
-    sends_tool_calls = True
+    _request: ChatRequest
+    _renderer: PolicyRenderer
+    _start: AnswerStart
+    _begun: set[int] = field(default_factory=set[int])
+    _fingerprint: str | None = None
 
-    def __init__(self, request: ChatRequest, renderer: PolicyRenderer, start: AnswerStart) -> None:
-        self._request = request
-        self._renderer = renderer
-        self._created = start.created
-        self._begun: set[int] = set()
-        self._id = start.id
-        self._fingerprint: str | None = None
+    sends_tool_calls: ClassVar[bool] = True
 
     def delta(self, delta: TextDelta) -> bytes:
-        """Events that a client can show now; empty where there are none."""
         message: dict[str, Any] = {}
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -170,14 +169,13 @@ class ChatStream:
         yield DONE
 
     def error(self, refusal: Refusal) -> bytes:
-        """The event of an error after the answer had begun; SDKs raise it."""
         return b"data: " + write_error(refusal) + b"\n\n"
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         chunk = {
-            "id": f"chatcmpl-{self._id}",
+            "id": f"chatcmpl-{self._start.id}",
             "object": "chat.completion.chunk",
-            "created": self._created,
+            "created": self._start.created,
             "model": self._request.call.model,
             "system_fingerprint": self._fingerprint,
             "choices": choices,
