@@ -26,6 +26,7 @@ PAGES = sorted(
 RUN_OTHERWISE = {
     "docs/index.md": "tests/test_docs.py",  # its lines are README's
     "docs/dialects.md": "packages/server/tests/test_dialect_docs.py",
+    "docs/structured.md": "packages/trainer-torch/tests/test_torch_structured_output.py",
 }
 """Pages whose blocks are run by a test that does not use `run_page`."""
 NOT_RUN = {

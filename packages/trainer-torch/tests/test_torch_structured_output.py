@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +17,7 @@ import anthropic
 import openai
 import pydantic
 import pytest
+from sizes import PATIENCE_S
 
 import lightningrl
 from lightningrl.types import FinishReason, SamplingSettings, Transition
@@ -24,6 +30,7 @@ from lightningrl_torch.testing import make_model, make_tokenizer
 
 jsonschema: Any = import_module("jsonschema")
 pytestmark = pytest.mark.slow
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "structured.md"
 USER: Any = {"role": "user", "content": "Which?"}
 
 
@@ -229,6 +236,16 @@ async def test_a_schema_beyond_the_library_is_refused_by_its_keyword_and_nothing
     with pytest.raises(anthropic.BadRequestError, match=r'tools: .*"not"'):
         await claude.messages.create(model="m", max_tokens=9, messages=[USER], tools=tools, tool_choice={"type": "any"})
     assert not await attempt.transitions()
+
+
+async def test_the_page_on_structured_output_runs(attempt: LiveAttempt) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    environment = {**os.environ, "OPENAI_BASE_URL": attempt.base_url, "OPENAI_API_KEY": attempt.key}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 0 and re.match(r"grade='(right|wrong)' points=[012]", said.decode()), said.decode()
 
 
 PROJECT = """
