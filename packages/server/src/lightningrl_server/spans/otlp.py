@@ -95,16 +95,14 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         SpanRecord(span_id=span.span_id, parent_span_id=span.parent_span_id, agent=span.reading.agent) for span in seen
     ]
     tools = read_tools(seen)
+    models = [span for span in seen if span.reading.kind is Kind.MODEL]
+    named_by = [(str(span.attributes.get(conventions.RESPONSE_ID) or ""), span.span_id) for span in models]
     return ParsedExport(
         request=request,
         tool_calls=tools.records,
         loose=tools.loose,
         spans=spans,
-        answers=[
-            (str(span.attributes[conventions.RESPONSE_ID]), span.span_id)
-            for span in seen
-            if span.reading.kind is Kind.MODEL and span.attributes.get(conventions.RESPONSE_ID)
-        ],
+        answers=[(answer_id, span_id) for answer_id, span_id in named_by if answer_id],
         evaluations=read_evaluations(seen),
         rejected=rejected,
     )

@@ -68,11 +68,8 @@ def _output_tools(attributes: Mapping[str, Any]) -> frozenset[str]:
     """Names of those tools that are the type of an agent's answer (Pydantic AI)."""
     parameters = parse_attribute(attributes.get("model_request_parameters"))
     tools = parameters.get("output_tools") if isinstance(parameters, dict) else None
-    return (
-        frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict))
-        if isinstance(tools, list)
-        else frozenset()
-    )
+    listed = tools if isinstance(tools, list) else ()
+    return frozenset(str(tool.get("name")) for tool in listed if isinstance(tool, dict))
 
 
 def _asked_call(call_id: Any, name: Any, arguments: Any) -> AskedCall:
@@ -135,7 +132,8 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     #     tool   search {"q": "x"}   id ""                               OpenInference
     #     tool   search {"q": "x"}   id ""   inside of it                LangChain's: the same call, told twice
     # One tool is left; name and arguments join it to call_1. Nobody ran call_2, and it was not offered: unknown_tool.
-    asked = [request for span in spans if _is_foreign_model(span) for request in _asked(span)]
+    models = [span for span in spans if span.reading.kind is Kind.MODEL and not span.is_ours]
+    asked = [request for span in models for request in _asked(span)]
     by_id = {request.call.id: request for request in asked}
     tools = distinct_tools(_tools(spans))
     taken = {tool.reading.tool_call_id for tool in tools}
@@ -156,15 +154,10 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     return ReadTools(records=records, loose=frozenset(loose))
 
 
-def _is_foreign_model(span: SeenSpan) -> bool:
-    return span.reading.kind is Kind.MODEL and not span.is_ours
-
-
 def _tools(spans: Sequence[SeenSpan]) -> list[SeenSpan]:
     """The tools' spans, each once, with the outcome that a span inside of one tells where its own tells none."""
-    executed = {
-        span.parent_span_id: status for span in spans if (status := _read_execution(span.attributes)) is not None
-    }
+    statuses = ((span.parent_span_id, _read_execution(span.attributes)) for span in spans)
+    executed = {parent: status for parent, status in statuses if status is not None}
     by_span: dict[str, SeenSpan] = {}
     for span in spans:
         if span.reading.kind is not Kind.TOOL:
@@ -179,9 +172,8 @@ def _tools(spans: Sequence[SeenSpan]) -> list[SeenSpan]:
 def _unknown_tools(left: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
     """Calls of tools that were not offered, of which no span is made."""
     agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents asks them as tools
-    unknown = {
-        request.call.id: request for request in left if not request.is_offered and request.call.name not in agents
-    }
+    unoffered = [request for request in left if not request.is_offered and request.call.name not in agents]
+    unknown = {request.call.id: request for request in unoffered}
     return [_unrun(request, ToolStatus.UNKNOWN_TOOL) for request in unknown.values()]
 
 

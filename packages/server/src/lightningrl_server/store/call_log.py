@@ -24,7 +24,7 @@ from lightningrl_server.store.reader import CALL_COLUMNS, OTHER_CALLS, Reader, c
 from lightningrl_server.store.tables import attempts, calls, is_shown, other_calls, rollouts, tool_calls
 from lightningrl_server.store.tool_calls import append_spans, append_tool_calls
 from lightningrl_server.store.transaction import PreparedStatement, Transaction, over
-from lightningrl_server.store.writer import StorePart, reading, writing
+from lightningrl_server.store.writer import StorePart, reading_attempt, writing
 
 __all__ = [
     "SqlCallLog",
@@ -74,10 +74,8 @@ def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) 
             )
         shared = live.ends[parent]
         if len(call.prompt_ids) < shared:
-            raise StoreError(
-                f"call {call.id!r}: its prompt of {len(call.prompt_ids)} tokens does not hold the {shared} "
-                "of its parent"
-            )
+            size = len(call.prompt_ids)
+            raise StoreError(f"call {call.id!r}: its prompt of {size} tokens does not hold the {shared} of its parent")
     index = len(live.ids)
     row = {name: getattr(call, name) for name in CALL_COLUMNS}
     settings = encode_json(replace(call.sampling, seed=None), f"sampling of call {call.id!r}")
@@ -174,24 +172,17 @@ def check_finite(value: float | None, name: str, rollout_id: str) -> float | Non
 # ------------------------------------------------------------------ reads
 
 
-def _read_calls(reader: Reader, db: Connection, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
-    return reader.calls(db, reader.attempt_pk(db, rollout_id, attempt))
-
-
-def _read_call_ids(reader: Reader, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
-    attempt_pk = reader.attempt_pk(db, rollout_id, attempt)
+def _read_call_ids(_: Reader, db: Connection, attempt_pk: int) -> frozenset[str]:
     return frozenset(db.execute(select(calls.c.id).where(calls.c.attempt_pk == attempt_pk)).scalars())
 
 
-def _read_tool_call_ids(reader: Reader, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
-    attempt_pk = reader.attempt_pk(db, rollout_id, attempt)
-    is_reported = func.coalesce(~is_shown, True)
-    ids = select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk, is_reported)
+def _read_tool_call_ids(_: Reader, db: Connection, attempt_pk: int) -> frozenset[str]:
+    ids = select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk, func.coalesce(~is_shown, True))
     return frozenset(db.execute(ids).scalars())
 
 
-def _read_other_calls(reader: Reader, db: Connection, rollout_id: str, attempt: int) -> tuple[OtherCall, ...]:
-    return reader.other_calls(db, OTHER_CALLS.read(db, pks=[reader.attempt_pk(db, rollout_id, attempt)]))
+def _read_other_calls(reader: Reader, db: Connection, attempt_pk: int) -> tuple[OtherCall, ...]:
+    return reader.other_calls(db, OTHER_CALLS.read(db, pks=[attempt_pk]))
 
 
 def _read_key(db: Connection, rollout_id: str, attempt: int) -> tuple[bytes, Outcome | None, AttemptInfo] | None:
@@ -244,10 +235,10 @@ class SqlCallLog(StorePart):
     append_other_calls = writing(_append_other_calls)
     append_spans = writing(append_spans)
     add_rewards = writing(_add_rewards)
-    calls = reading(_read_calls)
-    call_ids = reading(_read_call_ids)
-    tool_call_ids = reading(_read_tool_call_ids)
-    other_calls = reading(_read_other_calls)
+    calls = reading_attempt(Reader.calls)
+    call_ids = reading_attempt(_read_call_ids)
+    tool_call_ids = reading_attempt(_read_tool_call_ids)
+    other_calls = reading_attempt(_read_other_calls)
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
         entry = self._keys.get((rollout_id, attempt))
@@ -268,10 +259,8 @@ class SqlCallLog(StorePart):
         if not hmac.compare_digest(stored[0], key_digest(key)):
             return StoreError(f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease")
         self._late += 1
-        sentence = str(over(rollout_id, attempt, stored[1] or "ended", "this request"))
-        return AttemptOver(
-            f"{sentence}; a process that is kept for later rollouts has the address of the one that started it"
-        )
+        why = "a process that is kept for later rollouts has the address of the one that started it"
+        return AttemptOver(f"{over(rollout_id, attempt, stored[1] or 'ended', 'this request')}; {why}")
 
     def _on_events(self, events: Sequence[Event]) -> None:
         super()._on_events(events)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -65,9 +66,8 @@ def encode_tokens(ids: IntArray | Sequence[int]) -> bytes:
         return b"\x02"
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= 2**31:
-        raise StoreError(
-            f"token id {low if low < 0 else high} is out of range; an engine returns ids from 0 to 2**31 - 1"
-        )
+        odd = low if low < 0 else high
+        raise StoreError(f"token id {odd} is out of range; an engine returns ids from 0 to 2**31 - 1")
     if high < 2**16:
         return b"\x02" + array.astype("<u2").tobytes()
     wide = array.astype("<u4")
@@ -170,11 +170,9 @@ def encode_span(span_id: str) -> bytes | None:
     if not span_id:
         return None
     span_id = clean_text(span_id)
-    if len(span_id) == 16:
-        try:
+    with suppress(ValueError):
+        if len(span_id) == 16:
             return bytes.fromhex(span_id)
-        except ValueError:
-            pass
     return b"s" + span_id.encode()
 
 

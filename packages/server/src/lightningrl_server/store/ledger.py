@@ -82,8 +82,8 @@ def _set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
 
 
 def _mark_trained(tx: Transaction, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
-    wanted = tuple(dict.fromkeys(rollout_ids))
-    if len(wanted) != len(rollout_ids):
+    wanted = tuple(rollout_ids)
+    if len(set(wanted)) != len(wanted):
         raise Conflict(f"step {step} names a rollout twice; a rollout is trained once")
     pks: dict[str, int] = {}
     for ids in chunks(wanted):
@@ -155,8 +155,7 @@ def _read_scores(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> 
         credited = select(advantages).where(advantages.c.attempt_pk.in_(pks)).order_by(advantages.c.idx)
         for row in db.execute(credited):
             transition_id, length = lengths[row.attempt_pk, row.idx]
-            values = None if row.data is None else decode_advantages(row.data, length)
-            credit[row.attempt_pk][transition_id] = values
+            credit[row.attempt_pk][transition_id] = row.data and decode_advantages(row.data, length)
         for row in rows:
             of_turns = turns.get(row.pk, {})
             scores[row.id] = Score(

@@ -157,7 +157,8 @@ def _read_rollouts(
     tries: dict[int, list[AttemptRecord]] = defaultdict(list)
     for pks in chunks([row.pk for row in rows]):
         for row in db.execute(_TRIES.where(attempts.c.rollout_pk.in_(pks)).order_by(attempts.c.number)):
-            tries[row.rollout_pk].append(_attempt_record(row))
+            own = {"attempt": row.number, "output": decode_output(row.output), "error": row.error or None}
+            tries[row.rollout_pk].append(AttemptRecord(**same_columns(row, AttemptRecord, but=own), **own))
     return tuple(
         RolloutRecord(
             spec=RolloutSpec(task=decode_task(row.body), **same_columns(row, RolloutSpec, but=("task",))),
@@ -169,15 +170,6 @@ def _read_rollouts(
             created_at=row.created_at,
         )
         for row in rows
-    )
-
-
-def _attempt_record(row: Any) -> AttemptRecord:
-    return AttemptRecord(
-        attempt=row.number,
-        output=decode_output(row.output),
-        error=row.error or None,
-        **same_columns(row, AttemptRecord, but=("attempt", "output", "error")),
     )
 
 

@@ -40,11 +40,10 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
     try:
         _prepare(database, read_only=read_only)
         database.settle()
-    except database.errors as error:
+    except BaseException as error:
         database.close()
-        raise database.explain(error) from error
-    except BaseException:
-        database.close()
+        if isinstance(error, database.errors):
+            raise database.explain(error) from error
         raise
     return database
 

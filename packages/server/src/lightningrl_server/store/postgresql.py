@@ -99,11 +99,10 @@ class PostgresqlDatabase(Database):
             self._holder: psycopg.Connection[Any] = psycopg.connect(**connect_args, autocommit=True)
             self._held.callback(self._holder.close)
             self._join()
-        except psycopg.Error as error:
+        except BaseException as error:
             self.close()
-            raise self.explain(error) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, psycopg.Error):
+                raise self.explain(error) from error
             raise
 
     def _join(self) -> None:
@@ -215,12 +214,9 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
         raise StoreError(f'the store {name!r} needs psycopg; `pip install "lightningrl[postgres]"`') from None
 
     url = url.set(drivername="postgresql+psycopg")
-    if (
-        url.password is None
-        and "password" not in url.query
-        and (password := os.environ.get("PGPASSWORD", "").rstrip("\r\n"))
-    ):
-        url = url.set(password=password)  # less the line's end that a file leaves there
+    password = os.environ.get("PGPASSWORD", "").rstrip("\r\n")  # less the line's end that a file leaves there
+    if url.password is None and "password" not in url.query and password:
+        url = url.set(password=password)
     writing = create_engine(url, poolclass=NullPool, connect_args=_SOCKET)
     event.listen(writing, "connect", _bound_stalls)
     event.listen(writing, "begin", partial(Connection.exec_driver_sql, statement=_TAKE_TURN))
@@ -306,9 +302,8 @@ def _writing(url: URL) -> Iterator[Connection]:
 
 
 def _sign(db: Connection, schema: str, folder: Path) -> None:
-    comment = db.execute(
-        text("SELECT quote_literal(:comment)"), {"comment": f"{_COMMENT}{folder.resolve()}"}
-    ).scalar_one()
+    quoting = text("SELECT quote_literal(:comment)")
+    comment = db.execute(quoting, {"comment": f"{_COMMENT}{folder.resolve()}"}).scalar_one()
     db.exec_driver_sql(f'COMMENT ON SCHEMA "{schema}" IS {comment}'.replace("%", "%%"))
 
 

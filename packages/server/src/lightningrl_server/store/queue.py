@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -230,10 +231,8 @@ class SqlQueue(StorePart):
             left = LOOK_S / 2
             if self._next_expiry is not None:
                 left = max(0.005, min(self._next_expiry - now, left))
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._expiry_changed.wait(), left)
-            except TimeoutError:
-                continue
 
 
 def _leasing(worker_id: str, lease_s: float, now: float, *, exclusive: bool) -> Callable[[Transaction], Lease | None]:

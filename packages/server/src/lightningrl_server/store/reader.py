@@ -6,7 +6,7 @@ A read of what is not committed yet takes a Reader of its own: after a rollback 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import itemgetter
 from types import MappingProxyType
@@ -200,7 +200,7 @@ def read_forgotten(db: Connection) -> tuple[int, int]:
     return int(step), int(count)
 
 
-def same_columns(row: Any, kind: type[Any], but: Sequence[str]) -> dict[str, Any]:
+def same_columns(row: Any, kind: type[Any], but: Collection[str]) -> dict[str, Any]:
     """Collect a record's fields that are columns of the row."""
     return {name: getattr(row, name) for name in kind.__slots__ if name not in but}
 

@@ -56,12 +56,8 @@ class CompiledStatement:
             )
         self._mark = "?" if self._is_positional else "%s"
         self._binds = [
-            (
-                name if binds[name].required else None,
-                _process(binds[name].type, dialect, "bind_processor"),
-                binds[name].value,
-            )
-            for name in self._names
+            (name if bind.required else None, _process(bind.type, dialect, "bind_processor"), bind.value)
+            for name, bind in ((name, binds[name]) for name in self._names)
         ]
         self._dialect = dialect
         self._selected = tuple(getattr(statement, "selected_columns", None) or ())

@@ -29,7 +29,7 @@ from lightningrl_server.store.errors import AttemptOver, StoreTrouble
 from lightningrl_server.store.reader import Reader
 from lightningrl_server.store.transaction import Transaction
 
-__all__ = ["StorePart", "Writer", "reading", "writing"]
+__all__ = ["StorePart", "Writer", "reading", "reading_attempt", "writing"]
 
 logger = logging.getLogger(__name__)
 
@@ -279,6 +279,18 @@ def writing(
 
     async def method(self: StorePart, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._write(lambda tx: op(tx, *args, **kwargs))
+
+    return method
+
+
+def reading_attempt(
+    query: Callable[[Reader, Connection, int], T],
+) -> Callable[[StorePart, str, int], Coroutine[Any, Any, T]]:
+    """Make the method of a part that asks `query` of an attempt, by rollout and number. Raises UnknownRecord."""
+
+    async def method(self: StorePart, rollout_id: str, attempt: int) -> T:
+        reader = self._reader
+        return await self.read(lambda db: query(reader, db, reader.attempt_pk(db, rollout_id, attempt)))
 
     return method
 
