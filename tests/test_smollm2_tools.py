@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from warm import WarmCommand
 
-AGENT = '''
+AGENT = """
 import json
 from pathlib import Path
 from openai import OpenAI
@@ -43,7 +43,7 @@ def right(task, output, trajectory):
     first, second = trajectory.transitions
     assert second.parent_id == first.id and not second.is_break
     return float(output == task.answer)
-'''
+"""
 RECIPE = """
 agent = "tool_agent.py:answer"
 tasks.train = "tool_agent.py:tasks"

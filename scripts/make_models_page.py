@@ -1,0 +1,183 @@
+"""Writes docs/models.md, the models that work: each row is tried while it is written, with the templates of
+tests/support/model_families.py and the readers of the server.
+
+python scripts/make_models_page.py            writes the page
+python scripts/make_models_page.py --check    fails where it would be another
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs" / "models.md"
+SIZES: Final = {"0.135": 0.135e9, "0.5": 0.494e9, "1.5": 1.54e9, "3": 3.09e9, "7": 7.62e9}
+FULL: Final = 4 + 4 + 8
+"""Bytes of a parameter that learns: float32 weight, gradient, Adam's two moments."""
+ADAPTERS: Final = 0.012
+"""Share of parameters that LoRA of rank 16 adds, on all linear layers of Qwen2.5-0.5B (8.8 of 494 million is 0.018) to
+7B (40.4 of 7,616 is 0.005)."""
+USER: Final = {"role": "user", "content": "hi"}
+SYSTEM: Final = {"role": "system", "content": "be brief"}
+TOOL: Final = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {"type": "object"}}}
+CALL: Final = [("add", {"a": 1})]
+HEAD: Final = """# Models that work
+
+A policy is a transformers folder, a name of the Hugging Face hub or a GGUF file ([deploy](deploy.md) has the way
+back). Its prompts are written by its own chat template, and the tokens of its earlier answers stay as it sampled
+them, calls of tools included. This page is written by `scripts/make_models_page.py`, which tries each row.
+
+## Tools, by family
+
+Which markup a model writes calls in is told by the text of its chat template, else by `model_type` of its
+`config.json`; a local folder is read like a name of the hub. Text before, between and after calls is content. A
+call that is malformed or cut off stays text, and the agent is shown it.
+"""
+SHAPES: Final = {
+    "text_arguments": "arguments as JSON text",
+    "tools_in_system": "tools in the system message",
+    "in_content": "calls in the content",
+    "one_each": "one call a turn",
+}
+
+
+def page() -> str:
+    """The page's text."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    families = import_module("model_families").FAMILIES
+    return "\n".join([HEAD, *_families(families), *_readers(), *_templates(), *_library(), *_memory()]) + "\n"
+
+
+def _families(families: Any) -> Iterator[str]:
+    yield "| tried with | a call | its template takes | thinking | system prompt | turns |"
+    yield "|---|---|---|---|---|---|"
+    for family in families:
+        yield f"| {' | '.join(_row(family))} |"
+    yield ""
+    yield (
+        "Each is tried as a folder with random weights: `tests/test_model_folders.py` (a recipe, the torch "
+        "backend, the openai client) and `packages/server/tests/test_rendering_families.py` (calls read whole"
+        " and in chunks of any size, parallel, malformed, with text around them, and five turns whose tokens "
+        "join without a break). The templates are ours, in each family's published format; "
+        "SmolLM2-135M-Instruct is tried with its own weights (`tests/test_smollm2_tools.py`)."
+    )
+    yield ""
+
+
+def _row(family: Any) -> Iterator[str]:
+    from lightningrl_server.rendering.renderer import PolicyRenderer
+
+    build: Any = import_module("model_families").build_tokenizer
+    renderer = PolicyRenderer(build(family), name=family.name)
+    yield f"{family.name} (`{family.model_type}`)"
+    if not renderer.supports_tools:
+        yield from ("none", "no tools: set `policy.chat_template`")
+    else:
+        ids = renderer.tokenizer.encode(family.write(CALL))
+        (call,) = renderer.parse(ids, renderer.render([USER], [TOOL])).tool_calls
+        assert (call.name, call.arguments) == CALL[0], family.name
+        yield "`" + family.write(CALL).replace("\n", " ").replace("|", "\\|") + "`"
+        shaped = [words for name, words in SHAPES.items() if getattr(renderer._turns, name)]
+        yield "; ".join(["tools, calls, results", *shaped])
+    yield "`enable_thinking`" if renderer.unlike({"enable_thinking": False}) else "–"
+    text = renderer.decode(renderer.render([SYSTEM, USER], None))
+    own = renderer.tokenizer.apply_chat_template
+    yield "yes" if _is_taken(own, [SYSTEM, USER]) and "be brief" in text else "as the user's"
+    yield "any" if _is_taken(own, [USER, USER]) else "strict: neighbours are joined"
+
+
+def _is_taken(render: Any, messages: Any) -> bool:
+    try:
+        render(messages, tokenize=False)
+    except Exception:  # noqa: BLE001  (whatever a template raises)
+        return False
+    return True
+
+
+def _readers() -> Iterator[str]:
+    from lightningrl_server.rendering.markups import MARKUPS
+
+    yield "| markup | models | told by |"
+    yield "|---|---|---|"
+    for markup in MARKUPS:
+        marks = " and ".join(f"`{mark}`" for mark in markup.marks).replace("|", "\\|")
+        kinds = ", ".join(f"`{kind}`" for kind in markup.models)
+        yield f"| {markup.name} | {markup.families} | {marks}{f'; else {kinds}' if kinds else ''} |"
+    yield ""
+    yield (
+        "A family more is one more row of `MARKUPS` in `packages/server/src/lightningrl_server/rendering/markups.py`, "
+        "with a reader in `call_readers.py` where none of those there fits."
+    )
+    yield ""
+
+
+def _templates() -> Iterator[str]:
+    from lightningrl_server.rendering.templates import SHIPPED
+
+    yield "## Models whose template knows no tools"
+    yield ""
+    yield (
+        "Their agents are refused tools, and `lightningrl train` says so at its start, before weights are "
+        "loaded. `policy.chat_template` puts another template in the place of the model's: a Jinja file "
+        "beside the recipe, or a shipped one. An exported folder has it as its own."
+    )
+    yield ""
+    yield "| shipped | for models with the tokens | calls |"
+    yield "|---|---|---|"
+    for name, tokens in SHIPPED.items():
+        listed = ", ".join(f"`{token}`" for token in tokens).replace("|", "\\|")
+        call = '`<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`'
+        yield f'| `policy.chat_template = "{name}"` | {listed} (ChatML: SmolLM, Qwen, Yi, …) | {call} |'
+    yield ""
+
+
+def _library() -> Iterator[str]:
+    models: Mapping[str, str] = import_module("renderers.base").MODEL_RENDERER_MAP
+    kinds = sorted({*models.values()} - {"default"})
+    yield "## Models with a renderer of their own"
+    yield ""
+    yield (
+        f"{len(models)} names of the hub have a renderer in the `renderers` library, which then writes prompts"
+        f" and reads answers: {', '.join(f'`{kind}`' for kind in kinds)}. `policy.renderer` names one for a "
+        "folder whose tokens fit it."
+    )
+    yield ""
+
+
+def _memory() -> Iterator[str]:
+    yield "## Memory"
+    yield ""
+    yield (
+        "Weights, gradients and Adam's moments in GB, without activations and the engine's cache, which "
+        f"`lightningrl doctor` measures: {FULL} bytes for a parameter that learns, 4 (float32) or 2 (bfloat16)"
+        f" for one that is frozen. LoRA adds about {ADAPTERS:.1%} of the parameters at rank 16."
+    )
+    yield ""
+    yield "| billion parameters | full | LoRA, float32 | LoRA, bfloat16 |"
+    yield "|---|---|---|---|"
+    for name, parameters in SIZES.items():
+        adapters = FULL * ADAPTERS
+        sizes = (parameters * each / 1e9 for each in (FULL, 4 + adapters, 2 + adapters))
+        yield f"| {name} | {' | '.join(f'{size:.1f}' for size in sizes)} |"
+    yield ""
+    yield "[What a laptop can train](laptop.md) has measured figures."
+
+
+def main() -> int:
+    """Write the page, or with `--check` compare it. Returns the exit status."""
+    text = page()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{PAGE.relative_to(ROOT)} is not current; run: python scripts/make_models_page.py")
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
