@@ -102,11 +102,12 @@ class PolicyRenderer:
         wanted = "default" if chat_template is not None and renderer_config == "auto" else renderer_config
         config = resolve_config(tokenizer, self.name, wanted, self._template_kwargs, markup)
         self._renderer = create_renderer(self.tokenizer, config, self.name)
-        self.family: str = config.name
         self.is_default: bool = config.name == "default"
         """The policy's own chat template renders; no model-specific renderer is known for it."""
         template = self._check_template(template)
         self._markup = markup if self.is_default else None
+        self.family: str = markup.name if self._markup and markup and markup.has_channels else config.name
+        """Name of its renderer, or of markup around all that it says."""
         turns = find_tool_turns(self._text, markup) if self.is_default else None
         self._turns = turns or ToolTurns(markup=self._markup)
         self._bridge = TemplateBridge(self.tokenizer, self._turns) if template else None
