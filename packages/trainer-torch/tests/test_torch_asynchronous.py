@@ -188,9 +188,7 @@ def test_importance_weights_make_stale_samples_teach_what_fresh_ones_would(make_
 
     def probabilities(backend: TorchBackend) -> np.ndarray[Any, np.dtype[np.float64]]:
         with torch.no_grad():
-            found: np.ndarray[Any, np.dtype[np.float64]] = (
-                plain_logits(backend.learner.model, prompt)[-1].double().softmax(-1)
-            )
+            found = plain_logits(backend.learner.model, prompt)[-1].double().softmax(-1)
         return np.asarray(found)
 
     def gradient(sampler: TorchBackend, cap: float) -> torch.Tensor:
