@@ -98,11 +98,9 @@ class Access:
         rollout_id, number = request.path_params["rid"], request.path_params["n"]
         is_number = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER
         if self._is_trusted(key):
-            if not is_number:
-                raise UnknownRecord(
-                    f"rollout {rollout_id!r} has no attempt {number[:20]!r}; attempts start with a lease"
-                )
-            return
+            if is_number:
+                return
+            raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {number[:20]!r}; attempts start with a lease")
         wrong = Forbidden(f"wrong key for attempt {number[:20]} of rollout {rollout_id!r}; use the key of its lease")
         if not is_number:
             raise wrong

@@ -67,9 +67,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse_head()
         elif self._in_message and not self._in_head:
             self._wait(min(self.BODY_S, self._body_s_left()))
-        elif (
-            self._in_message or self.cycle is None or self.cycle.response_complete
-        ):  # a head's beginning, or blank lines before one
+        # a head's beginning, or blank lines before one
+        elif self._in_message or self.cycle is None or self.cycle.response_complete:
             if self._timer is None or not was_in_head:
                 self._wait(self.HEAD_S)
         else:
@@ -141,11 +140,8 @@ class BoundedHttp(HttpToolsProtocol):
             return
         if self.flow.read_paused:  # it is we who do not read on
             self._wait(self.BODY_S)
-            return
-        if self._in_message:
-            part = "head" if self._in_head else "body"
-            self._refuse(
-                408, f"the {part} of the request did not come to its end in time; send it again", "request_timeout"
-            )
+        elif self._in_message:
+            problem = f"the {'head' if self._in_head else 'body'} of the request did not come to its end in time"
+            self._refuse(408, f"{problem}; send it again", "request_timeout")
         else:
             self.transport.close()

@@ -56,25 +56,17 @@ async def _lightning(_: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentences = {
-        404: f"there is nothing at {request.url.path!r}; see /openapi.json",
-        405: f"{request.url.path!r} does not take {request.method}; see /openapi.json",
-    }
-    message = (
-        sentences.get(error.status_code, error.detail)
-        if error.detail in ("Not Found", "Method Not Allowed")
-        else error.detail
-    )
+    message = {
+        "Not Found": f"there is nothing at {request.url.path!r}; see /openapi.json",
+        "Method Not Allowed": f"{request.url.path!r} does not take {request.method}; see /openapi.json",
+    }.get(error.detail, error.detail)
     codes = {404: "unknown_path", 405: "wrong_method", 413: "body_too_large", 415: "wrong_content_type"}
     return error_response(error.status_code, message, codes.get(error.status_code, "http"))
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    return error_response(
-        500,
-        f"{request.method} {request.url.path!r} failed: {type(error).__name__}: {error}; see the server's log",
-        "defect",
-    )
+    problem = f"{request.method} {request.url.path!r} failed: {type(error).__name__}: {error}"
+    return error_response(500, f"{problem}; see the server's log", "defect")
 
 
 ERROR_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {

@@ -105,9 +105,8 @@ class ExportForwarder:
         if left:
             self._drop(left, "the server stops")
         if self.failed:
-            logger.warning(
-                "telemetry: %d %s reached %r, %d did not", self.forwarded, self._what, self._url, self.failed
-            )
+            numbers = self.forwarded, self._what, self._url, self.failed
+            logger.warning("telemetry: %d %s reached %r, %d did not", *numbers)
 
     async def _send_all(self) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
@@ -168,12 +167,8 @@ class ExportForwarder:
         self.failed += count
         if not self._is_out:
             self._is_out = True
-            logger.warning(
-                "telemetry: %s do not reach %r: %s; rollouts go on, and later failures are only counted",
-                self._what,
-                self._url,
-                problem,
-            )
+            sentence = "telemetry: %s do not reach %r: %s; rollouts go on, and later failures are only counted"
+            logger.warning(sentence, self._what, self._url, problem)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,11 +51,10 @@ class StartWatch:
             return None
         if cpu_s - self._worked_cpu_s >= LEAST_CPU_S:
             self._worked_at_s, self._worked_cpu_s = elapsed_s, cpu_s
-        if elapsed_s - self._worked_at_s >= self._stall_s:
-            return (
-                f"was not ready after {elapsed_s:.0f} s and has done nothing for {elapsed_s - self._worked_at_s:.0f} s"
-            )
-        return None
+        idle_s = elapsed_s - self._worked_at_s
+        if idle_s < self._stall_s:
+            return None
+        return f"was not ready after {elapsed_s:.0f} s and has done nothing for {idle_s:.0f} s"
 
 
 class StartWords:
@@ -166,15 +165,13 @@ class ServerProcess:
             return
         if process.stdin is not None:
             process.stdin.close()
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            process.terminate()
             try:
                 async with asyncio.timeout(grace_s):
                     await process.wait()
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                process.kill()
         await process.wait()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> str:
@@ -191,9 +188,8 @@ class ServerProcess:
                     raise ServerError(f"the server {why}; see {self._where}")
                 if elapsed_s >= next_line_s and not ready.done():
                     next_line_s += _SAY_S
-                    logger.warning(
-                        "waiting for the server since %.0f s: %s", elapsed_s, words.explain(elapsed_s, cpu_s, _load())
-                    )
+                    why = words.explain(elapsed_s, cpu_s, _load())
+                    logger.warning("waiting for the server since %.0f s: %s", elapsed_s, why)
             return ready.result()
         finally:
             ready.cancel()

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,8 +32,7 @@ _TAIL_BYTES: Final = 256 * 1024
 """Bytes that are read from the end of `metrics.jsonl`."""
 _MOST_NAMES: Final = 1000
 """Metrics of a step: a hook may report what it likes."""
-
-
+_PAUSE: Final = "The longest that the event loop stood still, since the start"
 _WATCH_S: Final = 0.25
 """Seconds between two looks at the event loop."""
 _STATM: Final = Path("/proc/self/statm")
@@ -50,19 +50,13 @@ class ServerMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        counter = partial(Counter, registry=self._registry)
+        about = "From a model call's arrival to its record"
         self._seconds = Histogram(
-            "lightningrl_call_seconds",
-            "From a model call's arrival to its record",
-            ["policy"],
-            buckets=_BUCKETS,
-            registry=self._registry,
+            "lightningrl_call_seconds", about, ["policy"], buckets=_BUCKETS, registry=self._registry
         )
-        self._tokens = Counter(
-            "lightningrl_tokens", "Tokens of recorded calls", ["policy", "kind"], registry=self._registry
-        )
-        self._refused = Counter(
-            "lightningrl_calls_refused", "Model calls that were refused", ["code"], registry=self._registry
-        )
+        self._tokens = counter("lightningrl_tokens", "Tokens of recorded calls", ["policy", "kind"])
+        self._refused = counter("lightningrl_calls_refused", "Model calls that were refused", ["code"])
         self.calls_of_no_rollout = 0
         """Refused calls that belonged to no rollout."""
         self.longest_pause_s: float | None = None
@@ -109,11 +103,7 @@ class ServerMetrics:
             *_by_label("lightningrl_workers", "Workers that were heard of", "state", workers.states(time.time())),
             *_policies(engines),
             *_single("lightningrl_memory_bytes", "Resident memory of the server", memory_bytes()),
-            *_single(
-                "lightningrl_longest_pause_seconds",
-                "The longest that the event loop stood still, since the start",
-                self.longest_pause_s,
-            ),
+            *_single("lightningrl_longest_pause_seconds", _PAUSE, self.longest_pause_s),
             *_by_label("lightningrl_metric", "The run's newest value of each metric in metrics.jsonl", "name", named),
         ]
         return generate_latest(self._registry) + generate_latest(_KnownFamilies(families))

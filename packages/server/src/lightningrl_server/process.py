@@ -89,19 +89,16 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, number)
     except OSError as error:
-        raise ServerError(
-            f"cannot listen on {host!r}: {error.strerror or error}; give an address of this machine"
-        ) from None
+        problem = error.strerror or str(error)
+        raise ServerError(f"cannot listen on {host!r}: {problem}; give an address of this machine") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        problem = error.strerror or str(error)
-        raise ServerError(
-            f"cannot listen on {host}:{port}: {problem}; stop what uses the port or choose another"
-        ) from None
+        problem = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise ServerError(f"{problem}; stop what uses the port or choose another") from None
     return listener
 
 

@@ -41,11 +41,9 @@ def route(endpoint: Endpoint[B, A], access: Access, handler: Callable[[Request, 
         result = await handler(request, await _read(request, endpoint))
         if isinstance(result, Response):
             return result
-        return (
-            Response(status_code=204)
-            if result is None
-            else Response(wire.encode(result), media_type="application/json")
-        )
+        if result is None:
+            return Response(status_code=204)
+        return Response(wire.encode(result), media_type="application/json")
 
     return Route(endpoint.path, answer, methods=[endpoint.method])
 

@@ -114,9 +114,8 @@ def read_upstream(
         whole = UpstreamModelConfig(base_url=model.base_url or config.base_url, api_key_env=key_env)
         models[name] = replace(_read_upstream(whole, environment, f"upstream.models.{name!r}"), model=model.model)
     if default is None and not models:
-        raise ConfigError(
-            "[upstream] has no base_url; set it to your provider's address, for example 'https://api.openai.com/v1'"
-        )
+        example = "set it to your provider's address, for example 'https://api.openai.com/v1'"
+        raise ConfigError(f"[upstream] has no base_url; {example}")
     return default, models
 
 

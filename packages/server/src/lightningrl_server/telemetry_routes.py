@@ -36,9 +36,8 @@ def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportRea
         """Keep what an export holds for us, and hand all of it on."""
         place = attempt_of(request)
         media_type = read_media_type(request.headers.get("content-type", ""))
-        contents = await reader.read(
-            place, await request.body(), media_type, request.headers.get("content-encoding", "").lower()
-        )
+        encoding = request.headers.get("content-encoding", "").lower()
+        contents = await reader.read(place, await request.body(), media_type, encoding)
         writes: list[Awaitable[object]] = []
         if contents.tool_calls:
             writes.append(reader.log.append_tool_calls(*place, contents.tool_calls))
@@ -108,9 +107,8 @@ class ExportReader:
         """
         call_ids = await self.log.call_ids(*place) if answers else frozenset()
         calls = [(call_of(answer_id, self.dialects), span_id) for answer_id, span_id in answers]
-        return [
-            SpanRecord(span_id=call_id, parent_span_id=span_id) for call_id, span_id in calls if call_id in call_ids
-        ]
+        named = [(call_id, span_id) for call_id, span_id in calls if call_id in call_ids]
+        return [SpanRecord(span_id=call_id, parent_span_id=span_id) for call_id, span_id in named]
 
     def forward(self, place: tuple[str, int], contents: ExportContents) -> None:
         """Hand all of it on, once it is kept."""
@@ -130,9 +128,8 @@ async def find_rewards(
     for evaluation in evaluations:
         transition_id = evaluation.answer_id and call_of(evaluation.answer_id, dialects)
         if transition_id not in ids:
-            near = [by_span.get(span_id) for span_id in evaluation.span_ids] + [
-                by_tool.get(call_id) for call_id in evaluation.tool_call_ids
-            ]
+            near = [by_span.get(span_id) for span_id in evaluation.span_ids]
+            near += [by_tool.get(call_id) for call_id in evaluation.tool_call_ids]
             transition_id = next((call_id for call_id in near if call_id is not None), None)
         rewards[transition_id][evaluation.name] = evaluation.score
     return dict(rewards)

@@ -73,12 +73,9 @@ class Workers:
         """
         await _wait(where.wait_s, lambda: self._changed if self._version == where.seen else None)
         now = time.time()
-        self._records = {
-            name: record
-            for name, record in self._records.items()
-            if record.error or record.last_beat + record.lease_s > now
-        }
-        version, records = self._version, [one for one in self._records.values() if one.id.startswith(where.prefix)]
+        heard = [record for record in self._records.values() if record.error or record.last_beat + record.lease_s > now]
+        self._records = {record.id: record for record in heard}
+        version, records = self._version, [record for record in heard if record.id.startswith(where.prefix)]
         return WorkerList(version=version, workers=records, running=await running(where.prefix))
 
     def states(self, now: float) -> dict[str, int]:
