@@ -48,14 +48,10 @@ def play_tools(body: dict[str, Any]) -> dict[str, Any]:
     if any(message["role"] == "tool" for message in messages):
         return {"content": "done"}
     text = json.dumps([message["content"] for message in messages if message["role"] == "user"]).replace('\\"', '"')
-    calls = [
-        {
-            "id": f"call_{next(TOOL_CALL_NUMBERS)}",
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        for name, arguments in re.findall(r"TOOL=(\w+) ARGS=(\{.*?\})", text)
+    functions = [
+        {"name": name, "arguments": arguments} for name, arguments in re.findall(r"TOOL=(\w+) ARGS=(\{.*?\})", text)
     ]
+    calls = [{"id": f"call_{next(TOOL_CALL_NUMBERS)}", "type": "function", "function": asked} for asked in functions]
     return {"content": None, "tool_calls": calls} if calls else {"content": "one two three"}
 
 
@@ -88,28 +84,25 @@ class InstrumentedProcess:
         """Run the agent on `RID=<id> <text>` in that many rollouts at once, tasks of one loop or 16 threads; return
         them in order."""
         active = [self._open(f"{agent.__name__}-{number}") for number in range(rollouts)]
-        texts = [f"RID={rollout.rollout_id} {text}" for rollout in active]
-        if inspect.iscoroutinefunction(agent):
 
-            async def run_one(rollout: ActiveRollout, prompt: str) -> None:
-                with self.scope.entered(rollout), self.telemetry.attempt_span("agent"):
-                    await agent(prompt)
-
-            async def run_all() -> None:
-                async with asyncio.TaskGroup() as group:
-                    for rollout, prompt in zip(active, texts, strict=True):
-                        group.create_task(run_one(rollout, prompt))
-
-            asyncio.run(run_all())
-            return active
-
-        def run(rollout: ActiveRollout, prompt: str) -> None:
+        async def run_async(rollout: ActiveRollout) -> None:
             with self.scope.entered(rollout), self.telemetry.attempt_span("agent"):
-                agent(prompt)
+                await agent(f"RID={rollout.rollout_id} {text}")
 
-        with ThreadPoolExecutor(16) as threads:
-            for future in [threads.submit(run, rollout, prompt) for rollout, prompt in zip(active, texts, strict=True)]:
-                future.result()
+        async def run_all() -> None:
+            async with asyncio.TaskGroup() as group:
+                for rollout in active:
+                    group.create_task(run_async(rollout))
+
+        def run(rollout: ActiveRollout) -> None:
+            with self.scope.entered(rollout), self.telemetry.attempt_span("agent"):
+                agent(f"RID={rollout.rollout_id} {text}")
+
+        if inspect.iscoroutinefunction(agent):
+            asyncio.run(run_all())
+        else:
+            with ThreadPoolExecutor(16) as threads:
+                list(threads.map(run, active))
         return active
 
     def spans(self, rollout: ActiveRollout) -> list[RecordedSpan]:
@@ -180,20 +173,18 @@ class AdapterConformance:
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_call_names_its_role(self, process: InstrumentedProcess, kind: str) -> None:
         process.run_many(self.agent(kind), 8)
-        assert [
-            (call.agent, said(call, "ROLE")) for call in process.server.calls if call.agent != said(call, "ROLE")
-        ] == []
+        roles = [(call.agent, said(call, "ROLE")) for call in process.server.calls]
+        assert [(named, role) for named, role in roles if named != role] == []
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_call_carries_a_chat_span_of_its_own(self, process: InstrumentedProcess, kind: str) -> None:
         rollouts = process.run_many(self.agent(kind), 8)
         for rollout in rollouts:
-            called = {
-                call.span_id: call.agent for call in process.server.calls if call.rollout_id == rollout.rollout_id
-            }
+            calls = [call for call in process.server.calls if call.rollout_id == rollout.rollout_id]
             spans = by_operation(process.spans(rollout), conventions.CHAT)
+            called = {call.span_id: call.agent for call in calls}
             assert called == {span.span_id: span.attributes.get(conventions.AGENT_NAME) for span in spans}
-            assert len(spans) == sum(call.rollout_id == rollout.rollout_id for call in process.server.calls) > 0
+            assert len(spans) == len(calls) > 0
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_rollout_is_one_trace(self, process: InstrumentedProcess, kind: str) -> None:

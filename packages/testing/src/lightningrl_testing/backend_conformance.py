@@ -108,18 +108,16 @@ class BackendConformance:
     async def test_a_seed_gives_the_same_completion_alone_and_in_company(self) -> None:
         async with self.backend() as backend:
             alone = await generate(backend, self.prompt, max_tokens=8, seed=7)
-            together = await asyncio.gather(
-                *(generate(backend, self.prompt, max_tokens=8, seed=seed) for seed in range(12))
-            )
+            asking = (generate(backend, self.prompt, max_tokens=8, seed=seed) for seed in range(12))
+            together = await asyncio.gather(*asking)
         assert together[7].token_ids == alone.token_ids
         assert len({made.token_ids for made in together}) > 1, "seeds differ, so do completions"
 
     async def test_sampling_stops_after_a_stop_token(self) -> None:
         async with self.backend() as backend:
             first = await generate(backend, self.prompt, max_tokens=4, temperature=0.0)
-            stopped = await generate(
-                backend, self.prompt, max_tokens=4, temperature=0.0, stop_token_ids=(first.token_ids[0],)
-            )
+            stop = first.token_ids[:1]
+            stopped = await generate(backend, self.prompt, max_tokens=4, temperature=0.0, stop_token_ids=stop)
         assert stopped.token_ids == first.token_ids[:1]
         assert stopped.finish_reason is FinishReason.STOP
 
@@ -144,12 +142,9 @@ class BackendConformance:
                 before = await self._even_share(backend)
                 for _ in range(4):
                     made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1) for _ in range(32)))
-                    rows = [
-                        make_row(
-                            self.prompt, completion, 1.0 if completion.token_ids[0] % 2 == 0 else -1.0, 1 / len(made)
-                        )
-                        for completion in made
-                    ]
+                    advantages = [1.0 if completion.token_ids[0] % 2 == 0 else -1.0 for completion in made]
+                    pairs = zip(made, advantages, strict=True)
+                    rows = [make_row(self.prompt, completion, credit, 1 / len(made)) for completion, credit in pairs]
                     await asyncio.to_thread(backend.learn, rows)
                 after = await self._even_share(backend)
             assert after > before + 0.2, choice

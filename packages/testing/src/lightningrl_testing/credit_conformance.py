@@ -22,7 +22,7 @@ import numpy as np
 
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, GroupWitness, Services, Witness
-from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit import Compare, assign_credit, has_signal
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.needs import installed_needs
@@ -80,36 +80,20 @@ class CreditConformance:
     def _assign(self, group: TrajectoryGroup, assigner: CreditAssigner | None = None) -> Advantages:
         """Assign credit as a run does: first the evidence, then the arithmetic."""
         assigner = assigner or self.make_assigner()
-        if isinstance(assigner, GroupWitness):
-            group = self._heard_together(assigner, group)
-        elif isinstance(assigner, Witness):
-            group = replace(
-                group, trajectories=tuple(self._heard(assigner, trajectory) for trajectory in group.trajectories)
-            )
+        asked = [one for one in group.trajectories if one.reward is not None and one.transitions]
+        evidences: Sequence[Evidence] = ()
+        if isinstance(assigner, GroupWitness) and asked:
+            together = replace(group, trajectories=tuple(asked))
+            evidences = asyncio.run(assigner.score_group(together, self.services()))
+        elif isinstance(assigner, Witness) and not isinstance(assigner, GroupWitness):
+            evidences = [asyncio.run(assigner.score(trajectory, self.services())) for trajectory in asked]
+        if evidences:
+            heard = dict(zip((trajectory.rollout_id for trajectory in asked), evidences, strict=True))
+            for trajectory in asked:
+                check_evidence(heard[trajectory.rollout_id], trajectory)
+            witnessed = (replace(one, evidence=heard.get(one.rollout_id)) for one in group.trajectories)
+            group = replace(group, trajectories=tuple(witnessed))
         return assign_credit(assigner, group, compare=self.compare)
-
-    def _heard(self, witness: Witness, trajectory: Trajectory) -> Trajectory:
-        if trajectory.reward is None or not trajectory.transitions:
-            return trajectory
-        evidence = asyncio.run(witness.score(trajectory, self.services()))
-        check_evidence(evidence, trajectory)
-        return replace(trajectory, evidence=evidence)
-
-    def _heard_together(self, witness: GroupWitness, group: TrajectoryGroup) -> TrajectoryGroup:
-        asked = tuple(
-            trajectory for trajectory in group.trajectories if trajectory.reward is not None and trajectory.transitions
-        )
-        if not asked:
-            return group
-        evidences = asyncio.run(witness.score_group(replace(group, trajectories=asked), self.services()))
-        evidence = dict(zip((trajectory.rollout_id for trajectory in asked), evidences, strict=True))
-        heard = tuple(
-            replace(trajectory, evidence=evidence.get(trajectory.rollout_id)) for trajectory in group.trajectories
-        )
-        for trajectory in heard:
-            if trajectory.evidence is not None:
-                check_evidence(trajectory.evidence, trajectory)
-        return replace(group, trajectories=heard)
 
     def test_installed_factories_make_it(self) -> None:
         call_factories("lightningrl_credit_assigners", self.make_assigner())
@@ -194,9 +178,8 @@ class CreditConformance:
         group = self.scored_group()
         first = group.trajectories[0]
         for reward in (None, 0.0):
-            credit = self._assign(
-                replace(group, trajectories=(replace(first, reward=reward), *group.trajectories[1:]))
-            )[0]
+            changed = (replace(first, reward=reward), *group.trajectories[1:])
+            credit = self._assign(replace(group, trajectories=changed))[0]
             assert all((advantages is None) == (reward is None) for advantages in credit), (
                 f"reward {reward!r} was taken for another"
             )
@@ -207,17 +190,12 @@ class CreditConformance:
         def fork(name: str, *rewards: float) -> Trajectory:
             calls = [make_transition(f"{name}/0", rewards={"turn": 0.0})]
             for n, reward in enumerate(rewards, start=1):
-                prompt, turn = [1, 2, 3, 4, 5, n], {"turn": reward}
-                calls.append(
-                    make_transition(
-                        f"{name}/{n}", prompt=prompt, completion=[7, n], index=n, parent=f"{name}/0", rewards=turn
-                    )
-                )
+                place: Any = {"prompt": [1, 2, 3, 4, 5, n], "completion": [7, n], "index": n, "parent": f"{name}/0"}
+                calls.append(make_transition(f"{name}/{n}", **place, rewards={"turn": reward}))
             return make_trajectory(name, calls, reward=1.0)
 
-        credit = self._assign(
-            TrajectoryGroup(id="g", trajectories=(fork("a", -4.0, 0.0, 4.0), fork("b", 0.0, 0.0, 0.0)))
-        )
+        forks = fork("a", -4.0, 0.0, 4.0), fork("b", 0.0, 0.0, 0.0)
+        credit = self._assign(TrajectoryGroup(id="g", trajectories=forks))
         _assert_equal((credit[0][2:3],), (credit[1][2:3],))
 
     def test_metrics_of_a_step_are_finite(self) -> None:
@@ -270,10 +248,9 @@ class CreditConformance:
         if expected is None:
             pytest.skip("it does not say what it expects")
         advantages = self._assign(make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(self.outcomes))))
-        if any(
-            len({float(value) for tokens in credit if tokens is not None for value in tokens}) > 1
-            for credit in advantages
-        ):
+        scored = [[tokens for tokens in credit if tokens is not None] for credit in advantages]
+        distinct = [{float(value) for tokens in credit for value in tokens} for credit in scored]
+        if any(len(values) > 1 for values in distinct):
             advantages = self._assign(make_group(*((reward,) for reward in self.outcomes)))
         for credit, value in zip(advantages, expected, strict=True):
             for tokens in credit:
@@ -296,12 +273,8 @@ def _with_repeated_states(group: TrajectoryGroup) -> TrajectoryGroup:
 
     def repeat(trajectory: Trajectory) -> Trajectory:
         prompts = [np.array([1, 2, min(t, 3)], dtype=np.int32) for t in range(len(trajectory.transitions))]
-        return replace(
-            trajectory,
-            transitions=tuple(
-                replace(call, prompt_ids=prompt) for call, prompt in zip(trajectory.transitions, prompts, strict=True)
-            ),
-        )
+        pairs = zip(trajectory.transitions, prompts, strict=True)
+        return replace(trajectory, transitions=tuple(replace(call, prompt_ids=prompt) for call, prompt in pairs))
 
     return replace(group, trajectories=tuple(map(repeat, group.trajectories)))
 

@@ -65,14 +65,8 @@ class LauncherConformance:
 
     def pool(self, server: ScriptedServer, folder: Path, **options: Any) -> WorkerPool:
         """Make a pool of one worker, if `options` do not say otherwise."""
-        options = {
-            "workers": 1,
-            "base_dir": folder,
-            "log_folder": folder / "logs",
-            "launcher": self.create_launcher(),
-            **options,
-        }
-        return WorkerPool(server.url, server.run_key, "agents.py:act", **options)
+        own = {"workers": 1, "base_dir": folder, "log_folder": folder / "logs", "launcher": self.create_launcher()}
+        return WorkerPool(server.url, server.run_key, "agents.py:act", **{**own, **options})
 
     def test_installed_factories_make_it(self) -> None:
         call_factories("lightningrl_worker_launchers", self.create_launcher())

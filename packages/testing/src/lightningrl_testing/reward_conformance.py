@@ -67,9 +67,8 @@ class RewardConformance:
         one_by_one, at_once = self._rewards(), self._rewards()
         trajectories = list(self.trajectories()) * 4
         expected = [await self._score(one_by_one, trajectory) for trajectory in trajectories]
-        assert (
-            list(await asyncio.gather(*(self._score(at_once, trajectory) for trajectory in trajectories))) == expected
-        )
+        scored = await asyncio.gather(*(self._score(at_once, trajectory) for trajectory in trajectories))
+        assert list(scored) == expected
 
     async def test_trajectory_stays_as_it_was(self) -> None:
         reward = self.make_reward()

@@ -49,10 +49,8 @@ class WholePath:
     ) -> list[Trajectory]:
         """Run one rollout per task input, by id, all at once; return their trajectories in that order. `timeout_s` is
         each rollout's."""
-        specs = [
-            RolloutSpec(id=rid, task=Task(id=rid, input=task), group_id="g", timeout_s=timeout_s)
-            for rid, task in inputs.items()
-        ]
+        tasks = [Task(id=rollout_id, input=task_input) for rollout_id, task_input in inputs.items()]
+        specs = [RolloutSpec(id=task.id, task=task, group_id="g", timeout_s=timeout_s) for task in tasks]
         return await self._run(specs, wait_s)
 
     async def branch(self, recorded: Trajectory, calls: int, *, wait_s: float = 900.0) -> Trajectory:
@@ -81,12 +79,7 @@ class WholePath:
         self, agent: str, *, base_dir: Path, adapters: Sequence[str] = (), workers: int = 1, concurrency: int = 1
     ) -> WorkerPool:
         """Return workers for an agent, as a context manager. `base_dir` has the agent's file."""
-        settings: dict[str, Any] = {
-            "workers": workers,
-            "concurrency": concurrency,
-            "adapters": adapters,
-            "base_dir": base_dir,
-        }
+        settings: Any = {"workers": workers, "concurrency": concurrency, "adapters": adapters, "base_dir": base_dir}
         return WorkerPool(self.url, RUN_KEY, agent, log_folder=self.folder, dialects=self.dialects, **settings)
 
 

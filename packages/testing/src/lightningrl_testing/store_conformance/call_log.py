@@ -26,32 +26,18 @@ class CallLogConformance:
     async def test_prompts_come_back_token_for_token(self, store: Store) -> None:
         lease = await started(store)
         first = make_call(lease, "c0", [1, 2, 70_000], [3, 20_000_000])
-        left, right = (
-            make_call(lease, "c1", [5], [6, 7], parent=first),
-            make_call(lease, "c2", [8, 9], [10], parent=first),
-        )
+        left = make_call(lease, "c1", [5], [6, 7], parent=first)
+        right = make_call(lease, "c2", [8, 9], [10], parent=first)
         alone = make_call(lease, "c4", [12], [13], is_break=True)
         for call in (first, left, right, make_call(lease, "c3", [], [11], parent=left), alone):
             await store.append_call(call)
         await store.append_call(make_call(lease, "c5", [14], [15], parent=right))
         transitions = (await ended(store)).transitions
         root = [1, 2, 70_000, 3, 20_000_000]
-        assert [call.prompt_ids.tolist() for call in transitions] == [
-            [1, 2, 70_000],
-            [*root, 5],
-            [*root, 8, 9],
-            [*root, 5, 6, 7],
-            [12],
-            [*root, 8, 9, 10, 14],
-        ]
-        assert [call.completion_ids.tolist() for call in transitions] == [
-            [3, 20_000_000],
-            [6, 7],
-            [10],
-            [11],
-            [13],
-            [15],
-        ]
+        prompts = [root[:3], [*root, 5], [*root, 8, 9], [*root, 5, 6, 7], [12], [*root, 8, 9, 10, 14]]
+        assert [call.prompt_ids.tolist() for call in transitions] == prompts
+        completions = [[3, 20_000_000], [6, 7], [10], [11], [13], [15]]
+        assert [call.completion_ids.tolist() for call in transitions] == completions
         assert [call.parent_id for call in transitions] == [None, "c0", "c0", "c1", None, "c2"]
         assert [call.is_break for call in transitions] == [False, False, False, False, True, False]
         assert all(call.prompt_ids.dtype == np.int32 and call.completion_ids.dtype == np.int32 for call in transitions)
@@ -59,13 +45,8 @@ class CallLogConformance:
 
     async def test_what_a_call_was_offered_comes_back_with_it(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a"), make_spec("b")])
-        offered = [
-            '{"search":{"type":"object"}}',
-            "",
-            '{"now":null}',
-            '{"search":{"type":"object"}}',
-            '{"long":"' + "ü" * 50_000 + '"}',
-        ]
+        search = '{"search":{"type":"object"}}'
+        offered = [search, "", '{"now":null}', search, '{"long":"' + "ü" * 50_000 + '"}']
         for name in ("a", "b"):
             lease = await leased(store)
             for index, tools in enumerate(offered):
@@ -115,10 +96,9 @@ class CallLogConformance:
 
     async def test_the_choices_of_one_call_are_kept_together_or_not_at_all(self, store: Store) -> None:
         lease = await started(store)
+        pair = [make_call(lease, "c0", [1], [2]), make_call(lease, "c1", [1], [3], parent_id="nope")]
         with pytest.raises(UnknownRecord, match="'nope'"):
-            await store.append_calls(
-                [make_call(lease, "c0", [1], [2]), make_call(lease, "c1", [1], [3], parent_id="nope")]
-            )
+            await store.append_calls(pair)
         assert await store.calls("a", 1) == ()
         first = make_call(lease, "c0", [1], [2])
         assert await store.append_calls([first, make_call(lease, "c1", [4], [3], parent=first)]) == (None, None)
@@ -127,13 +107,11 @@ class CallLogConformance:
     async def test_one_refused_call_does_not_hinder_the_others(self, store: Store) -> None:
         await store.create_rollouts([make_spec(f"r{i}") for i in range(8)])
         leases = [await leased(store) for _ in range(8)]
-        good = [store.append_call(make_call(lease, f"{lease.rollout_id}/0", [1], [2])) for lease in leases]
-        bad = [
-            store.append_call(make_call(lease, f"{lease.rollout_id}/x", [1], [2], parent_id="nope")) for lease in leases
-        ]
-        results = await asyncio.gather(
-            *(call for pair in zip(good, bad, strict=True) for call in pair), return_exceptions=True
-        )
+        calls = []
+        for lease in leases:
+            calls.append(make_call(lease, f"{lease.rollout_id}/0", [1], [2]))
+            calls.append(make_call(lease, f"{lease.rollout_id}/x", [1], [2], parent_id="nope"))
+        results = await asyncio.gather(*map(store.append_call, calls), return_exceptions=True)
         assert results[::2] == [None] * 8 and all(isinstance(result, UnknownRecord) for result in results[1::2])
         assert (await store.counts()).calls == 8
 
@@ -173,27 +151,17 @@ class CallLogConformance:
         await started(store)
         tool_call = ToolCall(id="x\0", name="n\0", arguments="\0", result="\0", agent="g\0", error_type="\0")
         await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=tool_call)])
-        await store.append_other_calls(
-            "a", 1, [OtherCall(kind=OtherCallKind.ELSEWHERE, path="p\0", model="m\0", code="\0", message="\0")]
-        )
+        elsewhere = OtherCall(kind=OtherCallKind.ELSEWHERE, path="p\0", model="m\0", code="\0", message="\0")
+        await store.append_other_calls("a", 1, [elsewhere])
         await store.finish_attempt("a", 1, Outcome.AGENT_ERROR, {"k\0": "\0"}, error="e\0")
         await store.set_scores([Score(rollout_id="a", attempt=1, unrewarded="style: ValueError: \0")])
         (stored,) = await store.trajectories(["a"])
         (call,), (other,) = stored.tool_calls, stored.other_calls
         assert (call.id, call.name, call.agent, call.error_type) == ("x\ufffd", "n\ufffd", "g\ufffd", "\ufffd")
-        assert (other.path, other.model, other.code, stored.unrewarded) == (
-            "p\ufffd",
-            "m\ufffd",
-            "\ufffd",
-            "style: ValueError: \ufffd",
-        )
-        assert (call.arguments, call.result, other.message, stored.output, stored.error) == (
-            "\0",
-            "\0",
-            "\0",
-            {"k\0": "\0"},
-            "e\0",
-        )
+        assert (other.path, other.model, other.code) == ("p\ufffd", "m\ufffd", "\ufffd")
+        assert stored.unrewarded == "style: ValueError: \ufffd"
+        assert (call.arguments, call.result, other.message) == ("\0", "\0", "\0")
+        assert (stored.output, stored.error) == ({"k\0": "\0"}, "e\0")
 
     async def test_text_that_utf_8_cannot_carry_is_kept_with_replacement_characters(self, store: Store) -> None:
         await started(store)
@@ -202,16 +170,10 @@ class CallLogConformance:
         )
         await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=tool_call, span_id="\ud800")])
         await store.add_rewards("a", 1, {"r\ud800": 1.0})
-        await store.finish_attempt(
-            "a", 1, Outcome.AGENT_ERROR, {"k\ud800": ["\ud800"]}, error="e\ud800", duration_s=float("inf")
-        )
-        (stored,) = await store.trajectories(["a"])
-        assert (stored.output, stored.error, stored.reported, stored.duration_s) == (
-            {"k\ufffd": ["\ufffd"]},
-            "e\ufffd",
-            {"r\ufffd": 1.0},
-            0.0,
-        )
+        output = {"k\ud800": ["\ud800"]}
+        stored = await ended(store, Outcome.AGENT_ERROR, output, error="e\ud800", duration_s=float("inf"))
+        assert (stored.output, stored.error) == ({"k\ufffd": ["\ufffd"]}, "e\ufffd")
+        assert (stored.reported, stored.duration_s) == ({"r\ufffd": 1.0}, 0.0)
         (call,) = stored.tool_calls
         assert (call.name, call.arguments, call.result, call.agent) == ("n\ufffd", "\ufffd", "\ufffd" * 300, "\ufffd")
         assert (await store.rollout("a")).attempts[0].error == "e\ufffd"
@@ -231,16 +193,11 @@ class CallLogConformance:
             await store.append_call(make_call(replace(lease, attempt=2), "c", [1], [2]))
 
     async def test_a_key_opens_its_own_attempt_while_it_runs(self, store: Store) -> None:
-        await store.create_rollouts(
-            [make_spec("a", step=4, sampling=SamplingSettings(temperature=0.0)), make_spec("b")]
-        )
+        greedy = SamplingSettings(temperature=0.0)
+        await store.create_rollouts([make_spec("a", step=4, sampling=greedy), make_spec("b")])
         lease, other = await leased(store), await leased(store)
         info = await store.authorise("a", 1, lease.key)
-        assert info is not None and (info.rollout_id, info.step, info.sampling) == (
-            "a",
-            4,
-            SamplingSettings(temperature=0.0),
-        )
+        assert info is not None and (info.rollout_id, info.step, info.sampling) == ("a", 4, greedy)
         assert await store.authorise("a", 1, lease.key) == info
         assert await store.authorise("a", 1, other.key) is None
         assert await store.authorise("b", 1, lease.key) is None

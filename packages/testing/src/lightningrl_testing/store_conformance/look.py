@@ -58,11 +58,8 @@ class LookConformance:
 
     async def test_a_query_of_ones_own_reads_what_was_acknowledged(self, store: Store) -> None:
         await store.create_rollouts([make_spec(name) for name in "abc"])
-        assert await store.read(lambda db: db.execute(text("SELECT id FROM rollouts ORDER BY id")).scalars().all()) == [
-            "a",
-            "b",
-            "c",
-        ]
+        ids = text("SELECT id FROM rollouts ORDER BY id")
+        assert await store.read(lambda db: list(db.execute(ids).scalars())) == ["a", "b", "c"]
 
     async def test_a_closed_store_says_so(self, store: Store) -> None:
         waiting = asyncio.create_task(store.lease("w", 60.0, wait_s=30.0))

@@ -19,32 +19,15 @@ class ToolCallConformance:
 
     async def test_calls_that_are_no_transitions_come_back_apart_from_tool_calls(self, store: Store) -> None:
         await started(store)
-        refused = OtherCall(
-            kind=OtherCallKind.REFUSED,
-            path="responses",
-            agent="boss",
-            status=503,
-            code="busy",
-            message="no",
-            started_at=1.0,
-        )
-        values: dict[str, Any] = {
-            "request": {"messages": [{"x": "y" * 1000}]},
-            "answer": {"n": None},
-            "duration_s": 0.5,
-        }
+        values: dict[str, Any] = {"agent": "boss", "status": 503, "code": "busy", "message": "no"}
+        refused = OtherCall(kind=OtherCallKind.REFUSED, path="responses", started_at=1.0, **values)
+        values = {"request": {"messages": [{"x": "y" * 1000}]}, "answer": {"n": None}, "duration_s": 0.5}
         forwarded = OtherCall(
             kind=OtherCallKind.FORWARDED, path="embeddings", model="e", status=200, started_at=2.0, **values
         )
         await store.append_other_calls("a", 1, [refused, forwarded])
-        hostile = OtherCall(
-            kind=OtherCallKind.ELSEWHERE,
-            path="\ud800",
-            model="\ud800",
-            message="\udfff",
-            answer="\ud800",
-            started_at=3.0,
-        )
+        texts: dict[str, Any] = {"path": "\ud800", "model": "\ud800", "message": "\udfff", "answer": "\ud800"}
+        hostile = OtherCall(kind=OtherCallKind.ELSEWHERE, started_at=3.0, **texts)
         await store.append_other_calls("a", 1, [hostile])
         trajectory = await ended(store)
         assert trajectory.tool_calls == () and trajectory.other_calls[:2] == (refused, forwarded)
@@ -66,10 +49,8 @@ class ToolCallConformance:
         lease = await started(store)
         await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("x", "y", "z", "v", "w")))
         await store.append_spans("a", 1, [SpanRecord(span_id="c0", agent="planner")])
-        assert (
-            await store.append_tool_calls("a", 1, [report("y", result="of a span"), report("v", ToolStatus.UNKNOWN)])
-            == 2
-        )
+        reports = [report("y", result="of a span"), report("v", ToolStatus.UNKNOWN)]
+        assert await store.append_tool_calls("a", 1, reports) == 2
         second = make_call(lease, "c1", [1, 2, 3], [4])
         results = [shown("x", ToolStatus.ERROR), shown("y"), *(shown(name, ToolStatus.ERROR) for name in "zvw")]
         assert await store.append_calls([second], results) == (None,)
@@ -100,24 +81,17 @@ class ToolCallConformance:
             id="call_1", name="sql", arguments="{}", result="x" * 1000, status=ToolStatus.OK, duration_s=0.5
         )
         by_span = ToolCall(id="s2", name="other", status=ToolStatus.ERROR, error_type="ValueError", agent="boss")
+        below: dict[str, Any] = {"parent_span_id": "00000000000000aa"}
         records = [
-            ToolCallRecord(
-                tool_call=by_id, span_id="0000000000000001", parent_span_id="00000000000000aa", started_at=1.0
-            ),
-            ToolCallRecord(
-                tool_call=by_span, span_id="0000000000000002", parent_span_id="00000000000000aa", started_at=2.0
-            ),
+            ToolCallRecord(tool_call=by_id, span_id="0000000000000001", started_at=1.0, **below),
+            ToolCallRecord(tool_call=by_span, span_id="0000000000000002", started_at=2.0, **below),
             ToolCallRecord(tool_call=ToolCall(id="s3", name="other"), span_id="0000000000000003", started_at=3.0),
         ]
         assert await store.append_tool_calls("a", 1, records) == 3
         assert await store.append_tool_calls("a", 1, records) == 0
         first, second, third = (await ended(store)).tool_calls
-        assert (first.transition_id, first.result, first.status, first.duration_s) == (
-            "c0",
-            "x" * 1000,
-            ToolStatus.OK,
-            0.5,
-        )
+        assert (first.transition_id, first.result) == ("c0", "x" * 1000)
+        assert (first.status, first.duration_s) == (ToolStatus.OK, 0.5)
         assert (second.transition_id, second.agent, second.error_type) == ("c1", "boss", "ValueError")
         assert third.transition_id is None
 
@@ -125,9 +99,8 @@ class ToolCallConformance:
         self, store: Store
     ) -> None:
         def report(call_id: str, status: ToolStatus, span: str | None, result: str = "") -> ToolCallRecord:
-            return ToolCallRecord(
-                tool_call=ToolCall(id=call_id, name="sql", status=status, result=result), span_id=span
-            )
+            call = ToolCall(id=call_id, name="sql", status=status, result=result)
+            return ToolCallRecord(tool_call=call, span_id=span)
 
         await started(store)
         ok, error, timeout, unknown = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
@@ -146,12 +119,8 @@ class ToolCallConformance:
         ]
         assert await store.append_tool_calls("a", 1, again) == 0
         assert await store.append_tool_calls("a", 1, again) == 0
-        assert (
-            await store.append_tool_calls(
-                "a", 1, [report("t4", ok, None), report("t4", timeout, None), report("other", error, "s3")]
-            )
-            == 1
-        )
+        more = [report("t4", ok, None), report("t4", timeout, None), report("other", error, "s3")]
+        assert await store.append_tool_calls("a", 1, more) == 1
         trajectory = await ended(store)
         stored = {tool.id: (tool.status, tool.result, tool.contradicted) for tool in trajectory.tool_calls}
         assert stored == {
