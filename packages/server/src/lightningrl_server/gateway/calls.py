@@ -208,10 +208,10 @@ class PolicyCalls:
             raise Refusal(renderer.without_tools, param="tools")
         kwargs = request.extras.template_kwargs
         for name in renderer.unlike(kwargs) if kwargs else ():
-            raise Refusal(
-                f"chat_template_kwargs asks for {name}={kwargs[name]!r}, and the prompts of policy {policy!r} are made "
+            raise Refusal.at(
+                "chat_template_kwargs",
+                f"asks for {name}={kwargs[name]!r}, and the prompts of policy {policy!r} are made "
                 f"otherwise; set {name} under policy.chat_template_kwargs in the recipe, or leave it out",
-                param="chat_template_kwargs",
             )
         return context if role == context.agent else replace(context, agent=role), policy, renderer
 

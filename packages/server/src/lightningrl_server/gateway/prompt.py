@@ -234,11 +234,11 @@ def _refuse_edits(request: CallRequest, prompt_tokens: int) -> None:
     write."""
     for edit in request.edits:
         if prompt_tokens > edit.beyond:
-            raise Refusal(
-                f"context_management asks for {edit.name!r}, which would now change the prompt of {prompt_tokens} "
+            raise Refusal.at(
+                "context_management",
+                f"asks for {edit.name!r}, which would now change the prompt of {prompt_tokens} "
                 "tokens, and that is not supported: the policy would learn from a prompt that the agent did not write; "
                 "keep more or trigger it later, or shorten the messages yourself",
-                param="context_management",
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from lightningrl.errors import LightningError
 from lightningrl_server.rendering.completion import Choice, ShownText, TextDelta
@@ -53,6 +53,11 @@ class Refusal(LightningError):
         self.param = param
         self.details = details
         """Fields that a dialect's SDK reads beside the sentence."""
+
+    @classmethod
+    def at(cls, where: str, problem: str, *, field: str = "", code: str = "invalid_request") -> Self:
+        """Refuse a part of the request: `where` begins the sentence and, with a `field` of it, is its `param`."""
+        return cls(f"{where} {problem}", param=f"{where}{field}", code=code)
 
 
 @dataclass(frozen=True, slots=True)

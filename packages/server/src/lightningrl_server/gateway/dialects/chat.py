@@ -145,9 +145,8 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
 
 def _refuse_unsupported(body: _Body) -> None:
     if body.logit_bias and not is_nothing(body.logit_bias):
-        raise Refusal(
-            "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out",
-            param="logit_bias",
+        raise Refusal.at(
+            "logit_bias", "is not supported: the recorded logprobs would not be the ones sampled from; leave it out"
         )
     chosen = None if body.function_call in ("none", "auto") else body.function_call
     if (body.functions and not is_nothing(body.functions)) or (chosen and not is_nothing(chosen)):
@@ -161,7 +160,7 @@ def _refuse_unsupported(body: _Body) -> None:
             param="previous_response_id",
         )
     if body.web_search_options is not None:  # an empty one asks for a search as well
-        raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
+        raise Refusal.at("web_search_options", "is not supported; give the agent a search tool")
 
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -172,33 +171,29 @@ _TEXTS_OF_THOUGHTS = ("text", "thinking", "reasoning", "reasoning_content", "con
 
 
 def _message(message: _Message, index: int) -> dict[str, Any]:
-    role = _ROLES.get(message.role, message.role)
+    where, role = f"messages[{index}]", _ROLES.get(message.role, message.role)
     if role not in ("system", "user", "assistant", "tool"):
-        raise Refusal(
-            f"messages[{index}] has the role {message.role!r}; known are system, developer, user, assistant, tool",
-            param=f"messages[{index}].role",
+        raise Refusal.at(
+            where, f"has the role {message.role!r}; known are system, developer, user, assistant, tool", field=".role"
         )
     content = message.content
     if role == "assistant" and isinstance(content, list):
         content = [part for part in content if not _is_thought(part)]
-    text = content if isinstance(content, str) else join_text(content, f"messages[{index}]")
+    text = content if isinstance(content, str) else join_text(content, where)
     plain: dict[str, Any] = {"role": role, "content": text}
     if message.audio:
-        raise Refusal(
-            f"messages[{index}] speaks in audio; the policy reads text only: send its text",
-            param=f"messages[{index}].audio",
-        )
+        raise Refusal.at(where, "speaks in audio; the policy reads text only: send its text", field=".audio")
     if role == "assistant":
         if message.refusal and not plain["content"]:
             plain["content"] = message.refusal
         if thoughts := _reasoning(message):
             plain["reasoning_content"] = thoughts
         if message.tool_calls:
-            plain["tool_calls"] = [_tool_call(call, index) for call in message.tool_calls]
+            plain["tool_calls"] = [_tool_call(call, where) for call in message.tool_calls]
         if message.function_call and not is_nothing(message.function_call):
             raise Refusal(
-                f"messages[{index}].function_call is not supported; use tool_calls",
-                param=f"messages[{index}].function_call",
+                f"{where}.function_call is not supported; use tool_calls",
+                param=f"{where}.function_call",
             )
     elif role == "tool":
         if call_id := _call_id(message.tool_call_id):
@@ -230,13 +225,12 @@ def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
+def _tool_call(call: _ToolCall, where: str) -> dict[str, Any]:
     if call.function is None:
-        raise Refusal(
-            f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported",
-            param=f"messages[{index}].tool_calls",
+        raise Refusal.at(
+            where, f"has a tool call of type {call.type!r}; only functions are supported", field=".tool_calls"
         )
-    value = read_arguments(call.function.arguments, f"messages[{index}]")
+    value = read_arguments(call.function.arguments, where)
     return {"id": _call_id(call.id), "type": "function", "function": {"name": call.function.name, "arguments": value}}
 
 
@@ -249,9 +243,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
     if (tool.get("type") or "function") != "function" or not isinstance(function, dict):
         hint = hosted_hint(tool.get("type"))
-        raise Refusal(
-            f"{where} is no function with a name; only functions are supported{hint and ': give the agent one'}{hint}",
-            param=where,
+        raise Refusal.at(
+            where, f"is no function with a name; only functions are supported{hint and ': give the agent one'}{hint}"
         )
     return function_tool(
         where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict")

@@ -154,12 +154,11 @@ def read_whole(name: str, value: Number, low: int, high: int | None = None) -> i
         return None
     if isinstance(value, float):
         if not value.is_integer():
-            raise Refusal(f"{name} is {value}; it must be a whole number", param=name)
+            raise Refusal.at(name, f"is {value}; it must be a whole number")
         value = int(value)
     if value < low or (high is not None and value > high):
-        raise Refusal(
-            f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""),
-            param=name,
+        raise Refusal.at(
+            name, f"is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else "")
         )
     return value
 
@@ -167,7 +166,7 @@ def read_whole(name: str, value: Number, low: int, high: int | None = None) -> i
 def check_count(name: str, items: Sequence[Any] | None, most: int = _MOST_MESSAGES) -> None:
     """No more than can be read in a moment."""
     if items is not None and len(items) > most:
-        raise Refusal(f"{name} has {len(items)} entries; send at most {most}", param=name)
+        raise Refusal.at(name, f"has {len(items)} entries; send at most {most}")
 
 
 def read_stop(name: str, stop: str | Sequence[str | None] | None) -> tuple[str, ...]:
@@ -176,9 +175,7 @@ def read_stop(name: str, stop: str | Sequence[str | None] | None) -> tuple[str, 
     check_count(name, stops, _MOST_STOPS)
     for text in stops:
         if len(text.encode()) > _LONGEST_STOP:
-            raise Refusal(
-                f"{name} has a text of {len(text.encode())} bytes; stop at one of at most {_LONGEST_STOP}", param=name
-            )
+            raise Refusal.at(name, f"has a text of {len(text.encode())} bytes; stop at one of at most {_LONGEST_STOP}")
     return tuple(text for text in stops if text)
 
 
@@ -203,9 +200,7 @@ def read_arguments(arguments: Any, where: str) -> Any:
             return value
     except RecursionError:
         pass
-    raise Refusal(
-        f"{where} has a tool call whose arguments are nested more than {MAX_DEPTH} deep; flatten them", param=where
-    )
+    raise Refusal.at(where, f"has a tool call whose arguments are nested more than {MAX_DEPTH} deep; flatten them")
 
 
 def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: str) -> str:
@@ -221,7 +216,7 @@ def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: st
             continue
         text = part if isinstance(part, str) else part.get("refusal" if kind == "refusal" else "text")
         if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
-            raise Refusal(f"{where} has a part of type {kind!r}; the policy reads text only", param=f"{where}.content")
+            raise Refusal.at(where, f"has a part of type {kind!r}; the policy reads text only", field=".content")
         joined, gap = (joined + gap + text.lstrip("\n"), "") if gap and text else (joined + text, gap)
     return joined
 
@@ -235,10 +230,11 @@ def _document(part: Mapping[str, Any], where: str) -> str:
         inner: Mapping[Any, Any] = source if isinstance(source, Mapping) else {}
         heads, body = (part.get("title"), part.get("context")), inner.get(_TEXT_KEYS.get(str(inner.get("type"))))
     if body is None or not is_parts(body):
-        raise Refusal(
-            f"{where} has a part of type {part['type']!r} that holds no text; the policy reads text only: send the "
+        raise Refusal.at(
+            where,
+            f"has a part of type {part['type']!r} that holds no text; the policy reads text only: send the "
             "document's text",
-            param=f"{where}.content",
+            field=".content",
         )
     return "\n\n".join([head for head in heads if isinstance(head, str) and head] + [join_text(body, where)])
 
@@ -281,7 +277,7 @@ def read_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
     if kind != "json_schema":
         raise Refusal(f"the format {kind!r} is not supported; use 'text', 'json_object' or 'json_schema'", param=param)
     if not isinstance(schema, dict):
-        raise Refusal(f"{param} has no schema; give a JSON schema as an object", param=param)
+        raise Refusal.at(param, "has no schema; give a JSON schema as an object")
     check_schema(schema, param)
     shown = json.dumps(schema, ensure_ascii=False)
     sentence = f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{shown}"
@@ -311,12 +307,12 @@ def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras
     fields = _unwrapped(fields)
     kwargs = fields.pop("chat_template_kwargs", None) or {}
     if not isinstance(kwargs, dict):
-        raise Refusal("chat_template_kwargs is no object; give names with values", param="chat_template_kwargs")
+        raise Refusal.at("chat_template_kwargs", "is no object; give names with values")
     if (thinks := fields.pop("enable_thinking", None)) is not None:  # as some providers have it
         kwargs = {"enable_thinking": thinks, **kwargs}
     asking = {name: value for name, value in fields.items() if value is not None and not _asks_nothing(name, value)}
     for name in sorted(asking.keys() & _REFUSED):
-        raise Refusal(f"{name} is not supported: {_REFUSED[name].format(form=form)}", param=name)
+        raise Refusal.at(name, f"is not supported: {_REFUSED[name].format(form=form)}")
     asked = read_asked(**{name: asking.pop(name, None) for name in _NEUTRAL})
     return Extras(
         template_kwargs={name: value for name, value in kwargs.items() if value is not None},
@@ -347,6 +343,6 @@ def _asks_nothing(name: str, value: Any) -> bool:
 def _stop_token_ids(ids: Any) -> tuple[int, ...]:
     name = "stop_token_ids"
     if not isinstance(ids, list) or any(isinstance(value, bool) or not isinstance(value, int | float) for value in ids):
-        raise Refusal(f"{name} is no list of token ids; give numbers", param=name)
+        raise Refusal.at(name, "is no list of token ids; give numbers")
     check_count(name, ids, _MOST_STOP_IDS)
     return tuple(read_whole(name, value, 0, 2**31 - 1) or 0 for value in ids)

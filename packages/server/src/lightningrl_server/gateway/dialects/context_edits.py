@@ -112,7 +112,7 @@ def _whole(value: Any, where: str, default: int | None) -> int:
 def _entries(value: Any, what: str) -> list[Mapping[str, Any]]:
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise Refusal(f"{_PARAM} has {what} that are no list of objects", param=_PARAM)
+        raise Refusal.at(_PARAM, f"has {what} that are no list of objects")
     return entries
 
 

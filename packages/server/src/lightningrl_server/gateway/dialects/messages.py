@@ -148,9 +148,7 @@ def _refuse_unsupported(body: _Body) -> None:
 
 def _messages(message: _Message, where: str) -> Iterator[dict[str, Any]]:
     if message.role not in ("user", "assistant", "system"):
-        raise Refusal(
-            f"{where} has the role {message.role!r}; known are user, assistant, system", param=f"{where}.role"
-        )
+        raise Refusal.at(where, f"has the role {message.role!r}; known are user, assistant, system", field=".role")
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
     elif message.role == "assistant":
@@ -201,7 +199,7 @@ def _others(role: str, blocks: list[dict[str, Any] | str], where: str) -> Iterat
 def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = read_arguments(block.get("input"), where)
     if not isinstance(arguments, dict):
-        raise Refusal(f"{where} has an input that is no object; send the tool's arguments as one", param=where)
+        raise Refusal.at(where, "has an input that is no object; send the tool's arguments as one")
     name, call_id = _string(block, "name", where), _string(block, "id", where)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -209,7 +207,7 @@ def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
 def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
     content = block.get("content")
     if not is_parts(content):
-        raise Refusal(f"{where} has a content that is neither text nor blocks", param=where)
+        raise Refusal.at(where, "has a content that is neither text nor blocks")
     text = join_text(content, where)
     if _is_failed(block) and not text.lower().startswith("error"):
         text = f"Error: {text}" if text else "Error"  # the other dialects have no flag either: the policy reads it
@@ -233,25 +231,25 @@ def _is_failed(block: dict[str, Any]) -> bool:
 def _string(block: dict[str, Any], key: str, where: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise Refusal(f"{where} has no {key}; a block of type {block.get('type')!r} needs one", param=where)
+        raise Refusal.at(where, f"has no {key}; a block of type {block.get('type')!r} needs one")
     return value
 
 
 def _unsupported(kind: Any, where: str) -> Refusal:
-    return Refusal(
-        f"{where} is a block of type {kind!r}; the policy reads text, thinking, tool_use of its own and tool_result of "
+    return Refusal.at(
+        where,
+        f"is a block of type {kind!r}; the policy reads text, thinking, tool_use of its own and tool_result of "
         "the user",
-        param=where,
     )
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        raise Refusal(
-            f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an "
+        raise Refusal.at(
+            where,
+            f"is of type {kind!r}; only tools of the agent's own are supported: give it with an "
             f"input_schema{hosted_hint(kind)}",
-            param=where,
         )
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
 

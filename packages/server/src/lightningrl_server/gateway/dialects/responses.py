@@ -149,7 +149,7 @@ def _refuse_unsupported(body: _Body) -> None:
     refuse_fields(body, _REFUSED)
     # "auto" truncates what is beyond the context, and that is refused by its length
     if body.truncation not in (None, "disabled", "auto"):
-        raise Refusal(f"truncation is {body.truncation!r}; it may be 'auto' or 'disabled'", param="truncation")
+        raise Refusal.at("truncation", f"is {body.truncation!r}; it may be 'auto' or 'disabled'")
 
 
 def _read_items(
@@ -164,10 +164,10 @@ def _read_items(
         if answer is not None and holds(answer):
             if _is_reference(item):
                 continue
-            raise Refusal(
-                f"{where} is the item {item['id']!r}, which the conversation of previous_response_id holds already; "
+            raise Refusal.at(
+                where,
+                f"is the item {item['id']!r}, which the conversation of previous_response_id holds already; "
                 "leave it out",
-                param=where,
             )
         conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
     if not conversation.messages:
@@ -203,9 +203,9 @@ def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str
             **function,
             "arguments": json.dumps(function["arguments"]),
         }
-    raise Refusal(
-        f"{where} refers to the item {item_id!r}, which no answer of this attempt has; send the item itself",
-        param=where,
+    raise Refusal.at(
+        where,
+        f"refers to the item {item_id!r}, which no answer of this attempt has; send the item itself",
         code="item_not_found",
     )
 
@@ -233,18 +233,17 @@ class _Conversation:
         elif kind == "reasoning":
             self._reasoning += _reasoning(item, where)
         elif kind not in _SETTINGS:
-            raise Refusal(
-                f"{where} is an item of type {kind!r}; the policy reads message, reasoning, function_call and "
+            raise Refusal.at(
+                where,
+                f"is an item of type {kind!r}; the policy reads message, reasoning, function_call and "
                 "function_call_output",
-                param=where,
             )
 
     def _message(self, item: dict[str, Any], where: str) -> None:
         role, content = _ROLES.get(str(item.get("role"))), item.get("content")
         if role is None:
-            raise Refusal(
-                f"{where} has the role {item.get('role')!r}; known are system, developer, user, assistant",
-                param=f"{where}.role",
+            raise Refusal.at(
+                where, f"has the role {item.get('role')!r}; known are system, developer, user, assistant", field=".role"
             )
         text = _text(content, where)
         if role != "assistant":
@@ -260,7 +259,7 @@ class _Conversation:
         asked = item.get("input") if is_custom else item.get("arguments", ...)
         if not isinstance(asked, str if is_custom else str | Mapping | None):
             ways = "no arguments; a function_call has them as JSON text", "no input; a custom_tool_call has it as text"
-            raise Refusal(f"{where} has {ways[is_custom]}", param=where)
+            raise Refusal.at(where, f"has {ways[is_custom]}")
         message = self._assistant(item, starts=False)
         arguments = {"input": asked} if is_custom else read_arguments(asked, where)
         function = {"name": self._tools.name_of(name, item.get("namespace")), "arguments": arguments}
@@ -269,7 +268,7 @@ class _Conversation:
     def _output(self, item: dict[str, Any], where: str) -> None:
         output = item.get("output")
         if "output" not in item or not isinstance(output, str | list | None):
-            raise Refusal(f"{where} has no output; a function_call_output has it as text or text parts", param=where)
+            raise Refusal.at(where, "has no output; a function_call_output has it as text or text parts")
         message = {"role": "tool", "content": _text(output, where)}
         if (call_id := _call_id(item, where)) is not None:
             message["tool_call_id"] = call_id
@@ -317,21 +316,21 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
         if isinstance(parts, list) and parts:
             texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
             if not all(isinstance(text, str) for text in texts):
-                raise Refusal(f"{where} has a {key} that is no list of texts", param=where)
+                raise Refusal.at(where, f"has a {key} that is no list of texts")
             return "\n".join(str(text) for text in texts)
     return ""
 
 
 def _text(content: Any, where: str) -> str:
     if not is_parts(content):
-        raise Refusal(f"{where} has a content that is neither text nor parts", param=f"{where}.content")
+        raise Refusal.at(where, "has a content that is neither text nor parts", field=".content")
     return join_text(content, where)
 
 
 def _string(item: dict[str, Any], key: str, where: str) -> str:
     value = item.get(key)
     if not isinstance(value, str) or not value:
-        raise Refusal(f"{where} has no {key}; an item of type {item.get('type')!r} needs one", param=where)
+        raise Refusal.at(where, f"has no {key}; an item of type {item.get('type')!r} needs one")
     return value
 
 

@@ -109,7 +109,7 @@ def _flatten(tool: Mapping[str, Any], where: str, namespace: str | None) -> Iter
         return
     name, inner = tool.get("name"), tool.get("tools") or []
     if namespace is not None or not isinstance(name, str) or not _are_tools(inner):
-        raise Refusal(f"{where} is no namespace with a name and a list of functions", param=where)
+        raise Refusal.at(where, "is no namespace with a name and a list of functions")
     for index, function in enumerate(inner):
         yield from _flatten(function, f"{where}.tools[{index}]", name)
 
@@ -121,10 +121,10 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
         return function_tool(where, tool.get("name"), _with_format(tool), parameters)
     if kind != "function":
-        raise Refusal(
-            f"{where} is of type {kind!r}; only functions are supported: give the agent a function tool for "
+        raise Refusal.at(
+            where,
+            f"is of type {kind!r}; only functions are supported: give the agent a function tool for "
             f"it{hosted_hint(kind)}",
-            param=where,
         )
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))
 

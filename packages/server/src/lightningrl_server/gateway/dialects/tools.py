@@ -72,7 +72,7 @@ def read_offer(
 def function_tool(where: str, name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
     """A function that the policy is offered, in the one form that all dialects render."""
     if not isinstance(name, str):
-        raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
+        raise Refusal.at(where, "is no function with a name; only functions are supported")
     parts = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {"type": "function", "function": {key: value for key, value in parts.items() if value is not None}}
 
@@ -111,9 +111,9 @@ def read_tools(
         function = read(tool, where)
         name = function["function"]["name"]
         if not _NAME.fullmatch(name):
-            raise Refusal(f"{where} has the name {name!r}; use up to 128 letters, digits, '_' and '-'", param=where)
+            raise Refusal.at(where, f"has the name {name!r}; use up to 128 letters, digits, '_' and '-'")
         if name in names:
-            raise Refusal(f"{where} has the name {name!r} of an earlier tool; name each tool once", param=where)
+            raise Refusal.at(where, f"has the name {name!r} of an earlier tool; name each tool once")
         names.add(name)
         _check_parameters(function["function"].get("parameters"), where, name)
         functions.append(function)
@@ -140,7 +140,7 @@ def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]] | None, *, choic
         return _allowed(choice.get("allowed_tools") or choice, tools, choices)
     name = _named_tool(choice) if isinstance(choice, dict) and kind in (None, "function", "tool") else None
     if name is None:
-        raise Refusal(f"tool_choice {choice!r} is not supported; use {choices}", param="tool_choice")
+        raise Refusal.at("tool_choice", f"{choice!r} is not supported; use {choices}")
     return ToolChoice(_force_call(name, tools))
 
 
@@ -157,15 +157,15 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, choices: st
     tools_of = listed if isinstance(listed, list) else ()
     names = {_named_tool(tool) for tool in tools_of if isinstance(tool, dict)}
     if mode not in ("auto", "required") or not names or None in names:
-        raise Refusal(f"tool_choice {choice!r} is not supported; use {choices}", param="tool_choice")
+        raise Refusal.at("tool_choice", f"{choice!r} is not supported; use {choices}")
     if names >= {tool["function"]["name"] for tool in tools or ()}:
         return read_choice(mode, tools, choices=choices)
     if mode == "required" and len(names) == 1:
         return ToolChoice(_force_call(names.pop(), tools))
-    raise Refusal(
-        f"tool_choice allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer "
+    raise Refusal.at(
+        "tool_choice",
+        f"allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer "
         "those tools alone",
-        param="tool_choice",
     )
 
 
@@ -173,15 +173,9 @@ def _force_call(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> 
     """The call that a `tool_choice` asks for, of the tool `name` or (None) of any that is offered."""
     offered = [tool["function"]["name"] for tool in tools or ()]
     if not offered:
-        raise Refusal(
-            "tool_choice asks for a tool call, but no tools are offered; send tools, or leave it out",
-            param="tool_choice",
-        )
+        raise Refusal.at("tool_choice", "asks for a tool call, but no tools are offered; send tools, or leave it out")
     if name is not None and name not in offered:
-        raise Refusal(
-            f"tool_choice names the tool {name!r}, which is not offered; offered: {', '.join(offered)}",
-            param="tool_choice",
-        )
+        raise Refusal.at("tool_choice", f"names the tool {name!r}, which is not offered; offered: {', '.join(offered)}")
     return ForcedCall(name if name is not None or len(offered) > 1 else offered[0])
 
 
@@ -190,13 +184,11 @@ def _check_parameters(schema: Any, where: str, name: str) -> None:
     if schema is None:
         return
     if not isinstance(schema, dict):
-        raise Refusal(
-            f"{where} ({name!r}): its parameters are no JSON schema but a {type(schema).__name__}; give an object",
-            param=where,
+        raise Refusal.at(
+            where, f"({name!r}): its parameters are no JSON schema but a {type(schema).__name__}; give an object"
         )
     if schema.get("type", "object") != "object":
-        raise Refusal(
-            f"{where} ({name!r}): its parameters have the type {schema['type']!r}; a tool takes an 'object'",
-            param=where,
+        raise Refusal.at(
+            where, f"({name!r}): its parameters have the type {schema['type']!r}; a tool takes an 'object'"
         )
     check_schema(schema, f"{where} ({name!r})", param=where)
