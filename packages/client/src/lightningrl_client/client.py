@@ -106,11 +106,8 @@ def _report(report: Report) -> None:
     if redirection is not None:
         rollout = redirection.scope.current()
         if rollout is None:
-            logger.warning(
-                "%s: no rollout runs here, so nobody gets %s; report from the agent's own context",
-                report.path,
-                report.body,
-            )
+            sentence = "%s: no rollout runs here, so nobody gets %s; report from the agent's own context"
+            logger.warning(sentence, report.path, report.body)
         elif os.getpid() != redirection.pid:  # forked by the agent: nobody hands in what is kept here
             _post(redirection.server_url + rollout.base_path, rollout.key, report)
         else:

@@ -38,9 +38,8 @@ def read_settings(
     `--workers`. Raises ConfigError."""
     from lightningrl_client.recipe_file import parse_setting
 
-    settings = dict(parse_setting(text) for text in texts or ())
-    settings.update({key: value for key, value in (shortcuts or {}).items() if value is not None})
-    return {**settings, **parse_workers(workers)}
+    given = {key: value for key, value in (shortcuts or {}).items() if value is not None}
+    return {**dict(map(parse_setting, texts or ())), **given, **parse_workers(workers)}
 
 
 def parse_workers(text: str | None) -> dict[str, Any]:

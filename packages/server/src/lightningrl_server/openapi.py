@@ -24,13 +24,10 @@ def describe(endpoints: Sequence[Endpoint[Any, Any]]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, named, components)
+    about = "Order rollouts, work on them, train on what they did."
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "LightningRL",
-            "version": "1",
-            "summary": "Order rollouts, work on them, train on what they did.",
-        },
+        "info": {"title": "LightningRL", "version": "1", "summary": about},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}],
@@ -43,22 +40,15 @@ def _operation(endpoint: Endpoint[Any, Any], named: dict[str, Any], components: 
         for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
     about = " ".join((endpoint.about or inspect.getdoc(endpoint.body) or "").split())
-    operation: dict[str, Any] = {
-        "summary": about.partition(". ")[0].rstrip("."),
-        "description": about,
-        "tags": [endpoint.who],
-    }
+    summary = about.partition(". ")[0].rstrip(".")
+    operation: dict[str, Any] = {"summary": summary, "description": about, "tags": [endpoint.who]}
     if endpoint.body is bytes:
         binary = {"schema": {"type": "string", "format": "binary"}}
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/x-protobuf": binary, "application/json": {"schema": {}}},
-        }
+        content = {"application/x-protobuf": binary, "application/json": {"schema": {}}}
+        operation["requestBody"] = {"required": True, "content": content}
     elif endpoint.body is not None and endpoint.method == "POST":
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": named[repr(endpoint.body)]}},
-        }
+        content = {"application/json": {"schema": named[repr(endpoint.body)]}}
+        operation["requestBody"] = {"required": True, "content": content}
     elif endpoint.body is not None:
         query = components[endpoint.body.__name__]
         parameters += [

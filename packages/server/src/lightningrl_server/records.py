@@ -9,24 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightningrl.types import (
-    BranchPoint,
-    OtherCall,
-    Outcome,
-    RolloutMode,
-    SamplingSettings,
-    ToolCall,
-    Transition,
-)
+from lightningrl.types import BranchPoint, OtherCall, Outcome, RolloutMode, SamplingSettings, ToolCall, Transition
 
-__all__ = [
-    "DIALOGUE",
-    "AttemptEnd",
-    "AttemptInfo",
-    "CallRecord",
-    "SpanRecord",
-    "ToolCallRecord",
-]
+__all__ = ["DIALOGUE", "AttemptEnd", "AttemptInfo", "CallRecord", "SpanRecord", "ToolCallRecord"]
 
 DIALOGUE = "dialogue:"
 """Prefix of a `ToolCallRecord.span_id` that only the dialogue shows; the tool call's id follows."""

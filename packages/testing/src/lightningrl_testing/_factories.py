@@ -24,12 +24,8 @@ def call_factories(hook: str, part: object, /, **offered: Any) -> None:
             continue
         parameters = inspect.signature(plugin.factory).parameters
         options = {name: value for name, value in offered.items() if name in parameters}
-        missing = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty and name not in options
-        ]
-        if not missing:
+        own = (parameter for name, parameter in parameters.items() if name not in options)
+        if not any(one.kind is one.KEYWORD_ONLY and one.default is one.empty for one in own):
             plugin.build(**options)
 
 

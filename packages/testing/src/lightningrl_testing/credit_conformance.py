@@ -298,12 +298,7 @@ def _snapshot(group: TrajectoryGroup) -> list[object]:
         return transition.id, dict(transition.rewards), transition.trainable, *(array.tobytes() for array in arrays)
 
     return [
-        (
-            trajectory.rollout_id,
-            trajectory.reward,
-            dict(trajectory.rewards),
-            [call(transition) for transition in trajectory.transitions],
-        )
+        (trajectory.rollout_id, trajectory.reward, dict(trajectory.rewards), [*map(call, trajectory.transitions)])
         for trajectory in group.trajectories
     ]
 

@@ -177,12 +177,8 @@ class ModelCalls:
     def _note_unattributed(self, path: str) -> None:
         self.unattributed += 1
         if self.unattributed <= MOST_WARNINGS:
-            logger.warning(
-                "a call of %r belongs to no rollout and is refused (%d so far): %s",
-                path,
-                self.unattributed,
-                self.scope.why_none(),
-            )
+            sentence = "a call of %r belongs to no rollout and is refused (%d so far): %s"
+            logger.warning(sentence, path, self.unattributed, self.scope.why_none())
 
     def _origin(self) -> CallOrigin:
         """Name the caller: the role in the agent's own code counts before the name that an adapter has for it."""

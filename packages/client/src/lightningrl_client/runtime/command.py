@@ -75,10 +75,9 @@ def command_agent(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        sys.stderr.write(Mask([key]).text(errors.decode(errors="replace")))
-        return read_output(
-            " ".join(command), process.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
-        )
+        text, complaint = output.decode(errors="replace"), errors.decode(errors="replace")
+        sys.stderr.write(Mask([key]).text(complaint))
+        return read_output(" ".join(command), process.returncode, text, complaint)
 
     return answer
 
@@ -88,14 +87,12 @@ def read_output(command: str, status: int | None, output: str, errors: str) -> A
     # U+2028 and its like may stand in a JSON text
     lines = [line for line in re.split(r"[\r\n]", output) if line.strip()]
     if status != 0 or not lines:
-        what = "said nothing on stdout; print the answer as its last line"
-        if status != 0:
-            what = f"ended with status {status}"
+        silent = "said nothing on stdout; print the answer as its last line"
+        what = f"ended with status {status}" if status != 0 else silent
         # many programs warn on stderr, and say why on stdout
         texts = [text.strip() for text in (errors, output) if text.strip()]
-        raise CommandFailed(
-            "\n".join([f"{command!r} {what}", *(text[-(LONGEST_TAIL // len(texts)) :] for text in texts)])
-        )
+        tails = [text[-(LONGEST_TAIL // len(texts)) :] for text in texts]
+        raise CommandFailed("\n".join([f"{command!r} {what}", *tails]))
     answer = lines[-1].strip()
     if answer[0] not in '{["':
         return answer

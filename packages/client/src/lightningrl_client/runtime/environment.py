@@ -95,13 +95,8 @@ def worker_environment(
     exceptions = [place.strip() for name in ("NO_PROXY", "no_proxy") for place in environment.get(name, "").split(",")]
     # `*` counts alone (curl, urllib)
     no_proxy = "*" if "*" in exceptions else ",".join(dict.fromkeys(filter(None, [*exceptions, host])))
-    return {
-        **SINGLE_THREADED,
-        **given,
-        "NO_PROXY": no_proxy,
-        "no_proxy": no_proxy,
-        **gateway_environment(server_url, dialects),
-    }
+    proxies = {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
+    return {**SINGLE_THREADED, **given, **proxies, **gateway_environment(server_url, dialects)}
 
 
 @contextmanager
@@ -128,14 +123,12 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
         # an exclusive process has the variables of its rollout
         inherited = {} if redirection.scope.exclusive else os.environ
         before = inherited if given is None else given
-        if isinstance(before, Mapping):  # else Popen says what is wrong with it
-            ours = attempt_variables(redirection, before)
-            if ours:
-                env = {**before, **ours}
-                if len(args) > PLACE:
-                    args = (*args[:PLACE], env, *args[PLACE + 1 :])
-                else:
-                    kwargs = {**kwargs, "env": env}
+        # else Popen says what is wrong with it
+        ours = attempt_variables(redirection, before) if isinstance(before, Mapping) else {}
+        if ours and len(args) > PLACE:
+            args = (*args[:PLACE], {**before, **ours}, *args[PLACE + 1 :])
+        elif ours:
+            kwargs = {**kwargs, "env": {**before, **ours}}
         wrapped(*args, **kwargs)
 
     def prepare(wrapped: Callable[..., dict[str, Any]], _: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:

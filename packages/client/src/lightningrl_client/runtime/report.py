@@ -78,11 +78,8 @@ def report_exception(
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
         outcome = Outcome.AGENT_ERROR
-    return Result(
-        outcome=outcome,
-        error=Mask.of_variables(os.environ, rollout.key).text(describe(error, is_in_thread=is_in_thread)),
-        duration_s=duration_s,
-    )
+    sentence = Mask.of_variables(os.environ, rollout.key).text(describe(error, is_in_thread=is_in_thread))
+    return Result(outcome=outcome, error=sentence, duration_s=duration_s)
 
 
 def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:

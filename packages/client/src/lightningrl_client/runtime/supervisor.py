@@ -81,9 +81,8 @@ class Supervisor:
         self._plan = plan
         self._settings = plan.settings
         self._name = plan.settings.worker_id
-        self._client = ServerClient(
-            plan.settings.server_url, plan.settings.worker_key, patience_s=plan.settings.patience_s
-        )
+        settings = plan.settings
+        self._client = ServerClient(settings.server_url, settings.worker_key, patience_s=settings.patience_s)
         self._workers = workers
         self._living: dict[int, _Life] = {}
         self._stopping = asyncio.Event()
@@ -135,10 +134,8 @@ class Supervisor:
         """Kill workers whose attempts overran."""
         seen = 0
         while True:
-            soonest = min(
-                (held.deadline for life in self._living.values() for held in life.held.values()),
-                default=time.monotonic() + LOOK_S,
-            )
+            deadlines = (held.deadline for life in self._living.values() for held in life.held.values())
+            soonest = min(deadlines, default=time.monotonic() + LOOK_S)
             seen = (await self._look(seen, min(LOOK_S, max(0.05, soonest - time.monotonic())))).version
             for life in tuple(self._living.values()):
                 if life.overdue() and not (life.is_overdue or life.has_ended):

@@ -86,12 +86,8 @@ class _Models:
             return write_models(routing.policies)
         if routing.may_serve(name, context.agent) or (forwarder is not None and forwarder.has_upstream(name)):
             return write_model(name)
-        raise Refusal(
-            f"no policy {name!r} in this run; it serves {', '.join(routing.policies)}",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
+        sentence = f"no policy {name!r} in this run; it serves {', '.join(routing.policies)}"
+        raise Refusal(sentence, status=404, code="model_not_found", param="model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +144,8 @@ def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
 async def _refuse_upgrade(websocket: WebSocket) -> None:
     """Say at once that calls come over HTTP. Codex then sends its call there; after any other status it first tries for
     7 s."""
-    await websocket.send_denial_response(
-        PlainTextResponse(
-            "calls are not answered over a WebSocket; send each as a POST, streamed or not\n", status_code=426
-        )
-    )
+    sentence = "calls are not answered over a WebSocket; send each as a POST, streamed or not\n"
+    await websocket.send_denial_response(PlainTextResponse(sentence, status_code=426))
 
 
 MODELS = ("/v1/models", "/v1/models/{model:path}")

@@ -164,11 +164,8 @@ class AskedTools:
             return {}
         for answer in [answer for answer in self._recorded.values() if parent_id in (None, answer.id)]:
             self._read(answer)
-        waiting = {
-            call_id: asked
-            for call_id, asked in self._waiting.items()
-            if call_id not in results and parent_id in (None, asked.asker.id)
-        }
+        left = ((call_id, asked) for call_id, asked in self._waiting.items() if call_id not in results)
+        waiting = {call_id: asked for call_id, asked in left if parent_id in (None, asked.asker.id)}
         # Another conversation of the attempt may ask for the same, and an example in the prompt may show it.
         before = _digest(messages[last - 1]) if last else b""
         joined: dict[str, Mapping[str, Any]] = {}

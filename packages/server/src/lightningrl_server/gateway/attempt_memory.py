@@ -173,10 +173,8 @@ class AttemptMemory:
         """Record the choices, then remember them; returns those in the store where this is a replay."""
         request = call.request
         answers = [prompt.answer(choice.id, choice.completion, with_ids=request.has_call_ids) for choice in choices]
-        records = [
-            _record(call, prompt, choice, answer, key, duration_s)
-            for choice, answer in zip(choices, answers, strict=True)
-        ]
+        pairs = zip(choices, answers, strict=True)
+        records = [_record(call, prompt, choice, answer, key, duration_s) for choice, answer in pairs]
         shown = [] if self._asked is None else self._asked.find(request, prompt.parent_id)
         before = await self._log.append_calls(records, await self._read_shown(shown) if shown else ())
         if self._asked is not None:

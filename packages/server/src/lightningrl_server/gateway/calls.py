@@ -105,10 +105,8 @@ class Routing:
         """True if a policy may answer, by what is known before the messages are read."""
         if self.policy(model, self.role(agent, model, ())) is not None:
             return True
-        return agent is None and any(
-            rule.system is not None and _fits_model(rule, model) and self.policy("", role) is not None
-            for role, rule in self._rules.items()
-        )
+        by_system = [role for role, rule in self._rules.items() if rule.system is not None and _fits_model(rule, model)]
+        return agent is None and any(self.policy("", role) is not None for role in by_system)
 
 
 class PolicyCalls:
@@ -262,11 +260,8 @@ class PolicyCalls:
             choices = await sampler.whole()
         answer, is_replay = await self._commit(call, prompt, choices, was_shown=has_begun)
         if is_replay and has_begun:
-            raise Refusal(
-                f"the call id {call.context.call_id!r} was answered before; send each call with its own",
-                status=409,
-                code="replayed",
-            )
+            sentence = f"the call id {call.context.call_id!r} was answered before; send each call with its own"
+            raise Refusal(sentence, status=409, code="replayed")
         if request.stream and not is_replay:
             for choice in choices:
                 yield choice.last_delta

@@ -98,12 +98,8 @@ class Forwarder:
         mask = Mask([upstream.api_key])
         passing, has_begun = MaskedBytes(mask), False
         try:
-            request = self._client.build_request(
-                "POST",
-                _url(upstream, call),
-                content=_body(upstream, call.body),
-                headers=_headers(upstream, dialect, call.headers),
-            )
+            body, sent = _body(upstream, call.body), _headers(upstream, dialect, call.headers)
+            request = self._client.build_request("POST", _url(upstream, call), content=body, headers=sent)
             answer = await self._client.send(request, stream=True)
             try:
                 record.status = answer.status_code
@@ -120,12 +116,9 @@ class Forwarder:
         except httpx.HTTPError as error:
             record.error, reason = type(error).__name__, mask.text(_reason(error))
             if not has_begun:
-                raise Refusal(
-                    f"the upstream at {upstream.base_url!r} does not answer ({reason}); check its address, and that it "
-                    "is up",
-                    status=502,
-                    code="upstream_failed",
-                ) from error
+                problem = f"the upstream at {upstream.base_url!r} does not answer ({reason})"
+                sentence = f"{problem}; check its address, and that it is up"
+                raise Refusal(sentence, status=502, code="upstream_failed") from error
             place = call.info.rollout_id, upstream.base_url
             logger.warning("rollout %s: the upstream at %r broke off: %s", *place, reason)
             return  # without its end, so that the connection is closed: half an answer must not pass for a whole one
@@ -232,9 +225,8 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, httpx.LocalProtocolError):
         return type(error).__name__
-    root = next(
-        (cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error
-    )
+    roots = (cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None)
+    root = next(roots, error)
     return f"{type(root).__name__}: {root}".removesuffix(": ")
 
 
@@ -259,10 +251,8 @@ class MaskedBytes:
         data = self._held + chunk
         for key in self._written:
             data = data.replace(key, MASKED.encode())
-        longest = min(len(data), max(map(len, self._written)) - 1)
-        held = next(
-            (size for size in range(longest, 0, -1) if any(key.startswith(data[-size:]) for key in self._written)), 0
-        )
+        sizes = range(min(len(data), max(map(len, self._written)) - 1), 0, -1)
+        held = next((size for size in sizes if any(key.startswith(data[-size:]) for key in self._written)), 0)
         self._held = data[len(data) - held :]
         return data[: len(data) - held]
 

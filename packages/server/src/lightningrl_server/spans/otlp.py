@@ -114,11 +114,9 @@ def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> Parse
     scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
     _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
     records = [record for scope in scopes for record in scope.log_records if _is_evaluation(record)]
-    evaluations = read_log_evaluations(
-        (record.span_id.hex() if len(record.span_id) == 8 else None, _plain_attributes(record.attributes))
-        for record in records
-    )
-    return ParsedExport(request=request, evaluations=evaluations)
+    around = (record.span_id.hex() if len(record.span_id) == 8 else None for record in records)
+    attributes = (_plain_attributes(record.attributes) for record in records)
+    return ParsedExport(request=request, evaluations=read_log_evaluations(zip(around, attributes, strict=True)))
 
 
 def encode_answer(media_type: str, rejected: int) -> bytes:

@@ -249,10 +249,4 @@ def Json(kind: Any, what: str, empty: Any = None) -> ColumnCodec:  # noqa: N802
 
 def Choice(kind: type[StrEnum]) -> Enum:  # noqa: N802
     """Make the type of a member of a StrEnum, stored by its value."""
-    return Enum(
-        kind,
-        native_enum=False,
-        create_constraint=False,
-        length=32,
-        values_callable=lambda members: [member.value for member in members],
-    )
+    return Enum(kind, native_enum=False, length=32, values_callable=lambda members: [one.value for one in members])

@@ -57,10 +57,8 @@ def _set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
         values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
         values.update(score.transition_rewards)
         rows["computed"] += reward_rows(tx, row.pk, score.rollout_id, indices, values)
-        rows["digests"] += [
-            {"attempt_pk": row.pk, "part": tx.word(part), "digest": tx.word(digest)}
-            for part, digest in score.digests.items()
-        ]
+        for part, digest in score.digests.items():
+            rows["digests"].append({"attempt_pk": row.pk, "part": tx.word(part), "digest": tx.word(digest)})
         if score.evidence is not None:
             rows["evidence"].append({"attempt_pk": row.pk, "data": score.evidence})
         if score.asked:
@@ -69,14 +67,10 @@ def _set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
             add_other_calls(tx, row.pk, [call for call in score.asked if call.started_at not in starts])
         total = check_finite(score.reward, "reward", score.rollout_id)
         rows["scores"].append({"attempt_pk": row.pk, "reward": total, "unrewarded": score.unrewarded})
-        rows["advantages"] += [
-            {
-                "attempt_pk": row.pk,
-                "idx": call_index(indices, transition_id, score.rollout_id),
-                "data": None if credit is None else encode_advantages(credit),
-            }
-            for transition_id, credit in score.advantages.items()
-        ]
+        for transition_id, credit in score.advantages.items():
+            index = call_index(indices, transition_id, score.rollout_id)
+            data = None if credit is None else encode_advantages(credit)
+            rows["advantages"].append({"attempt_pk": row.pk, "idx": index, "data": data})
     for name, table_rows in rows.items():
         tx.replace(getattr(tables, name), table_rows)
 

@@ -51,15 +51,8 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> int:
     new: list[dict[str, Any]] = []
     task_pks: dict[str, int] = {}
     for spec in specs:
-        row: dict[str, Any] = {
-            "id": spec.id,
-            "task_pk": _task(tx, spec, task_pks),
-            "group_id": spec.group_id,
-            "mode": spec.mode,
-            "step": spec.step,
-            "sampling": spec.sampling,
-            "branch": spec.branch,
-        }
+        row: dict[str, Any] = {"task_pk": _task(tx, spec, task_pks)}
+        row |= {name: getattr(spec, name) for name in ("id", "group_id", "mode", "step", "sampling", "branch")}
         before = existing.get(spec.id)
         if before is not None:
             _check_same(before, row, spec.id)
@@ -127,15 +120,8 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: f
     if not rows:
         return None
     row, expires_at = rows[0], now + lease_s
-    tx.run(
-        _START_ATTEMPT,
-        rollout_pk=row.pk,
-        number=row.number,
-        worker_id=worker_id,
-        key_digest=digest,
-        expires_at=expires_at,
-        started_at=tx.now,
-    )
+    of_worker = {"worker_id": worker_id, "key_digest": digest, "expires_at": expires_at, "started_at": tx.now}
+    tx.run(_START_ATTEMPT, rollout_pk=row.pk, number=row.number, **of_worker)
     tx.run(_START_ROLLOUT, of_pk=row.pk, state=RolloutState.RUNNING, started=row.number)
     tx.add_event(LeaseEvent(expires_at))
     return row

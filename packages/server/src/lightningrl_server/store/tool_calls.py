@@ -148,17 +148,10 @@ def _fill_gaps(tx: Transaction, live: LiveAttempt, call_id: str, shown: ToolCall
 
 def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None:
     live = tx.live(rollout_id, attempt, "a span")
-    rows: list[dict[str, Any]] = [
-        {
-            "attempt_pk": live.pk,
-            "span": record.span_id,
-            "parent": record.parent_span_id,
-            "agent": tx.word_or_none(record.agent),
-        }
-        for record in spans
-    ]
-    for row in rows:
-        live.tree[row["span"]] = SpanNode(row["parent"], row["agent"])
+    rows: list[dict[str, Any]] = []
+    for record in spans:
+        node = live.tree[record.span_id] = SpanNode(record.parent_span_id, tx.word_or_none(record.agent))
+        rows.append({"attempt_pk": live.pk, "span": record.span_id, **node._asdict()})
     _check_number(len(live.tree), "spans", rollout_id)
     tx.replace(tables.spans, rows)
 

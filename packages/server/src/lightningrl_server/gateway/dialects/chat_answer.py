@@ -143,14 +143,13 @@ class ChatStream:
         if delta.reasoning:
             message |= _reasoning(delta.reasoning)
         logprobs = _logprobs(self._request, delta.token_ids, delta.logprobs, self._renderer)
-        calls = [
-            {"tool_calls": [{"index": i, **_tool_call(call)}]} for i, call in delta.tool_calls
-        ]  # clients read the first of each
-        parts = [(message, logprobs)] if message or logprobs else []
-        return b"".join(
-            self._event([{"index": delta.index, "delta": part, "logprobs": of_part, "finish_reason": None}])
-            for part, of_part in [*parts, *((call, None) for call in calls)]
-        )
+        parts: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+        if message or logprobs:
+            parts.append((message, logprobs))
+        # clients read the first of each
+        parts += [({"tool_calls": [{"index": i, **_tool_call(call)}]}, None) for i, call in delta.tool_calls]
+        of_choice = {"index": delta.index, "finish_reason": None}
+        return b"".join(self._event([{**of_choice, "delta": part, "logprobs": of_part}]) for part, of_part in parts)
 
     def finish(self, answer: Answer) -> bytes:
         """An answer that was recorded before, as if it streamed now; then the finish reasons, the usage where asked
@@ -161,9 +160,8 @@ class ChatStream:
     def _end(self, answer: Answer) -> Iterator[bytes]:
         self._fingerprint = fingerprint(answer.policy, answer.policy_version)
         for choice in answer.choices:
-            yield self._event(
-                [{"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": _finish(choice)}]
-            )
+            end = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": _finish(choice)}
+            yield self._event([end])
         if self._request.include_usage:
             yield self._event([], usage=usage(answer))
         yield DONE

@@ -90,19 +90,23 @@ _REFUSED: Mapping[str, str] = {
 _NOTHING = {"add_generation_prompt": True, "best_of": 1, "length_penalty": 1}
 """Values by which a field asks for nothing, where it is another than of all fields."""
 _NO_MATTER = frozenset(
-    {
-        *(
-            "user",
-            "store",
-            "metadata",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "cache_control",
-        ),
-        *("prediction", "betas", "anthropic_version", "client_metadata", "request_id", "priority", "cache_salt"),
-    }
+    [
+        "user",
+        "store",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_control",
+        "prediction",
+        "betas",
+        "anthropic_version",
+        "client_metadata",
+        "request_id",
+        "priority",
+        "cache_salt",
+    ]
 )
 """Fields that say nothing of prompt or answer."""
 _WRAPPERS = ("extra_body", "nvext", "sampling_params")
@@ -181,11 +185,8 @@ def read_stop(name: str, stop: str | Sequence[str | None] | None) -> tuple[str, 
 
 def read_asked(**settings: Any) -> dict[str, float]:
     """The settings that are numbers; the recipe decides them, so another value does not matter."""
-    numbers = {
-        name: value
-        for name, value in settings.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    given = {name: value for name, value in settings.items() if not isinstance(value, bool)}
+    numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
     return {name: float(value) for name, value in numbers.items() if -1e9 <= value <= 1e9}
 
 
@@ -298,10 +299,8 @@ def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras
     """Fields of a request beside those of its dialect's `body`; `form` is the dialect's field for a format. Raises
     Refusal."""
     raw = decode_body(_decode, data, "request")
-    fields = {
-        name: msgspec.json.decode(raw[name])
-        for name in sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)
-    }
+    names = sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)
+    fields = {name: msgspec.json.decode(raw[name]) for name in names}
     if not fields:
         return Extras()
     fields = _unwrapped(fields)
@@ -326,13 +325,9 @@ def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:
     """Fields with those of wrappers beside them, where they mean something here; others are named by their place."""
     meaning = {*_REFUSED, *_NEUTRAL, "chat_template_kwargs", "enable_thinking", "stop_token_ids"}
     outer = {name: value for name, value in fields.items() if name not in _WRAPPERS or not isinstance(value, dict)}
-    inner = {
-        key if key in meaning else f"{name}.{key}": value
-        for name in fields.keys() - outer.keys()
-        for key, value in fields[name].items()
-        if key not in _NO_MATTER
-    }
-    return {**inner, **outer}
+    inner = [(name, *entry) for name in fields.keys() - outer.keys() for entry in fields[name].items()]
+    mattering = [(name, key, value) for name, key, value in inner if key not in _NO_MATTER]
+    return {key if key in meaning else f"{name}.{key}": value for name, key, value in mattering} | outer
 
 
 def _asks_nothing(name: str, value: Any) -> bool:

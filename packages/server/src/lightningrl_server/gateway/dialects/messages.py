@@ -126,12 +126,8 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         extras=read_extras(data, _Body, form="output_config.format"),
         **offer,
     )
-    thinking = (body.thinking or {}).get("type")
-    return MessagesRequest(
-        call=call,
-        manages_context=body.context_management is not None,
-        shows_thinking=thinking not in (None, "disabled"),
-    )
+    manages, shows = body.context_management is not None, (body.thinking or {}).get("type") not in (None, "disabled")
+    return MessagesRequest(call=call, manages_context=manages, shows_thinking=shows)
 
 
 def _refuse_unsupported(body: _Body) -> None:

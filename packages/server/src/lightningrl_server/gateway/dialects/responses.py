@@ -196,13 +196,8 @@ def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str
     if kind in _CALLS and number.isdecimal() and int(number) < len(calls):
         call = calls[int(number)]
         function = call["function"]
-        return {
-            "type": "function_call",
-            "id": item_id,
-            "call_id": call["id"],
-            **function,
-            "arguments": json.dumps(function["arguments"]),
-        }
+        asked = {**function, "arguments": json.dumps(function["arguments"])}
+        return {"type": "function_call", "id": item_id, "call_id": call["id"], **asked}
     raise Refusal.at(
         where,
         f"refers to the item {item_id!r}, which no answer of this attempt has; send the item itself",
@@ -343,13 +338,10 @@ def _plain_choice(choice: Any, tools: OfferedTools) -> Any:
     """A choice of a custom tool or of one in a namespace, or among some, by the names that the policy knows."""
     if isinstance(choice, dict) and isinstance(listed := choice.get("tools"), list):
         return {**choice, "tools": [_plain_choice(tool, tools) for tool in listed]}
-    if (
-        not isinstance(choice, dict)
-        or choice.get("type") not in ("function", "custom")
-        or not isinstance(choice.get("name"), str)
-    ):
+    kind, name = (choice.get("type"), choice.get("name")) if isinstance(choice, dict) else (None, None)
+    if kind not in ("function", "custom") or not isinstance(name, str):
         return choice
-    return {"type": "function", "name": tools.name_of(choice["name"], choice.get("namespace"))}
+    return {"type": "function", "name": tools.name_of(name, choice.get("namespace"))}
 
 
 def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> AnswerFormat | None:

@@ -65,12 +65,11 @@ class ResponsesStream(PartStream[ResponsesRequest]):
 
     def _start(self, kind: str) -> list[bytes]:
         self._whole_text = ""
+        item, part = self._item("in_progress", []), self._content("", [])
         return [
             *self._opening(),
-            self._event(
-                "response.output_item.added", output_index=len(self._items), item=self._item("in_progress", [])
-            ),
-            self._event("response.content_part.added", **self._place(), content_index=0, part=self._content("", [])),
+            self._event("response.output_item.added", output_index=len(self._items), item=item),
+            self._event("response.content_part.added", **self._place(), content_index=0, part=part),
         ]
 
     def _text(self, kind: str, text: str) -> bytes:
@@ -96,10 +95,8 @@ class ResponsesStream(PartStream[ResponsesRequest]):
 
     def _tool_call(self, index: int, call: ToolRequest) -> list[bytes]:
         out = self._opening()
-        started, item = (
-            _tool_call(self._answer_start.id, index, call, self._request.tools, status=status)
-            for status in ("in_progress", "completed")
-        )
+        asked = self._answer_start.id, index, call, self._request.tools
+        started, item = _tool_call(*asked, status="in_progress"), _tool_call(*asked, status="completed")
         place = {"item_id": item["id"], "output_index": len(self._items)}
         key, named = ("input", {}) if "input" in item else ("arguments", {"name": item["name"]})
         kind = "custom_tool_call_input" if "input" in item else "function_call_arguments"
@@ -121,10 +118,7 @@ class ResponsesStream(PartStream[ResponsesRequest]):
             return []
         self._has_started = True
         started = _response(self._request, self._answer_start, "in_progress")
-        return [
-            self._event("response.created", response=started),
-            self._event("response.in_progress", response=started),
-        ]
+        return [self._event(f"response.{state}", response=started) for state in ("created", "in_progress")]
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item("in_progress", [])["id"], "output_index": len(self._items)}
@@ -134,9 +128,9 @@ class ResponsesStream(PartStream[ResponsesRequest]):
         return make(self._answer_start.id, content, status=status)
 
     def _content(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return (
-            {"type": "reasoning_text", "text": text} if self._open == self.REASONING else _output_text(text, logprobs)
-        )
+        if self._open == self.REASONING:
+            return {"type": "reasoning_text", "text": text}
+        return _output_text(text, logprobs)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, **fields, "sequence_number": self._number}
@@ -159,10 +153,8 @@ def _output(call_id: str, choice: Choice, tools: OfferedTools, logprobs: list[di
         items.append(_reasoning(call_id, [{"type": "reasoning_text", "text": choice.reasoning}], status="completed"))
     if choice.content or not choice.tool_calls:
         items.append(_message(call_id, [_output_text(choice.content, logprobs)], status=status))
-    items += [
-        _tool_call(call_id, index, call, tools, status="completed") for index, call in enumerate(choice.tool_calls)
-    ]
-    return items
+    calls = enumerate(choice.tool_calls)
+    return items + [_tool_call(call_id, index, call, tools, status="completed") for index, call in calls]
 
 
 def _response(request: ResponsesRequest, start: AnswerStart, status: str) -> dict[str, Any]:

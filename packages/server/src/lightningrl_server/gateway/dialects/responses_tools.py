@@ -48,10 +48,8 @@ class OfferedTools:
         """The name of an agent's tool for the policy."""
         if not isinstance(namespace, str) or not namespace:
             return name
-        return next(
-            (own for own, tool in self._names.items() if (tool.name, tool.namespace) == (name, namespace)),
-            f"{namespace}.{name}",
-        )
+        same = (own for own, tool in self._names.items() if (tool.name, tool.namespace) == (name, namespace))
+        return next(same, f"{namespace}.{name}")
 
 
 class _Entry(NamedTuple):
@@ -87,10 +85,9 @@ def _additional(items: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[dict[s
         tools, place = item.get("tools"), f"input[{index}].tools"
         if not _are_tools(tools):
             raise Refusal(f"{place} is no list of tools", param=f"input[{index}]")
-        offered = {
-            where: [tool for tool in earlier if _label(tool) not in map(_label, tools)]
-            for where, earlier in offered.items()
-        }
+        labels = [*map(_label, tools)]
+        for where, earlier in offered.items():
+            offered[where] = [tool for tool in earlier if _label(tool) not in labels]
         offered[place] = tools
     return offered
 
