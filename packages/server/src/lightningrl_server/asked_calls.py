@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from lightningrl.types import Transition
 from lightningrl_server.records import ToolCallRecord
 from lightningrl_server.rendering.completion import read_recorded
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -48,18 +47,16 @@ def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> 
             renderer = renderers.get(call.transition.policy)
             if renderer is None or reported.issuperset(call.transition.tool_call_ids):
                 continue
-            asked += [answered for answered in _parse(renderer, call.transition) if answered.id not in reported]
+            tools = read_recorded(renderer, call.transition).tool_calls[: len(call.transition.tool_call_ids)]
+            asked += [
+                AnsweredCall(transition_id=call.transition.id, id=tool.id, name=tool.name, arguments=tool.arguments)
+                for tool in tools
+                if tool.id not in reported
+            ]
             await asyncio.sleep(0)  # other calls' turn
         return asked
 
     return read
-
-
-def _parse(renderer: PolicyRenderer, transition: Transition) -> list[AnsweredCall]:
-    return [
-        AnsweredCall(transition_id=transition.id, id=call.id, name=call.name, arguments=call.arguments)
-        for call in read_recorded(renderer, transition).tool_calls[: len(transition.tool_call_ids)]
-    ]
 
 
 def join_to_answers(

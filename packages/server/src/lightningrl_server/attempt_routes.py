@@ -75,7 +75,11 @@ def attempt_routes(
         if then is not None:
             access.check_worker(request, then.worker_id, then.key)
         is_of_worker = then is not None or access.is_worker(request, body.worker_key)
-        contents = None if body.spans is None else await _read_result_spans(spans, place, body.spans)
+        try:
+            contents = None if body.spans is None else await spans.read(place, body.spans)
+        except ServerError as error:
+            sentence = "the attempt has not ended: send its result without them"
+            raise BodyError(f"the spans of the result: {error}; {sentence}") from error
         end = await _end_of(place, body, contents, memory, may_go_again=is_of_worker)
         if then is None or workers.is_stopping(then.worker_id):
             state, lease = await queue.finish_and_lease(*place, end, None)
@@ -122,15 +126,6 @@ async def _end_of(
     )
 
 
-async def _read_result_spans(spans: ExportReader, place: tuple[str, int], body: bytes) -> ExportContents:
-    try:
-        return await spans.read(place, body)
-    except ServerError as error:
-        raise BodyError(
-            f"the spans of the result: {error}; the attempt has not ended: send its result without them"
-        ) from error
-
-
 def agent_routes(
     log: CallLog, access: Access, dialects: Sequence[Dialect], read_asked: ReadAsked | None = None
 ) -> list[BaseRoute]:
@@ -161,16 +156,11 @@ async def find_transitions(
 ) -> list[str | None]:
     """The transitions that the ids of answers stand for. Raises UnknownRecord."""
     call_ids = await log.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
-    transition_ids: list[str | None] = []
-    for answer_id in answer_ids:
-        if answer_id is None:
-            transition_ids.append(None)
-            continue
-        transition_id = call_of(answer_id, dialects)
-        if transition_id not in call_ids:
+    transition_ids = [None if answer_id is None else call_of(answer_id, dialects) for answer_id in answer_ids]
+    for answer_id, transition_id in zip(answer_ids, transition_ids, strict=True):
+        if answer_id is not None and transition_id not in call_ids:
             problem = f"rollout {rollout_id!r} has no call {answer_id!r}"
             raise UnknownRecord(f"{problem}; give the id of an answer that this attempt was given")
-        transition_ids.append(transition_id)
     return transition_ids
 
 

@@ -14,12 +14,14 @@ from lightningrl.control_api import Endpoint
 __all__ = ["describe"]
 
 _REF = "#/components/schemas/{name}"
+_ARRAY = {"type": "string", "contentEncoding": "base64"}
+"""Arrays of tokens and logprobs."""
 
 
 def describe(endpoints: Sequence[Endpoint[Any, Any]]) -> dict[str, Any]:
     """An OpenAPI 3.1 document."""
     kinds = [kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer) if kind is not None]
-    schemas, components = msgspec.json.schema_components(kinds, schema_hook=_array, ref_template=_REF)
+    schemas, components = msgspec.json.schema_components(kinds, schema_hook=lambda _: _ARRAY, ref_template=_REF)
     named = dict(zip(map(repr, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -61,8 +63,3 @@ def _operation(endpoint: Endpoint[Any, Any], named: dict[str, Any], components: 
     else:
         answers["204"] = {"description": "Done"}
     return {**operation, "parameters": parameters, "responses": answers}
-
-
-def _array(kind: Any) -> dict[str, Any]:
-    """Arrays of tokens and logprobs."""
-    return {"type": "string", "contentEncoding": "base64"}

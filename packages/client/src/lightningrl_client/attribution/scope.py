@@ -79,12 +79,7 @@ class CallLedger:
 _ledgers: WeakSet[CallLedger] = WeakSet()
 
 
-def _start_empty_after_fork() -> None:
-    for ledger in _ledgers:
-        ledger._start_empty()
-
-
-os.register_at_fork(after_in_child=_start_empty_after_fork)
+os.register_at_fork(after_in_child=lambda: [*map(CallLedger._start_empty, _ledgers)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,11 @@ def check_agent_file(recipe: Recipe) -> None:
     if not isinstance(recipe.agent, str):
         return
     source, _, name = recipe.agent.rpartition(":")
+    file, who = str(recipe.folder / source), f"agent {recipe.agent!r}"
     if not source or not name:
-        raise ConfigError(
-            f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'"
-        )
-    if source.endswith(".py") and not (recipe.folder / source).is_file():
-        raise ConfigError(
-            f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe"
-        )
+        raise ConfigError(f"{who} names no callable; write 'agent.py:answer' or 'package.module:answer'")
+    if source.endswith(".py") and not Path(file).is_file():
+        raise ConfigError(f"{who}: no file {file!r}; paths are relative to the recipe")
 
 
 def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:
@@ -50,10 +47,8 @@ def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> L
         raise ConfigError(f"agent {name!r} is a class; name a function that takes a task's input")
     call = function if inspect.isroutine(function) else type(function).__call__
     if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
-        raise ConfigError(
-            f"agent {name!r} is a generator; return one answer instead of yielding "
-            "(consume the stream inside the agent)"
-        )
+        remedy = "return one answer instead of yielding (consume the stream inside the agent)"
+        raise ConfigError(f"agent {name!r} is a generator; {remedy}")
     _check_signature(name, function)
     return LoadedAgent(name=name, function=function, is_async=inspect.iscoroutinefunction(call))
 
@@ -67,10 +62,8 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
         signature.bind("input")
     except TypeError:
         shown = f"({', '.join(signature.parameters)})" if signature.parameters else "no argument"
-        raise ConfigError(
-            f"agent {name!r} takes {shown}; an agent is called with one argument, the task's input: "
-            "give the others defaults"
-        ) from None
+        remedy = "an agent is called with one argument, the task's input: give the others defaults"
+        raise ConfigError(f"agent {name!r} takes {shown}; {remedy}") from None
 
 
 def agent_reference(agent: str | Callable[..., Any]) -> str:
@@ -80,17 +73,14 @@ def agent_reference(agent: str | Callable[..., Any]) -> str:
     module_name, name = getattr(agent, "__module__", None), getattr(agent, "__qualname__", None)
     is_of_an_object = inspect.ismethod(agent) and not inspect.isclass(agent.__self__)
     if not module_name or not name or "<" in name or is_of_an_object:
-        raise ConfigError(
-            f"agent {agent!r} cannot be found by a worker process; define it at the top of a module, "
-            "or name it: 'agent.py:answer'"
-        )
+        remedy = "define it at the top of a module, or name it: 'agent.py:answer'"
+        raise ConfigError(f"agent {agent!r} cannot be found by a worker process; {remedy}")
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if module_name != "__main__" and "." in module_name:
         return f"{module_name}:{name}"
     if file is None:
-        raise ConfigError(
-            f"agent {name!r} lives in an interactive session; put it into a file and name it: 'agent.py:{name}'"
-        )
+        remedy = f"put it into a file and name it: 'agent.py:{name}'"
+        raise ConfigError(f"agent {name!r} lives in an interactive session; {remedy}")
     return f"{Path(file).resolve()}:{name}"
 
 

@@ -88,8 +88,8 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
     request = _decode(body, media_type, encoding, limit, ExportTraceServiceRequest())
     scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
     _check_count(sum(len(scope.spans) for scope in scopes), "spans")
-    named = [(scope.scope.name, span) for scope in scopes for span in scope.spans if _has_id(span)]
-    rejected = sum(len(scope.spans) for scope in scopes) - len(named)
+    every = [(scope.scope.name, span) for scope in scopes for span in scope.spans]
+    named = [(scope, span) for scope, span in every if len(span.span_id) == 8 and any(span.span_id)]
     seen = [_see(span, scope) for scope, span in named]
     spans = [
         SpanRecord(span_id=span.span_id, parent_span_id=span.parent_span_id, agent=span.reading.agent) for span in seen
@@ -104,7 +104,7 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         spans=spans,
         answers=[(answer_id, span_id) for answer_id, span_id in named_by if answer_id],
         evaluations=read_evaluations(seen),
-        rejected=rejected,
+        rejected=len(every) - len(named),
     )
 
 
@@ -143,10 +143,6 @@ def _is_evaluation(record: LogRecord) -> bool:
         return record.event_name == conventions.EVALUATION_RESULT
     names = [attribute.value.string_value for attribute in record.attributes if attribute.key == "event.name"]
     return conventions.EVALUATION_RESULT in names
-
-
-def _has_id(span: Span) -> bool:
-    return len(span.span_id) == 8 and any(span.span_id)
 
 
 def _see(span: Span, scope: str) -> SeenSpan:

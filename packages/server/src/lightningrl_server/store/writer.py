@@ -175,19 +175,15 @@ class Writer:
         try:
             patiently(self._database, work)
             return transaction.take_events()
-        except Exception as error:  # noqa: BLE001  (whatever an operation raises is its caller's, not the thread's)
+        except Exception as error:
             if len(group) == 1 or not has_begun:  # a database in use was waited for already, for all of them
-                explained = self._explained(error)
+                explained = self._database.explain(error)
+                if not isinstance(explained, StoreError):
+                    logger.error("store %s: an operation failed", self._database.name, exc_info=error)
                 for job in group:
                     job.error = explained
                 return []
         return [event for job in group for event in self._commit(transaction, [job])]
-
-    def _explained(self, error: Exception) -> Exception:
-        explained = self._database.explain(error)
-        if not isinstance(explained, StoreError):
-            logger.error("store %s: an operation failed", self._database.name, exc_info=error)
-        return explained
 
     def _note_trouble(self, group: Sequence[_Job[Any]]) -> None:
         """Note since when nothing is kept; a commit ends all trouble."""

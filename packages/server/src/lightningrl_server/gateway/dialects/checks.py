@@ -90,23 +90,11 @@ _REFUSED: Mapping[str, str] = {
 _NOTHING = {"add_generation_prompt": True, "best_of": 1, "length_penalty": 1}
 """Values by which a field asks for nothing, where it is another than of all fields."""
 _NO_MATTER = frozenset(
-    [
-        "user",
-        "store",
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "cache_control",
-        "prediction",
-        "betas",
-        "anthropic_version",
-        "client_metadata",
+    {
+        *("user", "store", "metadata", "service_tier", "safety_identifier", "cache_control", "cache_salt", "priority"),
+        *("prompt_cache_key", "prompt_cache_retention", "prediction", "betas", "anthropic_version", "client_metadata"),
         "request_id",
-        "priority",
-        "cache_salt",
-    ]
+    }
 )
 """Fields that say nothing of prompt or answer."""
 _WRAPPERS = ("extra_body", "nvext", "sampling_params")

@@ -275,9 +275,9 @@ class _Conversation:
         answer = _answer_of(item)
         is_last = self._open is not None and self.messages[-1] is self._open
         is_same = answer is not None and answer == self._answer
-        if self._open is None or not (
-            is_same or (is_last and not (starts and _has_said(self._open)) and None in (answer, self._answer))
-        ):
+        has_said = self._open is not None and bool(self._open["content"] or self._open.get("tool_calls"))
+        goes_on = is_same or (is_last and not (starts and has_said) and None in (answer, self._answer))
+        if self._open is None or not goes_on:
             self._close()
             self._open = {"role": "assistant", "content": ""}
             self.messages.append(self._open)
@@ -289,10 +289,6 @@ class _Conversation:
 
     def _close(self) -> None:
         self._open = self._answer = None
-
-
-def _has_said(message: dict[str, Any]) -> bool:
-    return bool(message["content"] or message.get("tool_calls"))
 
 
 def _answer_of(item: Mapping[str, Any]) -> str | None:
