@@ -29,12 +29,12 @@ def format_grammar(
 ) -> str | None:
     """The grammar of an answer that is JSON of a `schema`, or calls one of the `tools` (`several` of them) instead; a
     thinking policy may think before it. None = the markup of this policy is not known well enough."""
-    if not renderer.family.startswith(_BARE):
+    if renderer.has_channels or not renderer.family.startswith(_BARE):
         return None
     rules = [f"answer: %json {_written(schema)}"]
     choices = ["answer"]
     if tools:
-        if renderer.open_call(prompt_ids, None) is None and not renderer.is_thinking((), prompt_ids):
+        if renderer.open_call((), None) is None:
             return None
         opening = _mark(renderer, "<tool_call>")
         rules += _calls(renderer, tools, several=several)

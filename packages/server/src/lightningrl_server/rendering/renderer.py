@@ -283,6 +283,11 @@ class PolicyRenderer:
         return prompt_ids, ()
 
     @property
+    def has_channels(self) -> bool:
+        """True where an answer stands in a channel of its markup, as GPT-OSS's."""
+        return self._markup is not None and self._markup.has_channels
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """Texts that begin or end markup, which may come in several tokens."""
         return self._markup.tokens if self._parser is not None and self._markup is not None else ()
