@@ -151,9 +151,9 @@ def test_0_is_the_logprob_of_a_token_without_a_choice_and_of_no_other() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 0.01}, {"temperature": 0.0}])
-def test_truncation_is_of_what_the_grammar_leaves(settings: dict[str, float]) -> None:
+def test_truncation_is_of_what_the_grammar_leaves(settings: dict[str, Any]) -> None:
     """Also where that is as unlikely as it can be."""
-    _, batch = rows(1, **settings)
+    _, batch = rows(1, 6, **settings)
     logits = torch.tensor([[500.0, 0.0, 3.0, 0.0, 2.0, 0.0]])
     tokens, logprobs = sample_tokens(logits, batch, bound(1, [1, 2, 4]))
     assert tokens == [2] and logprobs == [-497.0]
@@ -265,7 +265,7 @@ async def test_a_pretrained_policy_keeps_to_a_schema_and_its_logprobs_are_the_mo
         ids = [token for chunk in chunks for token in chunk.token_ids]
         logprobs = np.array([value for chunk in chunks for value in chunk.logprobs])
         assert chunks[-1].finish_reason is FinishReason.STOP
-        jsonschema.validate(json.loads(tokenizer.decode(ids[:-1])), PET)
+        jsonschema.validate(json.loads(str(tokenizer.decode(ids[:-1]))), PET)
         chosen = logprobs != 0.0
         assert 2 <= chosen.sum() < len(ids) // 2, "kind and age; the rest is settled"
         with torch.inference_mode():
