@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart real test test-browser test-long test-peers-clients test-verl test-verl-run check fix bench bench-peers bench-credit table frameworks docs clean
+.PHONY: help quickstart real test test-browser test-long test-peers-clients test-verl test-verl-run test-vllm check fix bench bench-peers bench-credit table frameworks docs clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -39,6 +39,9 @@ test-browser: .venv/.installed  ## Look at the viewer's pages in a real Chromium
 
 test-verl: .venv-verl/.installed  ## Run all tests of the verl backend: verl, Ray and vLLM for real, on the CPU; most of an hour
 	@.venv-verl/bin/python -m pytest -q packages/trainer-verl --durations=10
+
+test-vllm: .venv-verl/.installed  ## Run the tests of vLLM as the torch backend's engine, on the CPU; two minutes
+	@OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -q packages/trainer-torch/tests/test_torch_vllm.py --durations=3
 
 test-verl-run: .venv-verl/.installed  ## Of those one run through everything: two ranks, kill -9, resume, export
 	@.venv-verl/bin/python -m pytest -q packages/trainer-verl/tests/test_verl_runs.py --durations=2 -k two_ranks_with_two_replicas

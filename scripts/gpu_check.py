@@ -10,6 +10,7 @@ next one runs.
     learner       tokens per second, and the share of the device's arithmetic (measured by a matrix product)
     text_to_sql   the example: seconds of a step, accuracy before and after
     calculator_smollm2   likewise, with a pretrained model
+    vllm          vLLM as the engine, where it is installed: tokens per second beside ours, the gap to the learner
     whole_step    steps of random policies of 0.5 and 1.5 billion parameters through server, agent, engine and learner
 
 No network is needed: weights are made on the spot. OUT/report.md has the figures, OUT/NAME.log what each check said.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -47,6 +49,13 @@ SHAPES: Final[dict[str, dict[str, int]]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     },
+    "tiny, wide heads": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "0.5B": {
         "hidden_size": 896,
         "intermediate_size": 4864,
@@ -62,7 +71,7 @@ SHAPES: Final[dict[str, dict[str, int]]] = {
         "num_key_value_heads": 2,
     },
 }
-"""Qwen2.5's, with its vocabulary; `tiny` has 512 tokens."""
+"""Qwen2.5's, with its vocabulary; the tiny ones have 512 tokens, and vLLM wants heads of 32 numbers."""
 AGENT: Final = """
 import openai
 
@@ -265,6 +274,71 @@ def learner(machine: Machine) -> Figures:
     }
 
 
+def vllm(machine: Machine) -> Figures:
+    """Both engines of the torch backend on the same prompts; vLLM's after a step, for which it gave its memory back."""
+    if importlib.util.find_spec("vllm") is None:
+        return {"vLLM": "is not installed"}
+    from lightningrl_torch.backend import TorchBackend
+
+    shape, prompt, new = ("tiny, wide heads", 16, 16) if machine.quick else ("0.5B", 128, 128)
+    figures: Figures = {"policy": shape}
+    with tempfile.TemporaryDirectory() as folder:
+        policy = make_policy(Path(folder), shape)
+        for dtype in ("float32", "bfloat16"):
+            speeds = {"torch": [0.0], "vllm": [0.0]}
+            for name, speed in speeds.items():
+                options: dict[str, Any] = {"vllm": {"kv_cache_gb": 0.25}} if name == "vllm" and machine.quick else {}
+                backend = TorchBackend(
+                    policy=policy, device=machine.device, dtype=dtype, learning_rate=1e-5, engine=name, **options
+                )
+                speed[:] = [engine_speed(backend, prompt, rows, new) for rows in (1, 64)]
+                if name == "vllm":
+                    figures |= {f"{dtype}: {key}": value for key, value in step_beside(backend, prompt, new).items()}
+                backend.close()
+            for place, rows in enumerate((1, 64)):
+                figures[f"{dtype}: tokens/s, {rows} rows"] = speeds["vllm"][place]
+                figures[f"{dtype}: of our engine's, {rows} rows"] = speeds["vllm"][place] / speeds["torch"][place]
+    return figures
+
+
+def engine_speed(backend: Any, prompt: int, rows: int, new: int) -> float:
+    """Tokens a second of so many rows, the second time."""
+    rng = random.Random(rows)
+    prompts = [tuple(rng.randrange(257, 500) for _ in range(prompt)) for _ in range(rows)]
+    asyncio.run(sample(backend, prompts, new))
+    began = time.perf_counter()
+    return asyncio.run(sample(backend, prompts, new)) / (time.perf_counter() - began)
+
+
+def step_beside(backend: Any, prompt: int, new: int) -> Figures:
+    """A step, and what vLLM then says of a token beside what the learner says."""
+    import numpy as np
+
+    from lightningrl.backends import Continuation, GenerateRequest
+    from lightningrl.types import SamplingSettings
+    from lightningrl_torch.testing import make_sample
+
+    rng = random.Random(0)
+    ids = tuple(rng.randrange(257, 500) for _ in range(prompt))
+
+    async def ask() -> list[Any]:
+        request = GenerateRequest(id="gap", prompt_ids=ids, sampling=SamplingSettings(max_tokens=new, seed=1))
+        return [chunk async for chunk in backend.engine.generate(request)]
+
+    before = asyncio.run(ask())
+    tokens = [token for chunk in before for token in chunk.token_ids]
+    began = time.perf_counter()
+    report = backend.learn([make_sample(ids, tokens, 1.0)])
+    figures: Figures = {"seconds of a step, the engine's rest and new weights": time.perf_counter() - began}
+    chunks = asyncio.run(ask())
+    if {chunk.policy_version for chunk in chunks} != {report.policy_version}:
+        raise SystemExit("vLLM answered with another version than the step made")
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    said = np.array([value for chunk in chunks for value in chunk.logprobs])
+    (found,) = backend.logprobs([Continuation(context=np.array(ids, np.int32), tokens=np.array(tokens, np.int32))])
+    return {**figures, "largest gap of a logprob after it": float(abs(found - said).max())}
+
+
 def text_to_sql(machine: Machine) -> Figures:
     """The example, on the device: a policy of under a million parameters."""
     return example(machine, "text_to_sql", steps=50)
@@ -327,7 +401,7 @@ def make_policy(folder: Path, shape: str) -> str:
 
     from lightningrl_torch.testing import CHAT_TEMPLATE, END
 
-    vocabulary = 512 if shape == "tiny" else 151_936
+    vocabulary = 512 if shape.startswith("tiny") else 151_936
     pieces = [*sorted(ByteLevel.alphabet()), END, *(f"word{number}" for number in range(vocabulary - 257))]
     tokenizer = Tokenizer(BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -352,7 +426,7 @@ def make_policy(folder: Path, shape: str) -> str:
 
 
 CHECKS: Final[dict[str, Callable[[Machine], Figures]]] = {
-    check.__name__: check for check in (suite, engine, learner, text_to_sql, calculator_smollm2, whole_step)
+    check.__name__: check for check in (suite, engine, learner, vllm, text_to_sql, calculator_smollm2, whole_step)
 }
 
 

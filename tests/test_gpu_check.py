@@ -36,7 +36,7 @@ def test_the_bundle_runs_all_its_checks_without_a_network(tmp_path: Path) -> Non
         text=True,
         check=False,
     )
-    assert "6 of 6 checks passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "7 of 7 checks passed" in ran.stdout, ran.stdout + ran.stderr
     report = (bundle / "results/report.md").read_text()
     for figure in ("of the roofline, 8 rows", "MFU", "accuracy after", "tiny: seconds_learn", "passed"):
         assert figure in report

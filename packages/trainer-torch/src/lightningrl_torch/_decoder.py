@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightningrl.backends import TokenChunk
+from lightningrl.backends import GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError
 from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._grammars import MaskThread
 from lightningrl_torch._graphs import with_graphs
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller
-from lightningrl_torch._requests import Running, deliver
+from lightningrl_torch._requests import Running, chunk_interval, deliver, not_finite
 from lightningrl_torch._sampling import SamplingBatch, sample_tokens
 from lightningrl_torch._slots import SlotCache
 from lightningrl_torch.settings import EngineSettings
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["Decoder"]
-
-_CHUNKS_PER_SECOND = 1000.0
 
 
 class Decoder:
@@ -61,6 +59,14 @@ class Decoder:
         """Requests in the batch."""
         return len(self._running)
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return self.forward.vocabulary
+
+    def check(self, request: GenerateRequest) -> None:
+        """Nothing to refuse: all of `SamplingSettings` is honoured."""
+
     def forget(self) -> None:
         """The weights have changed: drop remembered prompts."""
         self.forward.refresh()
@@ -83,15 +89,12 @@ class Decoder:
         logits = self._logits()
         token_ids, logprobs = sample_tokens(logits, self._sampling, None if masks is None else masks.result())
         if not math.isfinite(sum(logprobs)):
-            raise BackendError(
-                f"policy {self._policy!r} gives logits that are not finite; lower the learning rate or check its "
-                "weights"
-            )
+            raise not_finite(self._policy)
         self._lengths += 1
         self._last = np.asarray(token_ids, np.int64)
         self._sampling.positions[:] += np.uint64(1)
         now = time.monotonic()
-        interval = max(self._settings.stream_interval_s, self.rows / _CHUNKS_PER_SECOND)
+        interval = chunk_interval(self.rows, self._settings.stream_interval_s)
         due: list[tuple[Running, TokenChunk | Exception]] = []
         done: list[int] = []
         for row, (running, token_id, logprob) in enumerate(zip(self._running, token_ids, logprobs, strict=True)):

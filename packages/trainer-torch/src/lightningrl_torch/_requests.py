@@ -8,17 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lightningrl.backends import GenerateRequest, TokenChunk
+from lightningrl.errors import BackendError
 from lightningrl.types import FinishReason
 
 if TYPE_CHECKING:
     from lightningrl_torch._grammars import GrammarState
 
-__all__ = ["Running", "TextOf", "deliver"]
+__all__ = ["Running", "TextOf", "chunk_interval", "deliver", "not_finite"]
 
 TextOf = Callable[[Sequence[int]], str]
 """Token ids to text."""
 
 _MARGIN = 8
+_CHUNKS_PER_SECOND = 1000.0
 
 
 class Running:
@@ -29,7 +31,6 @@ class Running:
         "_longest_stop",
         "_sent",
         "_sent_at",
-        "_stop_token_ids",
         "_text_of",
         "chunks",
         "finished",
@@ -39,6 +40,7 @@ class Running:
         "loop",
         "request",
         "seed",
+        "stop_token_ids",
         "token_ids",
     )
 
@@ -61,7 +63,7 @@ class Running:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.finished = False
-        self._stop_token_ids = stop_token_ids
+        self.stop_token_ids = stop_token_ids
         self._text_of = text_of
         self._ends = request.sampling.stop
         # a token is at least one byte, so this many last tokens hold any stop string that the newest one completes
@@ -75,7 +77,7 @@ class Running:
         self.logprobs.append(logprob)
         if self.grammar is not None:
             self.grammar.advance(token_id)
-        if token_id in self._stop_token_ids or (self._ends and self._completes_stop()):
+        if token_id in self.stop_token_ids or (self._ends and self._completes_stop()):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.limit else None
 
@@ -101,6 +103,18 @@ class Running:
         assert self._text_of is not None
         text = self._text_of(self.token_ids[-self._longest_stop :])
         return any(end in text for end in self._ends)
+
+
+def chunk_interval(rows: int, least: float) -> float:
+    """Seconds between two chunks of a request, so that event loops are not kept busy by many rows."""
+    return max(least, rows / _CHUNKS_PER_SECOND)
+
+
+def not_finite(policy: str) -> BackendError:
+    """The error of logprobs that are no numbers."""
+    return BackendError(
+        f"policy {policy!r} gives logits that are not finite; lower the learning rate or check its weights"
+    )
 
 
 def deliver(items: Sequence[tuple[Running, TokenChunk | Exception]]) -> None:

@@ -2,6 +2,7 @@
 
 on-policy        rollouts ──► engine ──► weights ◄── learner ◄── samples         `learn` holds the engine
 max_staleness>0  rollouts ──► engine ──► copy ◄─swap─ weights ◄── learner        the swap alone holds the engine
+engine = "vllm"  rollouts ──► vLLM ──► its copy ◄─load─ weights ◄── learner    likewise, in either case
 
 A call never mixes versions: what changes the weights that it reads waits until it has ended.
 """
@@ -34,10 +35,12 @@ from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.exported import find_dtype, merge_adapters, write_model
 from lightningrl_torch.policy import LoadedPolicy, quiet
 from lightningrl_torch.settings import EngineSettings, Settings
+from lightningrl_torch.vllm_check import installed_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lightningrl_torch._vllm import VllmBatch
     from lightningrl_torch.learner import Learner, Reference
 
 __all__ = ["TorchBackend"]
@@ -74,15 +77,16 @@ class TorchBackend:
         """State of a learner that was not built yet, from a checkpoint."""
         if self._policy.light is None:
             _ = self._learner
+        self._vllm = self._make_vllm() if self.settings.engine == "vllm" else None
         self._reading = threading.Lock()
         """Held by whoever reads the weights beside the engine, or changes them."""
         self._engine = TorchEngine(
-            self._policy.served,
+            self._vllm or self._policy.served,
             policy=self.settings.name or self.settings.policy,
             context_length=self._policy.context_length,
             stop_token_ids=self._policy.stop_token_ids,
             text_of=self._policy.text_of,
-            tokenizer=self._policy.tokenizer_text if self.settings.structured_output else None,
+            tokenizer=self._policy.tokenizer_text if self.settings.has_grammars else None,
             seed=self.settings.seed,
             settings=EngineSettings(
                 max_batch=self.settings.max_batch,
@@ -117,15 +121,22 @@ class TorchBackend:
         return LEARNING.submit(self._learn_beside if self.serves_while_learning else self._learn_held, rows).result()
 
     def _learn_held(self, rows: Sequence[Sample]) -> LearnReport:
-        with self._reading, self._engine.held(), cpu_threads(self._threads):
+        with self._learning():
+            report = self._learner.learn(rows)
+            self._swap(report.policy_version)
+        return report
+
+    @contextlib.contextmanager
+    def _learning(self) -> Iterator[None]:
+        """All threads, no request, and on a GPU the memory of an engine that has weights of its own."""
+        resting = contextlib.nullcontext() if self._vllm is None else self._vllm.resting()
+        with self._reading, self._engine.held(), cpu_threads(self._threads), resting:
             if self._is_large:  # its weights are about to change, or a step has nothing to learn
                 self._engine.rest()
                 return_memory()
-            report = self._learner.learn(rows)
-            self._engine.set_version(report.policy_version)
+            yield
             if self._is_large:
                 return_memory()
-        return report
 
     def _learn_beside(self, rows: Sequence[Sample]) -> LearnReport:
         with self._reading, cpu_threads(self._threads):
@@ -139,7 +150,7 @@ class TorchBackend:
 
     def _copy_weights(self) -> None:
         """Give the engine trained weights of its own, before the first step; frozen ones stay shared."""
-        if self._copies:
+        if self._copies or self._vllm is not None:
             return
         model = self._policy.model
         frozen = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
@@ -152,6 +163,8 @@ class TorchBackend:
 
     def _swap(self, version: int) -> None:
         """The engine's weights become the learner's. Only inside `held()`."""
+        if self._vllm is not None:
+            self._vllm.load()
         with torch.no_grad():
             for served, learned in self._copies:
                 served.copy_(learned)
@@ -173,7 +186,7 @@ class TorchBackend:
                         "above 0, or train with "
                         "[learner.lora]"
                     )
-                if self._policy.adapters is not None and not self._copies:
+                if self._policy.adapters is not None and not self._copies and self._vllm is None:
                     stack.enter_context(self._engine.held())
                 model = stack.enter_context(self._reference())
             logprobs = self._learner.recompute(rows, model)
@@ -217,6 +230,8 @@ class TorchBackend:
             else sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
         )
         where = device.type if device.type != "cpu" else f"{self._threads} thread{'s' if self._threads > 1 else ''}"
+        if self._vllm is not None:
+            where = f"{where}, sampled by vLLM {installed_vllm()}"
         settings = self.settings
         return settings.describe(
             parameters=policy.parameters - trained, trained=trained, dtype=settings.dtype, where=where
@@ -229,7 +244,7 @@ class TorchBackend:
         learner = self._learner
 
         def rehearse(rows: Sequence[Sample]) -> None:
-            with self._reading, self._engine.held(), cpu_threads(self._threads):
+            with self._learning():
                 learner.rehearse(rows)
 
         trained = sum(one.numel() for one in learner.parameters.values())
@@ -303,6 +318,16 @@ class TorchBackend:
     def close(self) -> None:
         """Stop the engine's thread."""
         self._engine.close()
+
+    def _make_vllm(self) -> VllmBatch:
+        from lightningrl_torch._vllm import VllmBatch
+
+        return VllmBatch(
+            self.settings,
+            context_length=self._policy.context_length,
+            device=self._policy.device,
+            weights=self._policy.named_weights,
+        )
 
     @property
     def _learner(self) -> Learner:

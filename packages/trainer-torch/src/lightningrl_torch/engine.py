@@ -14,9 +14,9 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -33,13 +33,57 @@ if TYPE_CHECKING:
 
     from lightningrl_torch._forward import Forward
 
-__all__ = ["TorchEngine"]
+__all__ = ["Batch", "TorchEngine"]
 
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class Batch(Protocol):
+    """Requests that are decoded together. Its methods are the engine's thread's, or of whoever holds the engine; what
+    `step` raises fails the requests that `evict` returns."""
+
+    @property
+    def rows(self) -> int:
+        """Number of requests in it."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        ...
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise BackendError for what it cannot sample. In any thread."""
+        ...
+
+    def join(self, joining: Sequence[Running]) -> None:
+        """Take requests in."""
+        ...
+
+    def step(self, version: int) -> None:
+        """Sample a next token for them, and deliver chunks that are due."""
+        ...
+
+    def drop(self, gone: Collection[Running]) -> None:
+        """Free the places of those among `gone`."""
+        ...
+
+    def evict(self) -> list[Running]:
+        """Free all places and return who had them."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is remembered of weights that have changed."""
+        ...
+
+    def close(self) -> None:
+        """Give back its memory."""
+        ...
+
+
 class TorchEngine:
-    """Implements `lightningrl.backends.Engine` on a transformers causal language model.
+    """Implements `lightningrl.backends.Engine` on a transformers causal language model, or on a `Batch` of one's own.
 
     `stop_token_ids` end every completion, beside those of the request. `text_of` turns token ids into text for stop
     strings. `tokenizer` gives the text of its `tokenizer.json`, by which answers are bound to grammars; None = they
@@ -48,7 +92,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: PreTrainedModel | Forward,
+        model: PreTrainedModel | Forward | Batch,
         *,
         policy: str,
         context_length: int,
@@ -63,8 +107,10 @@ class TorchEngine:
             policy=policy, version=version, context_length=context_length, grammars=tokenizer is not None
         )
         self._settings = settings or EngineSettings()
-        self._decoder = Decoder(model, policy=policy, settings=self._settings)
-        self._grammars = None if tokenizer is None else Grammars(tokenizer, self._decoder.forward.vocabulary)
+        self._decoder: Batch = (
+            model if isinstance(model, Batch) else Decoder(model, policy=policy, settings=self._settings)
+        )
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, self._decoder.vocabulary)
         self._stop_token_ids = frozenset(stop_token_ids)
         self._text_of = text_of
         self._seeds = RequestSeeds(seed)
@@ -164,7 +210,7 @@ class TorchEngine:
             raise BackendError(
                 f"request {request.id!r} asks for max_tokens={request.sampling.max_tokens}; ask for at least 1"
             )
-        vocabulary = self._decoder.forward.vocabulary
+        vocabulary = self._decoder.vocabulary
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
             raise BackendError(
                 f"request {request.id!r} has token ids outside 0..{vocabulary - 1}; use the tokenizer of policy "
@@ -174,6 +220,7 @@ class TorchEngine:
             raise BackendError(
                 f"request {request.id!r} has stop strings, but the engine has no tokenizer; send stop_token_ids"
             )
+        self._decoder.check(request)
         running = Running(
             request,
             limit=min(request.sampling.max_tokens, limit - length),

@@ -24,13 +24,17 @@ def create_backend(**settings: Any) -> TorchBackend:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises ConfigError for a policy's settings that cannot be. Imports torch where a GPU or a loss of the user's own
-    is asked for."""
+    """Raises ConfigError for a policy's settings that cannot be, and BackendError where its engine is not installed.
+    Imports torch where a GPU or a loss of the user's own is asked for."""
     from lightningrl_torch.losses import LOSSES
     from lightningrl_torch.settings import Settings
+    from lightningrl_torch.vllm_check import check_vllm
 
+    served_by_vllm: list[str] = []
     for name, policy in recipe.all_policies.items():
         settings = Settings(policy=policy.model, name=name, **recipe.options_of(policy))
+        if settings.engine == "vllm":
+            served_by_vllm.append(name)
         if settings.device == "cuda":
             from lightningrl_torch.device import pick_device
 
@@ -39,6 +43,7 @@ def check_recipe(recipe: Recipe) -> None:
             from lightningrl_torch.chosen_loss import ChosenLoss
 
             ChosenLoss(settings.loss, settings.loss_arguments, has_reference=settings.kl_coef > 0)
+    check_vllm(recipe, served_by_vllm)
 
 
 @hookimpl

@@ -17,7 +17,7 @@ from lightningrl.errors import ConfigError
 from lightningrl_torch._light import read_light, union_of_tokens
 from lightningrl_torch._size import choose_adapters
 from lightningrl_torch.device import pick_device
-from lightningrl_torch.exported import quiet_about_ties
+from lightningrl_torch.exported import merged_weights, quiet_about_ties
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
 
@@ -105,6 +105,13 @@ class LoadedPolicy:
         """The model or quicker forward that the engine calls."""
         is_half = self._asked.dtype == "bfloat16"
         return self.light.forward(torch.bfloat16 if is_half else torch.float32) if self.light else self.whole.model
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights of now by the names of a transformers folder, one at a time, with adapters added in float32."""
+        if self.light is not None:
+            yield from ((name, weight.detach()) for name, weight in self.light.parameters.items())
+            return
+        yield from merged_weights(self.whole.model)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Tokens as text."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
+from pydantic import Field
 
 from lightningrl_torch.learner_settings import AtLeast0, Count, LearnerSettings, SettingsTable, Whole
 
-__all__ = ["CriticSettings", "EngineSettings", "Settings"]
+__all__ = ["CriticSettings", "EngineSettings", "Settings", "VllmSettings"]
 
 
 class CriticSettings(SettingsTable):
@@ -43,6 +44,21 @@ class CriticSettings(SettingsTable):
         if self.learning_rate is not None:
             return self.learning_rate
         return 1e-3 if self.model == "trunk" else 1e-5
+
+
+class VllmSettings(SettingsTable):
+    """vLLM as the engine (`engine = "vllm"`). Numbers, context and batch are the learner's `dtype`, `context_length`,
+    `max_batch` and `prefill_tokens`."""
+
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.4
+    """Share of the GPU's memory that vLLM takes for weights, keys and values; the learner's is beside it, unless vLLM
+    sleeps."""
+    kv_cache_gb: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
+    """GiB for keys and values. None = what `gpu_memory_utilization` leaves beside the weights; 1 on a CPU."""
+    enforce_eager: bool = False
+    """No compiled graphs: a start of seconds in place of a minute, and slower decoding. On a CPU always."""
+    sleep: bool = True
+    """On a GPU vLLM gives its memory back while the learner steps, where nothing is sampled meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +112,11 @@ class Settings(LearnerSettings):
     """None = none. A table with any of `model`, `joint`, `coefficient`, `learning_rate`, `clip`: credit that needs
     values has them, and teaches it (`turn_gae`)."""
 
+    engine: Literal["torch", "vllm"] = "torch"
+    """The part that decodes: our engine, on the learner's weights, or vLLM, in this process, with a copy of them after
+    each step (docs/vllm.md). Learning and logprobs are the same."""
+    vllm: VllmSettings | None = None
+    """A table with any of `gpu_memory_utilization`, `kv_cache_gb`, `enforce_eager`, `sleep`; None = its defaults."""
     max_batch: Count = 128
     """Most requests decoded together; more wait."""
     prefill_tokens: Count = 4096
@@ -107,3 +128,14 @@ class Settings(LearnerSettings):
     structured_output: bool = True
     """Bind an answer to the format, or forced tool call, that the agent asks for; `false` only shows it to the
     policy."""
+
+    @property
+    def has_grammars(self) -> bool:
+        """True if answers are bound to the formats that agents ask for, which vLLM's are not."""
+        return self.structured_output and self.engine == "torch"
+
+    @pydantic.model_validator(mode="after")
+    def _check_engine(self) -> Settings:
+        if self.vllm is not None and self.engine != "vllm":
+            raise ValueError(f"learner.vllm is for engine 'vllm', and the engine is {self.engine!r}; remove one")
+        return self

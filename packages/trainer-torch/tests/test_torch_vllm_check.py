@@ -1,0 +1,66 @@
+"""A recipe with vLLM as the engine is refused in a sentence before anything is loaded; vLLM need not be installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import pytest
+
+import lightningrl
+from lightningrl.errors import BackendError, ConfigError
+from lightningrl_torch import vllm_check
+from lightningrl_torch.plugin import check_recipe
+from lightningrl_torch.settings import Settings, VllmSettings
+
+
+def make_recipe(**tables: Any) -> lightningrl.Recipe:
+    return lightningrl.Recipe.model_validate(
+        {
+            "agent": "agent.py:answer",
+            "tasks": {"train": "agent.py:tasks"},
+            "policy": {"model": "policy"},
+            "rewards": {"right": {"use": "exact_match"}},
+            "learner": {"engine": "vllm"},
+            **tables,
+        }
+    )
+
+
+def test_a_vllm_that_is_missing_or_untried_is_named_with_the_one_that_fits() -> None:
+    def none(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    with pytest.raises(BackendError, match=r"needs vLLM, which is not installed; pip install 'vllm>=0\.32,<0\.33'"):
+        vllm_check.installed_vllm(none)
+    with pytest.raises(BackendError, match=r"was made for vLLM >=0\.32,<0\.33 and 0\.24\.0 is installed"):
+        vllm_check.installed_vllm(lambda name: "0.24.0")
+    assert vllm_check.installed_vllm(lambda name: "0.32.1+cu129") == "0.32.1+cu129"
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"sampling": {"top_p": 0.9}}, "sampling: top_p = 0.9 and top_k = 0, and vLLM tells logprobs of the truncated"),
+        ({"validation": {"sampling": {"top_p": 0.5, "temperature": 1.0}}}, "validation.sampling: top_p = 0.5"),
+        (
+            {"policies": {"critic": {"model": "other", "agents": ["critic"]}}},
+            "policies 'policy', 'critic' have engine 'vllm', and one process holds one vLLM",
+        ),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused(tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+        check_recipe(make_recipe(**tables))
+
+
+def test_truncated_sampling_without_a_temperature_truncates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_check, "installed_vllm", lambda: "0.32.0")
+    check_recipe(make_recipe(validation={"sampling": {"top_p": 0.5, "temperature": 0.0}}))
+
+
+def test_settings_of_an_engine_that_does_not_run_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.vllm is for engine 'vllm', and the engine is 'torch'; remove one"):
+        Settings(policy="policy", vllm=VllmSettings(sleep=False))
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization is 1\.5"):
+        check_recipe(make_recipe(learner={"engine": "vllm", "vllm": {"gpu_memory_utilization": 1.5}}))
