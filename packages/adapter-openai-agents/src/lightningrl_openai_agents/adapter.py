@@ -1,13 +1,13 @@
 """The instrumentor: wraps the runner's entry points, the models, and the places where a tool's exception can be seen.
 
-    Runner.run, run_sync, run_streamed     opens a run; our hooks stand before the user's      who speaks, tools' ends
+    Runner.run, run_sync, run_streamed     opens a run; our hooks stand before the user's      who speaks, tools" ends
     Model.get_response, stream_response    a chat span, current while the request leaves       whose HTTP request it is
     ToolContext.from_agent_context         the first thing that happens in a tool's own task   whose exception it is
     attach_error_to_current_span           called in `except` blocks of the SDK                exceptions, unknown tools
     ToolTimeoutError                       made in the tool's own task                         timeouts
     MCPUtil.invoke_mcp_tool                gets a server whose results we see                  errors of MCP servers
 
-The SDK's tracing is not used: the user may switch it off, or replace its processors.
+The SDK"s tracing is not used: the user may switch it off, or replace its processors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 import wrapt
-from agents import RunResultStreaming, exceptions
+from agents import RunHooks, RunResultStreaming, exceptions
 from agents.lifecycle import RunHooksBase
 from agents.mcp import MCPUtil
 from agents.run import Runner
@@ -29,12 +29,62 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from lightningrl.call_origin import CallOrigin
 from lightningrl.instrumentation import Args, Kwargs, Patches
-from lightningrl_openai_agents.hooks import RecordingHooks
 from lightningrl_openai_agents.models import RecordedModels, WatchedServer, model_classes
-from lightningrl_openai_agents.recorder import Recorder
-from lightningrl_openai_agents.runs import Run
+from lightningrl_openai_agents.recorder import Recorder, Run
+from lightningrl_openai_agents.tools import text_of
 
 __all__ = ["OpenAIAgentsAdapter"]
+
+
+class RecordingHooks(RunHooks[Any]):
+    """Stands in for the hooks that the user has given to the run. A hook that is not overridden here goes straight to
+    the user's."""
+
+    def __init__(self, recorder: Recorder, run: Run, theirs: Any) -> None:
+        self._recorder = recorder
+        self._run = run
+        self._theirs = RunHooks[Any]() if theirs is None else theirs
+
+    async def on_agent_start(self, context: Any, agent: Any, *args: Any) -> None:
+        self._recorder.enter_agent(self._run, agent.name)
+        await self._theirs.on_agent_start(context, agent, *args)
+
+    async def on_llm_start(self, context: Any, agent: Any, *args: Any) -> None:
+        self._recorder.enter_agent(self._run, agent.name)  # a resumed run starts without on_agent_start
+        await self._theirs.on_llm_start(context, agent, *args)
+
+    async def on_agent_end(self, context: Any, agent: Any, *args: Any) -> None:
+        await self._theirs.on_agent_end(context, agent, *args)
+        self._recorder.leave_agent(self._run)
+
+    async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any, *args: Any) -> None:
+        self._recorder.hand_over(self._run, to_agent.name)
+        await self._theirs.on_handoff(context, from_agent, to_agent, *args)
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any, *args: Any) -> None:
+        call_id = getattr(context, "tool_call_id", None)
+        arguments = text_of(getattr(context, "tool_arguments", ""))
+        name = getattr(context, "tool_name", tool.name)
+        self._recorder.start_tool(self._recorder.find_tool(self._run, call_id, name, arguments))
+        await self._theirs.on_tool_start(context, agent, tool, *args)
+
+    async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any, *args: Any) -> None:
+        started = self._recorder.find_started(self._run, getattr(context, "tool_call_id", None), tool.name)
+        if started is not None:
+            self._recorder.settle(started, text_of(result))
+        await self._theirs.on_tool_end(context, agent, tool, result, *args)
+
+
+def pass_on(name: str) -> Callable[..., Any]:
+    async def call(self: RecordingHooks, *args: Any, **kwargs: Any) -> None:
+        await getattr(self._theirs, name)(*args, **kwargs)
+
+    return call
+
+
+for hook in dir(RunHooks):
+    if hook.startswith("on_") and hook not in vars(RecordingHooks):
+        setattr(RecordingHooks, hook, pass_on(hook))
 
 
 class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]

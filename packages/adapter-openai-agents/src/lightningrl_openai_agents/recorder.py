@@ -1,27 +1,75 @@
 """Keeps the runs, starts and ends their spans, and knows who is calling a model in this context. Needs no tracing of
-the SDK's own."""
+the SDK"s own.
+
+Run ─┬─ invoke_agent triage ─── chat gpt-4o ─── execute_tool transfer_to_writer
+     └─ invoke_agent writer ─── chat gpt-4o ─── execute_tool consult ─── Run (agent as a tool) ─── …
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from agents.exceptions import ModelBehaviorError
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import Span, Tracer
 
 from lightningrl import conventions
 from lightningrl.call_origin import CallOrigin
 from lightningrl.instrumentation import close_tool_span, fail_span, open_chat_span, open_tool_span
 from lightningrl.types import ToolStatus
-from lightningrl_openai_agents.runs import Chat, Run, Tool
 from lightningrl_openai_agents.tools import asked_tools, field_of, hosted_tools, status_of_error, text_of
 
-__all__ = ["Recorder"]
+__all__ = ["Chat", "Recorder", "Run", "Tool"]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Run:
+    """One `Runner.run`, `run_sync` or `run_streamed`, while it runs. An agent that is a tool has a run of its own."""
+
+    parent: Context | None
+    """Where its spans hang: the tool that runs it, else whatever is current where it was called."""
+    agent: str | None
+    """Whose turn it is."""
+    agent_span: Span | None = None
+    chat: Chat | None = None
+    """The latest model call."""
+    tools: dict[str, Tool] = field(default_factory=dict[str, "Tool"])
+    """Tools by the id of the call, from the model's answer until the end of the run."""
+    is_over: bool = False
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Chat:
+    """One call of a model."""
+
+    span: Span
+    agent: str | None
+    handoffs: frozenset[str] = frozenset()
+    """Names of the tools that hand over to another agent."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Tool:
+    """A tool call, from the model's answer until it has an outcome."""
+
+    run: Run
+    id: str
+    """Empty = the SDK does not say."""
+    name: str
+    arguments: str
+    chat: Chat | None
+    """The call that asked for it; None in a run that was resumed."""
+    span: Span | None = None
+    """None = it has not started."""
+    error: BaseException | None = None
+    """The exception that it raised, whether the SDK turned that into a text or not."""
+    is_settled: bool = False
 
 
 class Recorder:

@@ -1,4 +1,5 @@
-"""The server's application: control API, engine link and gateway on one port.
+"""The server's application: control API, engine link and gateway on one port; and the control API"s description,
+generated from its endpoints.
 
 /api/v1/…       control API             run key; a worker's key to lease and report; an attempt's key for itself
 /api/v1/engines engine link (WebSocket) run key
@@ -10,18 +11,21 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from lightningrl.control_api import ENDPOINTS, WorkerFilter
+from lightningrl.control_api import ENDPOINTS, Endpoint, WorkerFilter
 from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl.keys import view_key
 from lightningrl_server.access import Access
@@ -31,14 +35,13 @@ from lightningrl_server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl_server.forwarding import Forwarders
 from lightningrl_server.metrics import TEXT, Engines, ServerMetrics, memory_bytes
 from lightningrl_server.mounts import Live, MakePages, ServedRun
-from lightningrl_server.openapi import describe
 from lightningrl_server.run_routes import run_routes
 from lightningrl_server.spans.otlp import parse_export, parse_logs
 from lightningrl_server.store.protocol import Queue, Store
 from lightningrl_server.telemetry_routes import ExportReader, telemetry_routes
 from lightningrl_server.workers import Workers, worker_routes
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "describe"]
 
 
 def create_app(
@@ -128,3 +131,55 @@ async def _health(_: Request) -> Response:
 
 async def _description(_: Request) -> Response:
     return JSONResponse(describe(ENDPOINTS))
+
+
+_REF = "#/components/schemas/{name}"
+_ARRAY = {"type": "string", "contentEncoding": "base64"}
+"""Arrays of tokens and logprobs."""
+
+
+def describe(endpoints: Sequence[Endpoint[Any, Any]]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document."""
+    kinds = [kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components(kinds, schema_hook=lambda _: _ARRAY, ref_template=_REF)
+    named = dict(zip(map(repr, kinds), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, named, components)
+    about = "Order rollouts, work on them, train on what they did."
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "LightningRL", "version": "1", "summary": about},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}],
+    }
+
+
+def _operation(endpoint: Endpoint[Any, Any], named: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "integer" if name == "n" else "string"}}
+        for name in re.findall(r"{(\w+)}", endpoint.path)
+    ]
+    about = " ".join((endpoint.about or inspect.getdoc(endpoint.body) or "").split())
+    summary = about.partition(". ")[0].rstrip(".")
+    operation: dict[str, Any] = {"summary": summary, "description": about, "tags": [endpoint.who]}
+    if endpoint.body is bytes:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        content = {"application/x-protobuf": binary, "application/json": {"schema": {}}}
+        operation["requestBody"] = {"required": True, "content": content}
+    elif endpoint.body is not None and endpoint.method == "POST":
+        content = {"application/json": {"schema": named[repr(endpoint.body)]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    elif endpoint.body is not None:
+        query = components[endpoint.body.__name__]
+        parameters += [
+            {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
+            for name, schema in query["properties"].items()
+        ]
+    answers: dict[str, Any] = {"default": {"description": 'Refused: {"error": {"message": sentence, "code": …}}'}}
+    if endpoint.answer is not None:
+        answers["200"] = {"description": "", "content": {"application/json": {"schema": named[repr(endpoint.answer)]}}}
+    else:
+        answers["204"] = {"description": "Done"}
+    return {**operation, "parameters": parameters, "responses": answers}

@@ -28,8 +28,7 @@ from lightningrl.types import ToolStatus
 from lightningrl_client.attribution.redirect import Redirection
 from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl_client.runtime.telemetry import Telemetry
-from lightningrl_testing._factories import call_factories
-from lightningrl_testing._pytest import pytest
+from lightningrl_testing._pytest import call_factories, pytest
 from lightningrl_testing.scripted_server import RecordedCall, RecordedSpan, ScriptedServer
 
 __all__ = ["KINDS", "AdapterConformance", "InstrumentedProcess", "play_tools"]

@@ -27,8 +27,7 @@ from lightningrl_credit import Compare, assign_credit, has_signal
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.needs import installed_needs
 from lightningrl_credit.samples import Rows, build_samples
-from lightningrl_testing._factories import call_factories
-from lightningrl_testing._pytest import pytest
+from lightningrl_testing._pytest import call_factories, pytest
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_testing.scripted_services import ScriptedServices
 

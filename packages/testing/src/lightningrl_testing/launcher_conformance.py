@@ -19,8 +19,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.types import RolloutState
 from lightningrl_client.runtime.launcher import WorkerLauncher, WorkerPoolError
 from lightningrl_client.runtime.pool import WorkerPool
-from lightningrl_testing._factories import call_factories
-from lightningrl_testing._pytest import pytest
+from lightningrl_testing._pytest import call_factories, pytest
 from lightningrl_testing.scripted_server import ScriptedServer
 
 __all__ = ["AGENT_CODE", "LauncherConformance"]

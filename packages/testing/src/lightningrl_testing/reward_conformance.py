@@ -19,8 +19,7 @@ from typing import Any
 from lightningrl.protocols import IntermediateReward
 from lightningrl.types import Trajectory
 from lightningrl_credit.rewards import NamedReward, RewardSet
-from lightningrl_testing._factories import call_factories
-from lightningrl_testing._pytest import pytest
+from lightningrl_testing._pytest import call_factories, pytest
 
 __all__ = ["IntermediateRewardConformance", "RewardConformance"]
 
