@@ -98,10 +98,8 @@ def _set(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]
     data = _written_values(recipe)
     for key, value in settings.items():
         if len(parts := key_parts(key)) > DEEPEST:
-            raise ConfigError(
-                f"setting {key[:40]!r}… has {len(parts)} parts; no key of a recipe is nested deeper than {DEEPEST} "
-                "levels"
-            )
+            deepest = f"no key of a recipe is nested deeper than {DEEPEST} levels"
+            raise ConfigError(f"setting {key[:40]!r}… has {len(parts)} parts; {deepest}")
         table = data
         for part in parts[:-1]:
             below = table.get(part, {})

@@ -41,7 +41,7 @@ from lightningrl_server.store.protocol import Queue, Store
 from lightningrl_server.telemetry_routes import ExportReader, telemetry_routes
 from lightningrl_server.workers import Workers, worker_routes
 
-__all__ = ["create_app", "describe"]
+__all__ = ["create_app"]
 
 
 def create_app(
@@ -130,7 +130,7 @@ async def _health(_: Request) -> Response:
 
 
 async def _description(_: Request) -> Response:
-    return JSONResponse(describe(ENDPOINTS))
+    return JSONResponse(_describe(ENDPOINTS))
 
 
 _REF = "#/components/schemas/{name}"
@@ -138,7 +138,7 @@ _ARRAY = {"type": "string", "contentEncoding": "base64"}
 """Arrays of tokens and logprobs."""
 
 
-def describe(endpoints: Sequence[Endpoint[Any, Any]]) -> dict[str, Any]:
+def _describe(endpoints: Sequence[Endpoint[Any, Any]]) -> dict[str, Any]:
     """An OpenAPI 3.1 document."""
     kinds = [kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer) if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, schema_hook=lambda _: _ARRAY, ref_template=_REF)

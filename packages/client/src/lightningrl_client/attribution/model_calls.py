@@ -113,9 +113,8 @@ class ModelCalls:
         """`is_guest`: the process is not the agent's alone; calls whose context was given no rollout are left alone."""
         server = urlsplit(server_url.rstrip("/"))
         if server.scheme not in {"http", "https"} or not server.hostname:
-            raise ValueError(
-                f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'"
-            )
+            problem = f"server url {server_url!r} is no http(s) url"
+            raise ValueError(f"{problem}; give something like 'http://127.0.0.1:8000'")
         self.scope = scope
         self.is_guest = is_guest
         self.resolvers: list[OriginResolver] = []
@@ -167,12 +166,9 @@ class ModelCalls:
             rollout.unseen_hosts.add(host)
             if host not in self._unseen_hosts:
                 self._unseen_hosts.add(host)
-                logger.warning(
-                    "rollout %s: a model at %r was called, which is neither recorded nor trained; "
-                    "if the policy is to answer in its place, name it in runtime.base_urls",
-                    rollout.rollout_id,
-                    host,
-                )
+                sentence = "rollout %s: a model at %r was called, which is neither recorded nor trained; %s"
+                remedy = "if the policy is to answer in its place, name it in runtime.base_urls"
+                logger.warning(sentence, rollout.rollout_id, host, remedy)
 
     def _note_unattributed(self, path: str) -> None:
         self.unattributed += 1

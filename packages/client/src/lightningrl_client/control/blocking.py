@@ -54,9 +54,8 @@ class ControlClient:
     def __init__(self, server_url: str, worker_key: str, *, patience_s: float = 60.0, timeout_s: float = 30.0) -> None:
         parts = urlsplit(server_url.rstrip("/"))
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ServerError(
-                f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'"
-            )
+            problem = f"server url {server_url!r} is no http(s) url"
+            raise ServerError(f"{problem}; give something like 'http://127.0.0.1:8000'")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
         self._url = server_url
@@ -136,9 +135,8 @@ class ControlClient:
             except TROUBLE as error:
                 self._connection.close()
                 if self._interrupted.is_set() or (pause := repeats.next_pause()) is None:
-                    raise ServerError(
-                        f"server {self._url!r} does not answer: {type(error).__name__}: {error}"
-                    ) from error
+                    problem = f"{type(error).__name__}: {error}"
+                    raise ServerError(f"server {self._url!r} does not answer: {problem}") from error
             else:
                 if status < 400:
                     return answer

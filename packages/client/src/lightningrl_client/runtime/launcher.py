@@ -66,8 +66,6 @@ def build_launcher(runtime: RuntimeConfig, plugins: PluginManager) -> WorkerLaun
     options: Mapping[str, Any] = runtime.launchers.get(runtime.launcher, {})
     launcher = plugins.find("lightningrl_worker_launchers", runtime.launcher).build(**options)
     if not isinstance(launcher, WorkerLauncher):
-        raise PluginError(
-            f"worker launcher {runtime.launcher!r} has no start, stop or describe; "
-            "see lightningrl_client.runtime.launcher"
-        )
+        problem = f"worker launcher {runtime.launcher!r} has no start, stop or describe"
+        raise PluginError(f"{problem}; see lightningrl_client.runtime.launcher")
     return launcher

@@ -61,9 +61,8 @@ def as_json(output: Any) -> Any:
         raise ValueError(f"returned a {type(output).__name__} that cannot be kept: {problem}") from problem
     length = len(json.dumps(plain, ensure_ascii=False))
     if length > LONGEST_OUTPUT:
-        raise ValueError(
-            f"returned {length} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at"
-        )
+        most = f"at most {LONGEST_OUTPUT} are kept"
+        raise ValueError(f"returned {length} characters; {most}, return what the reward looks at")
     return plain
 
 

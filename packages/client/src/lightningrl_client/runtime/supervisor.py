@@ -221,9 +221,8 @@ class Supervisor:
             raise ConfigError(clean_text(life.process.failure))
         how = describe_exit(status)
         if not self._has_been_ready and status not in (KILLED, LOST_STATUS):
-            raise ConfigError(
-                f"agent {self._settings.agent!r}: the worker {how} while it imported the agent; see {log}"
-            )
+            problem = f"the worker {how} while it imported the agent"
+            raise ConfigError(f"agent {self._settings.agent!r}: {problem}; see {log}")
         logger.warning("worker %d %s; see %s", index, how, log)
         sentence = f"the worker process {how} while it ran the agent; see {log}"
         await self._report(life.held.values(), Outcome.INFRASTRUCTURE_ERROR, sentence)

@@ -97,6 +97,5 @@ def instrument(adapter: Adapter, provider: TracerProvider) -> None:
     try:
         adapter.instrument(tracer_provider=provider, raise_exception_on_conflict=True)
     except Exception as error:  # whatever an instrumentor refuses with
-        raise PluginError(
-            f"adapter {type(adapter).__name__} cannot be hooked in: {error}; install what it instruments"
-        ) from error
+        problem = f"adapter {type(adapter).__name__} cannot be hooked in: {error}"
+        raise PluginError(f"{problem}; install what it instruments") from error

@@ -193,10 +193,8 @@ def _note(counts: Counter[str], names: Iterable[str]) -> None:
 
 
 def _too_many_deaths(policy: str) -> EngineUnavailable:
-    return EngineUnavailable(
-        f"{_MOST_DEATHS} engines of policy {policy!r} went away under this call; see the trainer's log, then send the "
-        "call again"
-    )
+    problem = f"{_MOST_DEATHS} engines of policy {policy!r} went away under this call"
+    return EngineUnavailable(f"{problem}; see the trainer's log, then send the call again")
 
 
 def closing(chunks: AsyncIterator[TokenChunk]) -> aclosing[AsyncGenerator[TokenChunk, None]]:

@@ -61,17 +61,15 @@ def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) 
     # A prompt of [1, 2, 3, 4, 5] whose parent's prompt and completion are [1, 2, 3] is stored as `suffix` [4, 5].
     call = record.transition
     if call.id in live.ids:
-        raise Conflict(
-            f"transition id {call.id!r} is already used in rollout {record.rollout_id!r}; choose a new one per call"
-        )
+        problem = f"transition id {call.id!r} is already used in rollout {record.rollout_id!r}"
+        raise Conflict(f"{problem}; choose a new one per call")
     parent, shared = None, 0
     if call.parent_id is not None:
         parent = live.ids.get(call.parent_id)
         if parent is None:
-            raise UnknownRecord(
-                f"call {call.id!r} names parent {call.parent_id!r}, no call of attempt {record.attempt} of rollout "
-                f"{record.rollout_id!r}; append the parent first"
-            )
+            place = f"attempt {record.attempt} of rollout {record.rollout_id!r}"
+            problem = f"call {call.id!r} names parent {call.parent_id!r}, no call of {place}"
+            raise UnknownRecord(f"{problem}; append the parent first")
         shared = live.ends[parent]
         if len(call.prompt_ids) < shared:
             size = len(call.prompt_ids)

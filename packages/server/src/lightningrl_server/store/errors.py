@@ -36,7 +36,5 @@ class StoreFull(StoreTrouble):
     @classmethod
     def of(cls, name: str) -> Self:
         """Make the error of the store `name`."""
-        return cls(
-            f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and "
-            "repeat it"
-        )
+        remedy = "nothing of this request was kept: free some space and repeat it"
+        return cls(f"no room on the disk for the store {name!r}; {remedy}")

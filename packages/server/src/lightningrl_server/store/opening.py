@@ -32,10 +32,8 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
         parsed = _parse(url)
         open_ = OPENERS[parsed.get_backend_name()]
     except (ArgumentError, KeyError):
-        raise StoreError(
-            f"store URL {url!r} names no database that we know; write 'sqlite:///path/to/store.db' or "
-            "'postgresql://user@host/name'"
-        ) from None
+        examples = "'sqlite:///path/to/store.db' or 'postgresql://user@host/name'"
+        raise StoreError(f"store URL {url!r} names no database that we know; write {examples}") from None
     database = open_(parsed, read_only=read_only, pragmas=pragmas or {})
     try:
         _prepare(database, read_only=read_only)

@@ -190,20 +190,15 @@ class PostgresqlDatabase(Database):
         if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
             return StoreError(f"the store {name!r} cannot keep a value ({detail})")
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return StoreTrouble(
-                f"the store {name!r} may not be used by its user ({detail}); `GRANT CREATE ON DATABASE` lets runs make "
-                "their schemas"
-            )
-        if isinstance(error, psycopg.OperationalError) and "password" in detail:
-            return StoreTrouble(
-                f"the store {name!r} is not opened by this password ({detail}); set PGPASSWORD or write it to ~/.pgpass"
-            )
-        if isinstance(error, psycopg.OperationalError):
-            return StoreTrouble(
-                f"the store {name!r} cannot be written or read ({detail}); check that its server runs and may be "
-                "reached"
-            )
-        return None
+            remedy = "`GRANT CREATE ON DATABASE` lets runs make their schemas"
+            return StoreTrouble(f"the store {name!r} may not be used by its user ({detail}); {remedy}")
+        if not isinstance(error, psycopg.OperationalError):
+            return None
+        if "password" in detail:
+            remedy = "set PGPASSWORD or write it to ~/.pgpass"
+            return StoreTrouble(f"the store {name!r} is not opened by this password ({detail}); {remedy}")
+        remedy = "check that its server runs and may be reached"
+        return StoreTrouble(f"the store {name!r} cannot be written or read ({detail}); {remedy}")
 
 
 def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> PostgresqlDatabase:
@@ -268,15 +263,11 @@ def move_schema(store: str, database: str, folder: Path) -> str:
     with _writing(make_url(database)) as db:
         owner = _owner(db, schema)
         if owner is None:
-            raise StoreError(
-                f"the database {database!r} has no schema {schema!r}, which has the run's rollouts; "
-                "restore it, or start a new run"
-            )
+            problem = f"the database {database!r} has no schema {schema!r}, which has the run's rollouts"
+            raise StoreError(f"{problem}; restore it, or start a new run")
         if owner != folder.resolve() and (owner / "run.json").is_file() and find_store(owner) in (store, moved):
-            raise StoreError(
-                f"the run's rollouts are those of {str(owner)!r}, of which this is a copy: "
-                "look at it, and go on with that one"
-            )
+            problem = f"the run's rollouts are those of {str(owner)!r}, of which this is a copy"
+            raise StoreError(f"{problem}: look at it, and go on with that one")
         _sign(db, schema, folder)
     return moved
 

@@ -330,25 +330,20 @@ _OLDEST = PreparedStatement(
 _START_ATTEMPT = PreparedStatement(
     insert(attempts), columns=("rollout_pk", "number", "worker_id", "key_digest", "expires_at", "started_at")
 )
-_START_ROLLOUT = PreparedStatement(
-    update(rollouts).where(rollouts.c.pk == bindparam("of_pk")), columns=("state", "started")
-)
-_KEEP_LEASE = PreparedStatement(update(attempts).where(attempts.c.pk == bindparam("of_pk")), columns=("expires_at",))
+_attempt = update(attempts).where(attempts.c.pk == bindparam("of_pk"))
+_rollout = update(rollouts).where(rollouts.c.pk == bindparam("of_pk"))
+_START_ROLLOUT = PreparedStatement(_rollout, columns=("state", "started"))
+_KEEP_LEASE = PreparedStatement(_attempt, columns=("expires_at",))
 _FIND_TASK = PreparedStatement(select(tasks.c.pk).where(tasks.c.digest == bindparam("of_digest")))
 _ADD_TASK = PreparedStatement(insert(tasks), columns=("digest", "task_id", "body"))
 _ORDERED = ("id", "task_pk", "group_id", "mode", "step", "sampling", "branch", "max_attempts", "timeout_s")
 _CREATE = PreparedStatement(insert(rollouts), columns=(*_ORDERED, "state", "created_at"))
-_COUNT_REFUSED = PreparedStatement(
-    update(attempts).where(attempts.c.pk == bindparam("of_pk")).values(results_refused=attempts.c.results_refused + 1)
-)
+_COUNT_REFUSED = PreparedStatement(_attempt.values(results_refused=attempts.c.results_refused + 1))
 _OUTPUT = PreparedStatement(select(attempts.c.output).where(attempts.c.pk == bindparam("of_pk")))
 _END_ATTEMPT = PreparedStatement(
-    update(attempts).where(attempts.c.pk == bindparam("of_pk")),
-    columns=("outcome", "ended_at", "output", "error", "duration_s", "left_threads"),
+    _attempt, columns=("outcome", "ended_at", "output", "error", "duration_s", "left_threads")
 )
 _END_ROLLOUT = PreparedStatement(
-    update(rollouts)
-    .where(rollouts.c.pk == bindparam("of_pk"))
-    .values(forgiven=rollouts.c.forgiven + bindparam("more")),
+    _rollout.values(forgiven=rollouts.c.forgiven + bindparam("more")),
     columns=("state", "outcome", "deciding", "roles", "tools", "failed_tools"),
 )

@@ -65,16 +65,14 @@ def _meaning(error: BaseException, name: str) -> StoreError | None:
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         return StoreFull.of(name)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreTrouble(
-            f"the store {name!r} is no readable SQLite database ({error}); restore a copy or start in a new folder"
-        )
+        problem = f"the store {name!r} is no readable SQLite database ({error})"
+        return StoreTrouble(f"{problem}; restore a copy or start in a new folder")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreTrouble(f"the store {name!r} is in use by another process; stop it first")
     unwritable = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
     if code in unwritable or isinstance(error, OSError):
-        return StoreTrouble(
-            f"the store {name!r} cannot be written or read ({error}); check the folder, its rights and the disk"
-        )
+        problem = f"the store {name!r} cannot be written or read ({error})"
+        return StoreTrouble(f"{problem}; check the folder, its rights and the disk")
     return None
 
 

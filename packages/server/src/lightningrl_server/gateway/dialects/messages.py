@@ -101,22 +101,21 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
             "with the user's",
             param="messages",
         )
-    messages: list[dict[str, Any]] = (
-        [{"role": "system", "content": join_text(body.system, "system")}] if body.system else []
-    )
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": join_text(body.system, "system")})
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
     check_count("messages", messages)
     check_tool_call_ids(messages)
+    choice = body.tool_choice if isinstance(body.tool_choice, dict) else {}
     offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted, choices=_CHOICES)
     wanted = _format(body)
     call = CallRequest(
         model=body.model,
         messages=with_instruction(messages, wanted),
         format=wanted,
-        parallel_tools=not (
-            isinstance(body.tool_choice, dict) and body.tool_choice.get("disable_parallel_tool_use") is True
-        ),
+        parallel_tools=choice.get("disable_parallel_tool_use") is not True,
         stream=bool(body.stream),
         max_tokens=read_whole("max_tokens", body.max_tokens, 1),
         stop=read_stop("stop_sequences", body.stop_sequences),
