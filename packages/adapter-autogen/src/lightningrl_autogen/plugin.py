@@ -1,20 +1,13 @@
-"""Plugin of this distribution: the `autogen` adapter."""
+"""Plugin of this distribution: the `autogen` adapter. AutoGen is imported when it is made, and not before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+import lightningrl_autogen
 from lightningrl.plugins import Plugin, hookimpl
 
 __all__ = ["lightningrl_adapters"]
-
-
-def build_adapter() -> Any:
-    """The adapter; AutoGen is imported here and not before."""
-    from lightningrl_autogen.adapter import AutoGenAdapter
-
-    return AutoGenAdapter()
 
 
 @hookimpl
@@ -22,5 +15,5 @@ def lightningrl_adapters() -> Iterable[Plugin]:
     yield Plugin(
         name="autogen",
         summary="AutoGen: roles, spans and tools of agents and teams, on runtimes of any kind",
-        factory=build_adapter,
+        factory=lambda: lightningrl_autogen.AutoGenAdapter(),
     )

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
 
 from lightningrl.plugins import Plugin, hookimpl
-
-if TYPE_CHECKING:
-    from lightningrl_client.runtime.supervisor import LocalLauncher
-    from lightningrl_client.telemetry.opentelemetry import OpenTelemetryAdapter
 
 __all__ = ["lightningrl_adapters", "lightningrl_commands", "lightningrl_worker_launchers"]
 
@@ -19,7 +15,7 @@ def lightningrl_adapters() -> Iterable[Plugin]:
     yield Plugin(
         name="opentelemetry",
         summary="any framework with OpenTelemetry spans (OpenInference, GenAI conventions): roles, spans and tools",
-        factory=create_opentelemetry_adapter,
+        factory=lambda: resolve_name("lightningrl_client.telemetry.opentelemetry:OpenTelemetryAdapter")(),
     )
 
 
@@ -32,18 +28,8 @@ def lightningrl_commands() -> Iterable[Plugin]:
 
 @hookimpl
 def lightningrl_worker_launchers() -> Iterable[Plugin]:
-    yield Plugin(name="local", summary="agent workers are processes of this machine", factory=create_local_launcher)
-
-
-def create_opentelemetry_adapter() -> OpenTelemetryAdapter:
-    """An `OpenTelemetryAdapter`; it has no settings."""
-    from lightningrl_client.telemetry.opentelemetry import OpenTelemetryAdapter
-
-    return OpenTelemetryAdapter()
-
-
-def create_local_launcher() -> LocalLauncher:
-    """A `LocalLauncher`; it has no settings."""
-    from lightningrl_client.runtime.supervisor import LocalLauncher
-
-    return LocalLauncher()
+    yield Plugin(
+        name="local",
+        summary="agent workers are processes of this machine",
+        factory=lambda: resolve_name("lightningrl_client.runtime.supervisor:LocalLauncher")(),
+    )
