@@ -227,12 +227,11 @@ class Worker:
         """Names of the threads left behind, in an exclusive process: nothing tells them from the next rollout's."""
         names = threads.left_behind() if self._scope.exclusive else []
         if names:
+            what = rollout.rollout_id, len(names), ", ".join(names[:10])
             logger.warning(
                 "rollout %s: %d threads that it started still run (%s); model calls that they make from now on are "
                 "taken for those of the rollouts that follow; join them before the agent returns",
-                rollout.rollout_id,
-                len(names),
-                ", ".join(names[:10]),
+                *what,
             )
         return names
 

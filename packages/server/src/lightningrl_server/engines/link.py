@@ -73,6 +73,7 @@ class EngineLink:
         """When the calls that are being sampled began, by id."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._outbox: Outbox | None = None
+        self._socket: ClientConnection | None = None
         self._runner: asyncio.Task[None] | None = None
         self._refused: str | None = None
 
@@ -161,11 +162,12 @@ class EngineLink:
         held = not self._released.is_set()
         outbox.put(Hello(info.policy, info.version, info.context_length, held, info.grammars))
         self._outbox = outbox
+        self._socket = socket
         try:
             await first_to_end(self._read(socket, outbox), outbox.deliver(socket.send))
         finally:
             self._connected.clear()
-            self._outbox = None
+            self._outbox = self._socket = None
             calls = list(self._calls.values())
             for call in calls:
                 call.cancel()

@@ -133,12 +133,8 @@ def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
         hint = "; leave /v1 out of the client's base URL, as it adds its own"
     elif "/v1/" not in scope["path"]:
         hint = "; end the client's base URL in /v1"
-    return Refusal(
-        f"{scope['method']} {path!r} is not served; a policy answers POST to {', '.join(endpoints[:-1])} and "
-        f"{endpoints[-1]}{hint}",
-        status=404,
-        code="unknown_path",
-    )
+    those = f"a policy answers POST to {', '.join(endpoints[:-1])} and {endpoints[-1]}{hint}"
+    return Refusal(f"{scope['method']} {path!r} is not served; {those}", status=404, code="unknown_path")
 
 
 async def _refuse_upgrade(websocket: WebSocket) -> None:

@@ -126,12 +126,9 @@ class History:
         """Raises Refusal where there is none."""
         conversation = self._conversations.get(transition_id)
         if conversation is None:
-            raise Refusal(
-                f"no previous response 'resp_{transition_id}' in this attempt; send the id of one of its own "
-                "responses, or the whole input",
-                code="previous_response_not_found",
-                param="previous_response_id",
-            )
+            problem = f"no previous response 'resp_{transition_id}' in this attempt"
+            remedy = "send the id of one of its own responses, or the whole input"
+            raise Refusal(f"{problem}; {remedy}", code="previous_response_not_found", param="previous_response_id")
         return conversation
 
     def answer(self, transition_id: str, read: Callable[[Transition], Mapping[str, Any]]) -> Mapping[str, Any] | None:

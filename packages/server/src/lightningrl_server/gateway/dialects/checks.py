@@ -219,12 +219,9 @@ def _document(part: Mapping[str, Any], where: str) -> str:
         inner: Mapping[Any, Any] = source if isinstance(source, Mapping) else {}
         heads, body = (part.get("title"), part.get("context")), inner.get(_TEXT_KEYS.get(str(inner.get("type"))))
     if body is None or not is_parts(body):
-        raise Refusal.at(
-            where,
-            f"has a part of type {part['type']!r} that holds no text; the policy reads text only: send the "
-            "document's text",
-            field=".content",
-        )
+        problem = f"has a part of type {part['type']!r} that holds no text"
+        remedy = "the policy reads text only: send the document's text"
+        raise Refusal.at(where, f"{problem}; {remedy}", field=".content")
     return "\n\n".join([head for head in heads if isinstance(head, str) and head] + [join_text(body, where)])
 
 

@@ -231,21 +231,15 @@ def _string(block: dict[str, Any], key: str, where: str) -> str:
 
 
 def _unsupported(kind: Any, where: str) -> Refusal:
-    return Refusal.at(
-        where,
-        f"is a block of type {kind!r}; the policy reads text, thinking, tool_use of its own and tool_result of "
-        "the user",
-    )
+    read = "text, thinking, tool_use of its own and tool_result of the user"
+    return Refusal.at(where, f"is a block of type {kind!r}; the policy reads {read}")
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        raise Refusal.at(
-            where,
-            f"is of type {kind!r}; only tools of the agent's own are supported: give it with an "
-            f"input_schema{hosted_hint(kind)}",
-        )
+        remedy = f"give it with an input_schema{hosted_hint(kind)}"
+        raise Refusal.at(where, f"is of type {kind!r}; only tools of the agent's own are supported: {remedy}")
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 

@@ -164,11 +164,8 @@ def _read_items(
         if answer is not None and holds(answer):
             if _is_reference(item):
                 continue
-            raise Refusal.at(
-                where,
-                f"is the item {item['id']!r}, which the conversation of previous_response_id holds already; "
-                "leave it out",
-            )
+            problem = f"is the item {item['id']!r}, which the conversation of previous_response_id holds already"
+            raise Refusal.at(where, f"{problem}; leave it out")
         conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
     if not conversation.messages:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
@@ -198,11 +195,8 @@ def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str
         function = call["function"]
         asked = {**function, "arguments": json.dumps(function["arguments"])}
         return {"type": "function_call", "id": item_id, "call_id": call["id"], **asked}
-    raise Refusal.at(
-        where,
-        f"refers to the item {item_id!r}, which no answer of this attempt has; send the item itself",
-        code="item_not_found",
-    )
+    problem = f"refers to the item {item_id!r}, which no answer of this attempt has"
+    raise Refusal.at(where, f"{problem}; send the item itself", code="item_not_found")
 
 
 class _Conversation:
@@ -228,11 +222,8 @@ class _Conversation:
         elif kind == "reasoning":
             self._reasoning += _reasoning(item, where)
         elif kind not in _SETTINGS:
-            raise Refusal.at(
-                where,
-                f"is an item of type {kind!r}; the policy reads message, reasoning, function_call and "
-                "function_call_output",
-            )
+            kinds = "message, reasoning, function_call and function_call_output"
+            raise Refusal.at(where, f"is an item of type {kind!r}; the policy reads {kinds}")
 
     def _message(self, item: dict[str, Any], where: str) -> None:
         role, content = _ROLES.get(str(item.get("role"))), item.get("content")

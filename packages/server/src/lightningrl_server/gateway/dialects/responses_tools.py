@@ -118,11 +118,8 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
         return function_tool(where, tool.get("name"), _with_format(tool), parameters)
     if kind != "function":
-        raise Refusal.at(
-            where,
-            f"is of type {kind!r}; only functions are supported: give the agent a function tool for "
-            f"it{hosted_hint(kind)}",
-        )
+        remedy = f"give the agent a function tool for it{hosted_hint(kind)}"
+        raise Refusal.at(where, f"is of type {kind!r}; only functions are supported: {remedy}")
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))
 
 

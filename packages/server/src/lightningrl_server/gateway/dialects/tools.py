@@ -162,11 +162,8 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, choices: st
         return read_choice(mode, tools, choices=choices)
     if mode == "required" and len(names) == 1:
         return ToolChoice(_force_call(names.pop(), tools))
-    raise Refusal.at(
-        "tool_choice",
-        f"allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer "
-        "those tools alone",
-    )
+    allowed = f"allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads"
+    raise Refusal.at("tool_choice", f"{allowed}; offer those tools alone")
 
 
 def _force_call(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall:
