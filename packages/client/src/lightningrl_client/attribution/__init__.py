@@ -2,5 +2,5 @@
 
 agent ─► SDK ─► httpx/requests/aiohttp `send` ──(redirect)──► {server}/rollouts/{id}/attempts/{n}/v1/…
           │                  ▲            with its key (scope), role (call_origin, role), an id that its retries share
-          └─► adapter ───────┘ call_origin(): agent name, span id                                           (call_ids)
+          └─► adapter ───────┘ call_origin(): agent name, span id                                           (scope)
 """
