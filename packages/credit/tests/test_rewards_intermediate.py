@@ -36,7 +36,7 @@ from lightningrl_credit.rewards import (
     TurnReward,
     ValidArguments,
 )
-from lightningrl_credit.rewards.potential import discount_of
+from lightningrl_credit.rewards.lineages import discount_of
 from lightningrl_credit.turn_gae import TurnGae
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.reward_conformance import IntermediateRewardConformance

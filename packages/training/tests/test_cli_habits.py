@@ -22,8 +22,7 @@ from lightningrl.console import cancel_on_signals, write_json
 from lightningrl.types import RolloutMode
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
-from lightningrl_training.commands.scratch import scratch_folder
-from lightningrl_training.commands.stopping import progress_bar
+from lightningrl_training.commands.stopping import progress_bar, scratch_folder
 from lightningrl_training.export import open_to_readers
 from lightningrl_training.run import Run
 from lightningrl_training.run_sync import run_sync

@@ -29,14 +29,13 @@ from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.commands.train import train_command
 from lightningrl_training.commands.try_one import try_command
-from lightningrl_training.lab.recorded import find_measured
+from lightningrl_training.lab.recredit import find_measured
 from lightningrl_training.models import check_on_hub
 from lightningrl_training.run import Run, doctor
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.serving import server_settings
 from lightningrl_training.start import begin_run
-from lightningrl_training.task_digests import digest_tasks, encode_digests, explain_other_tasks
-from lightningrl_training.tasks import TaskSets, explain_few_tasks
+from lightningrl_training.tasks import TaskSets, digest_tasks, encode_digests, explain_few_tasks, explain_other_tasks
 from lightningrl_viewer.reading.origin import RunOrigin, newest_run
 
 pytestmark = pytest.mark.slow

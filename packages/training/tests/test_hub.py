@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightningrl.errors import ConfigError
-from lightningrl_training.hub import check_upload
+from lightningrl_training.export import check_upload
 
 
 @pytest.mark.parametrize("name", ["nonsense", "a/b/c", "me/"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightningrl.recipe import Recipe
-from lightningrl_training.standstill import explain_standstill, has_stood_still, last_validation
+from lightningrl_training.step_warnings import explain_standstill, has_stood_still, last_validation
 
 RECIPE = Recipe.model_validate(
     {

@@ -19,9 +19,8 @@ from lightningrl_viewer.reading.lineage import Link, read_lineage
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import open_run, read_group
 from lightningrl_viewer.reading.recipe import list_recipe_keys
-from lightningrl_viewer.reading.tokens import Token
 from lightningrl_viewer.reading.trace import Trace, Window
-from lightningrl_viewer.reading.why_no_gradient import NoGradient, NoGradientKind, explain_calls, explain_rollout
+from lightningrl_viewer.reading.why_no_gradient import NoGradient, NoGradientKind, Token, explain_calls, explain_rollout
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightningrl_viewer.cache import Cache
+from lightningrl_viewer.page import Cache
 from lightningrl_viewer.reading.queries.health import Position
 
 

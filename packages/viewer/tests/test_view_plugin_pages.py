@@ -13,7 +13,7 @@ import pytest
 from lightningrl.errors import PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl
 from lightningrl.records import RolloutFilter
-from lightningrl_viewer import plugin_pages
+from lightningrl_viewer import pages
 from lightningrl_viewer.browser import viewer_of
 
 
@@ -32,7 +32,7 @@ class Brings:
 async def browsing(folder: Path, plugin: Brings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
     manager = PluginManager()
     manager.register(plugin, distribution="mine 0.1")
-    monkeypatch.setattr(plugin_pages, "load_plugins", lambda: manager)
+    monkeypatch.setattr(pages, "load_plugins", lambda: manager)
     async with viewer_of(folder, "key", is_run=True) as app:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(

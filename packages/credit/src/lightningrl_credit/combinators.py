@@ -27,7 +27,7 @@ from lightningrl.protocols import (
 )
 from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
 from lightningrl_credit.comparison import Compare, ComparesRoles, assign_by_role, check_comparison, of_members, whiten
-from lightningrl_credit.rewards.potential import Joins, discount_of
+from lightningrl_credit.rewards.lineages import Joins, discount_of
 from lightningrl_credit.spread import Counted, ReturnBased
 
 __all__ = ["ByRole", "Clip", "Combination", "Sum", "Whiten", "clip", "sum_of"]

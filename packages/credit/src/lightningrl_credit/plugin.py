@@ -89,18 +89,18 @@ def lightningrl_reward_functions() -> Iterable[Plugin]:
 @hookimpl
 def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     errors = "charges for tools that fail while they run"
-    yield _plugin("execution_errors", errors, "lightningrl_credit.rewards.tool_status:ExecutionErrors")
+    yield _plugin("execution_errors", errors, "lightningrl_credit.rewards.tools:ExecutionErrors")
     latency = "charges calls that take longer than a budget"
     yield _plugin("latency_budget", latency, "lightningrl_credit.rewards.budgets:LatencyBudget")
     repeated = "charges for a tool called again with the same arguments"
-    yield _plugin("repeated_calls", repeated, "lightningrl_credit.rewards.tool_arguments:RepeatedCalls")
+    yield _plugin("repeated_calls", repeated, "lightningrl_credit.rewards.tools:RepeatedCalls")
     reported = "what the agent or its telemetry reported of its calls, under `name` or all"
     yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:ReportedTurnReward")
     tokens = "charges calls that sample more tokens than a budget"
     yield _plugin("token_budget", tokens, "lightningrl_credit.rewards.budgets:TokenBudget")
     status = "pays for tools that work, charges for those that fail"
-    yield _plugin("tool_status", status, "lightningrl_credit.rewards.tool_status:ToolStatusReward")
+    yield _plugin("tool_status", status, "lightningrl_credit.rewards.tools:ToolStatusReward")
     shaping = "tool status as a potential: keeps the optimal policy; it helped in no game of our study"
-    yield _plugin("tool_status_shaping", shaping, "lightningrl_credit.rewards.tool_status:ToolStatusShaping")
+    yield _plugin("tool_status_shaping", shaping, "lightningrl_credit.rewards.tools:ToolStatusShaping")
     arguments = "charges for arguments that fit no schema of the tool"
-    yield _plugin("valid_arguments", arguments, "lightningrl_credit.rewards.tool_arguments:ValidArguments")
+    yield _plugin("valid_arguments", arguments, "lightningrl_credit.rewards.tools:ValidArguments")

@@ -39,8 +39,7 @@ from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 from lightningrl_credit.baselines import baseline_advantages
 from lightningrl_credit.identical import IdenticalAssignment
 from lightningrl_credit.options import check_gamma
-from lightningrl_credit.rewards.lineages import following
-from lightningrl_credit.rewards.potential import Joins
+from lightningrl_credit.rewards.lineages import Joins, following
 from lightningrl_credit.rewards.tools import tools_of_calls
 from lightningrl_credit.spread import call_advantages, to_tokens
 from lightningrl_credit.state_keys import StateKey, find_key, normalize, state_keys

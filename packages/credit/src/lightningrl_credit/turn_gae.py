@@ -22,8 +22,7 @@ from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
-from lightningrl_credit.rewards.lineages import successors
-from lightningrl_credit.rewards.potential import Joins
+from lightningrl_credit.rewards.lineages import Joins, successors
 from lightningrl_credit.turns import turn_rewards
 
 __all__ = ["Level", "TurnGae"]

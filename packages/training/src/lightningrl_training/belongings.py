@@ -15,11 +15,11 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from lightningrl_viewer.reading.origin import read_object, read_run_file
 
-__all__ = ["FILES", "list_checkpoints", "list_made", "remove_checkpoint", "remove_made"]
+__all__ = ["FILES", "create_private", "list_checkpoints", "list_made", "remove_checkpoint", "remove_made"]
 
 FILES: Final = "files.json"
 """The list of a checkpoint's files, in it."""
@@ -122,3 +122,9 @@ def _remove_empty(folder: Path) -> None:
     """Remove a folder in which nothing lies."""
     with suppress(OSError):
         folder.rmdir()
+
+
+def create_private(path: Path) -> IO[bytes]:
+    """Create a file to write, in the place of a file or link. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -34,7 +34,7 @@ from lightningrl_credit.rewards import (
     TurnReward,
     WeightedReward,
 )
-from lightningrl_credit.rewards.potential import discount_of
+from lightningrl_credit.rewards.lineages import discount_of
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls, trained_calls_of
 from lightningrl_training.evaluator import Evaluator
@@ -48,9 +48,9 @@ from lightningrl_training.part_checks import (
     check_potentials,
     check_reward,
     check_samples,
+    digest_parts,
     gather,
 )
-from lightningrl_training.part_digests import digest_parts
 from lightningrl_training.run_sync import in_caller
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import TaskSets

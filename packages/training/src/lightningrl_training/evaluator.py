@@ -21,9 +21,8 @@ from lightningrl.records import Score
 from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.rewards import RewardSet, TurnReward
-from lightningrl_credit.rewards.processes import FunctionProcesses, ProcessEnded
+from lightningrl_credit.rewards.processes import DaemonThreads, FunctionProcesses, ProcessEnded
 from lightningrl_credit.rewards.reward_set import describe_failure, is_being_cancelled
-from lightningrl_credit.rewards.threads import DaemonThreads
 from lightningrl_credit.rewards.value import BadValue
 from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 from lightningrl_training.judge import Judge

@@ -37,14 +37,14 @@ from lightningrl_training.explanations import explain_early_stop, explain_failur
 from lightningrl_training.policies import Policies
 from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_training.standstill import (
+from lightningrl_training.step_forecast import forecast_step
+from lightningrl_training.step_warnings import (
+    StepWarnings,
     count_repeated_answers,
     explain_standstill,
     has_stood_still,
     last_validation,
 )
-from lightningrl_training.step_forecast import forecast_step
-from lightningrl_training.step_warnings import StepWarnings
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, note
 from lightningrl_training.tasks import TaskSets, TaskStream, plan_branches, plan_group, plan_validation
 from lightningrl_viewer.reading.metrics import read_metrics

@@ -4,13 +4,14 @@ together.
 Parts ─► ServerProcess ─► WorkerPool ─► each policy's Backend + EngineLink ─► RunningServices
 
 Where there are several servers (`runtime.servers`), each has a pool of workers and a link of each engine; the trainer
-speaks to the first.
+speaks to the first. A server that dies is started again, a pool that gives up ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.backends import Backend, Speed, SpeedMeter
-from lightningrl.errors import RunFolderError
+from lightningrl.errors import RunFolderError, ServerError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
@@ -31,16 +32,24 @@ from lightningrl_client.runtime.recipe_pool import start_pool
 from lightningrl_server.engines.link import EngineLink, EngineLinks
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import PolicySettings, ServerSettings
+from lightningrl_training.belongings import create_private
 from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
-from lightningrl_training.private_files import create_private
 from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
-from lightningrl_training.supervision import PoolStarter, watch
 from lightningrl_viewer.reading.origin import read_run_file
 
-__all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings"]
+__all__ = [
+    "Address",
+    "PoolStarter",
+    "RunningServices",
+    "make_place",
+    "serve_policy",
+    "serve_recipe",
+    "server_settings",
+    "watch",
+]
 
 PATIENCE_S = 900.0
 """Seconds that trainer and workers go on asking: as long as a start of the server may take, killed again and again or
@@ -291,3 +300,75 @@ async def _close_backends(building: asyncio.Task[dict[str, Backend]]) -> None:
     if not building.cancelled() and building.exception() is None:
         for backend in building.result().values():
             await asyncio.to_thread(backend.close)
+
+
+logger = logging.getLogger(__name__)
+
+MOST_STARTS = 5
+"""Tries to start the server again before the run fails."""
+RESTART_PAUSE_S = 0.5
+
+
+class PoolStarter:
+    """Starts the pools once. Where one fails, its watcher says so."""
+
+    def __init__(self, pools: Sequence[WorkerPool]) -> None:
+        self._pools = pools
+        self._starting: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        if not self._starting:
+            self._starting = [asyncio.create_task(pool.start()) for pool in self._pools]
+            for task in self._starting:
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+
+    async def ready(self) -> None:
+        """Start the pools; returns once the first worker is ready."""
+        self.begin()
+        if self._starting:
+            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
+
+
+@asynccontextmanager
+async def watch(servers: Sequence[ServerProcess], pools: Sequence[WorkerPool]) -> AsyncIterator[None]:
+    """Restart a server when it dies; end the body when a pool gives up."""
+    body = asyncio.current_task()
+    assert body is not None
+    failure: list[BaseException] = []
+
+    async def wait_for(ending: Awaitable[Any]) -> None:
+        try:
+            await ending
+        except Exception as error:  # noqa: BLE001  handed to the body, which raises it
+            failure.append(error)
+            body.cancel()
+
+    endings = (*map(_keep_alive, servers), *(pool.wait() for pool in pools))
+    watchers = [asyncio.create_task(wait_for(ending)) for ending in endings]
+    try:
+        yield
+    except asyncio.CancelledError:
+        if failure:
+            body.uncancel()
+            raise failure[0] from None
+        raise
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+
+
+async def _keep_alive(server: ServerProcess) -> None:
+    """Start it again whenever it ends; give up when it does not come up `MOST_STARTS` times in a row."""
+    while True:
+        status = await server.wait_ended()
+        logger.warning("the server ended with status %s; starting it again at %s", status, server.url)
+        for left in reversed(range(MOST_STARTS)):
+            try:
+                await server.restart()
+                break
+            except ServerError as error:
+                if not left:
+                    raise
+                logger.warning("%s; trying again", error)
+                await asyncio.sleep(RESTART_PAUSE_S)

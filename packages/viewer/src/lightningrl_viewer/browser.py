@@ -19,7 +19,7 @@ from lightningrl.errors import RunFolderError
 from lightningrl_server.process import Server, bind
 from lightningrl_server.store.location import has_store
 from lightningrl_viewer.app import create_viewer
-from lightningrl_viewer.plugin_pages import all_pages
+from lightningrl_viewer.pages import all_pages
 from lightningrl_viewer.reading.origin import newest_run
 from lightningrl_viewer.reading.runs import run_folders
 from lightningrl_viewer.runs import OneFolder, RunsFolder

@@ -29,17 +29,17 @@ from lightningrl_credit.rewards.reward_set import (
 from lightningrl_credit.rewards.reward_set import (
     RewardSet as RewardSet,
 )
-from lightningrl_credit.rewards.tool_arguments import RepeatedCalls as RepeatedCalls
-from lightningrl_credit.rewards.tool_arguments import ValidArguments as ValidArguments
-from lightningrl_credit.rewards.tool_status import (
+from lightningrl_credit.rewards.tools import (
     ExecutionErrors as ExecutionErrors,
 )
-from lightningrl_credit.rewards.tool_status import (
+from lightningrl_credit.rewards.tools import RepeatedCalls as RepeatedCalls
+from lightningrl_credit.rewards.tools import (
     ToolStatusReward as ToolStatusReward,
 )
-from lightningrl_credit.rewards.tool_status import (
+from lightningrl_credit.rewards.tools import (
     ToolStatusShaping as ToolStatusShaping,
 )
+from lightningrl_credit.rewards.tools import ValidArguments as ValidArguments
 from lightningrl_credit.rewards.turn_reward import TurnReward as TurnReward
 from lightningrl_credit.rewards.weights import RewardWeights as RewardWeights
 from lightningrl_credit.rewards.weights import WeightedReward as WeightedReward

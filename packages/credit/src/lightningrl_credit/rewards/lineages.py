@@ -1,12 +1,17 @@
-"""Lineages of an attempt's calls: no discount or potential crosses from one branch of a history to another."""
+"""Lineages of an attempt's calls, and potentials along them: no discount or potential crosses from one branch of a
+history to another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+import numpy as np
+
+from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Transition
 
-__all__ = ["following", "successors"]
+__all__ = ["Joins", "discount_of", "following", "shape", "successors"]
 
 
 def following(transitions: Sequence[Transition]) -> list[list[int]]:
@@ -54,3 +59,40 @@ def successors(transitions: Sequence[Transition]) -> list[list[int]]:
                 beyond.update(came_of[k])
         nexts.append(direct)
     return nexts
+
+
+Joins = Literal["sum", "mean", "first"]
+"""Way that credit joins the returns of several branches of one call."""
+
+_GRID = 2.0**40
+"""Potentials are multiples of 1/_GRID, so that sums of them are exact and with γ = 1 cancel to exactly nothing."""
+
+
+def discount_of(assigner: CreditAssigner) -> tuple[float, Joins] | None:
+    """Discount by which an assigner adds up the pay of calls: its `gamma`, per call, and `joins`, "sum" by default.
+
+    None = it has no gamma.
+    """
+    gamma = getattr(assigner, "gamma", None)
+    return (gamma, getattr(assigner, "joins", "sum")) if isinstance(gamma, int | float) else None
+
+
+def shape(
+    transitions: Sequence[Transition], values: Sequence[float | None], *, gamma: float, joins: Joins = "sum"
+) -> list[float]:
+    """Shaping reward of each call. `values`: the plain reward's; None = no opinion, the potential stays."""
+    later_calls = following(transitions)
+    potentials = np.zeros(len(transitions))
+    for t, value in enumerate(values):
+        if value is not None:
+            potentials[later_calls[t][1:]] = round(value * _GRID) / _GRID
+    shaping = -potentials
+    if joins == "sum":
+        for t in reversed(range(len(transitions))):
+            later = later_calls[t][1:]
+            shaping[t] -= gamma ** np.arange(1, len(later) + 1) @ shaping[later]
+    else:
+        for t, joined in enumerate(successors(transitions)):
+            if joined:
+                shaping[t] += gamma * potentials[joined if joins == "mean" else joined[:1]].mean()
+    return [float(value) + 0.0 for value in shaping]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
 import os
 import pickle
@@ -34,9 +35,8 @@ from typing import Any, Final
 
 from lightningrl.errors import RewardError, describe_raised
 from lightningrl.processes import MARK, die_with_parent, kill_descendants, make_mark
-from lightningrl_credit.rewards.threads import DaemonThreads
 
-__all__ = ["FunctionProcesses", "ProcessEnded", "is_function_process", "scratch_prefix"]
+__all__ = ["DaemonThreads", "FunctionProcesses", "ProcessEnded", "is_function_process", "scratch_prefix"]
 
 PATIENCE_S: Final = 1.0
 """Wait for a turn after which a call gets another process, up to the limit: quick functions keep to one, with its
@@ -342,3 +342,45 @@ def _work(line: socket.socket, function: Function) -> None:
 def _frame(value: Any) -> bytes:
     data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
+
+
+class DaemonThreads:
+    """At most `limit` functions at work at a time. One whose caller has given up no longer counts."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    async def run(self, function: Callable[[], Any], *, on_start: Callable[[], None], name: str) -> Any:
+        """Run `function()` and return or raise what it does. `on_start` is called when its turn comes."""
+        loop = asyncio.get_running_loop()
+        async with self.places():
+            on_start()
+            done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+            context = contextvars.copy_context()
+
+            def work() -> None:
+                try:
+                    outcome: tuple[Any, BaseException | None] = (context.run(function), None)
+                except BaseException as error:  # noqa: BLE001 — handed to the caller, who is on another thread
+                    outcome = (None, error)
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(_settle, done, outcome)
+
+            threading.Thread(target=work, daemon=True, name=f"reward-{name}").start()
+            value, error = await done
+        if error is not None:
+            raise error
+        return value
+
+    def places(self) -> asyncio.Semaphore:
+        """Semaphore of the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._places[0] is not loop:
+            self._places = (loop, asyncio.Semaphore(self._limit))
+        return self._places[1]
+
+
+def _settle(done: asyncio.Future[tuple[Any, BaseException | None]], outcome: tuple[Any, BaseException | None]) -> None:
+    if not done.done():
+        done.set_result(outcome)

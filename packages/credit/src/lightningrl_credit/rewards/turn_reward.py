@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.types import Trajectory
-from lightningrl_credit.rewards.potential import Joins, shape
-from lightningrl_credit.rewards.tool_status import ToolStatusShaping
+from lightningrl_credit.rewards.lineages import Joins, shape
+from lightningrl_credit.rewards.tools import ToolStatusShaping
 from lightningrl_credit.rewards.value import Range, check_range, check_weight, read_value
 
 __all__ = ["Form", "TurnReward"]
@@ -29,7 +29,7 @@ class TurnReward:
     weight: float = 1.0
     """0.0 = switched off: it adds nothing."""
     form: Form = "plain"
-    """`potential`: its change from call to call, which no policy gains by (`lightningrl_credit.rewards.potential`)."""
+    """`potential`: its change from call to call, which no policy gains by (`lightningrl_credit.rewards.lineages`)."""
     gamma: float = 1.0
     """Discount of the potential, that of the credit's returns."""
     joins: Joins = "sum"

@@ -19,7 +19,7 @@ from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.printing import Page
-from lightningrl_training.commands.scratch import scratch_folder
+from lightningrl_training.commands.stopping import scratch_folder
 from lightningrl_training.models import check_on_hub
 from lightningrl_viewer.reading.origin import RunOrigin
 

@@ -1,20 +1,24 @@
-"""Work that takes minutes: a bar of its progress; Ctrl-C and SIGTERM end it in order, and are answered at once."""
+"""Work that takes minutes: a bar of its progress; Ctrl-C and SIGTERM end it in order, and are answered at once; and a
+folder that goes with it."""
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightningrl.console import escape
-from lightningrl.errors import Interruption
+from lightningrl.errors import Interruption, LightningError
 from lightningrl.sanitize import printable
 from lightningrl_training.run_sync import Show
 
-__all__ = ["progress_bar", "stoppable"]
+__all__ = ["progress_bar", "scratch_folder", "stoppable"]
 
 
 @contextmanager
@@ -43,3 +47,17 @@ def progress_bar(sentence: str) -> Iterator[Show]:
         yield lambda what, done, total: bar.update(
             task, description=escape(printable(what)), completed=done, total=total or None
         )
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A folder that goes with the command, unless what it ends with names a log in it."""
+    folder, is_named = Path(tempfile.mkdtemp(prefix=prefix)), False
+    try:
+        yield folder
+    except LightningError as error:
+        is_named = str(folder) in str(error)
+        raise
+    finally:
+        if not is_named:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -22,7 +22,7 @@ from lightningrl_training.build import Parts
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.commands.printing import Page
-from lightningrl_training.commands.scratch import scratch_folder
+from lightningrl_training.commands.stopping import scratch_folder
 from lightningrl_training.explanations import explain_ignored
 from lightningrl_viewer.listing import show_command
 

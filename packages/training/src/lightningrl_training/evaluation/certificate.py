@@ -2,25 +2,40 @@
 same probability?
 
 store ─► find_places ─► recompute ─► judge_gaps, judge_steps (recomputation.py, gap.py) ┐
-steps ─► find_trained (trained_tokens.py) ──────────────────────────────────────────────┴─► Certificate
+steps ─► find_trained: every trained token was sampled, after the same tokens, once ────┴─► Certificate
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from lightningrl.advantages import teaching_rows
 from lightningrl.errors import RunFolderError
+from lightningrl.recipe import Recipe
+from lightningrl.records import StepRecord
+from lightningrl.types import Sample, Trajectory, TrajectoryGroup
+from lightningrl_credit.samples import build_samples
+from lightningrl_credit.trained_calls import only_trained
+from lightningrl_training.build import trained_calls
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.evaluation.gap import Check, Gap, judge_gaps
-from lightningrl_training.evaluation.recomputation import find_places, judge_steps, recompute
-from lightningrl_training.evaluation.trained_tokens import find_trained
+from lightningrl_training.evaluation.recomputation import (
+    find_places,
+    is_sampled,
+    judge_steps,
+    read_trajectories,
+    recompute,
+)
 from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import open_run
+from lightningrl_viewer.reading.reader import StoredRun, open_run
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "TrainedTokens", "certify", "find_trained"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,3 +85,78 @@ async def certify(folder: Path) -> Certificate:
         trained_unique=trained.unique,
         trained_unsampled=trained.unsampled,
     )
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainedTokens:
+    """Counts of what the steps of a run trained."""
+
+    tokens: int = 0
+    unsampled: int = 0
+    seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Calls that were trained."""
+    unique: int = 0
+    by_step: Counter[int] = field(default_factory=Counter[int])
+
+    def add(self, step: int, row: Sample, trajectory: Trajectory) -> None:
+        for number in np.unique(row.calls[row.mask]).tolist():
+            places = np.flatnonzero(row.calls == number)
+            call = trajectory.transitions[number]
+            start = len(call.prompt_ids)
+            self.tokens += len(places)
+            self.by_step[step] += len(places)
+            if (row.rollout_id, number) not in self.seen:
+                self.seen.add((row.rollout_id, number))
+                self.unique += len(places)
+            is_as_sampled = (
+                is_sampled(call)
+                and np.array_equal(places, start + np.flatnonzero(call.chosen))
+                and np.array_equal(row.token_ids[start : start + len(call.completion_ids)], call.completion_ids)
+                and np.array_equal(row.token_ids[:start], call.prompt_ids)
+                and np.array_equal(row.logprobs[places], call.logprobs[call.chosen])
+                and bool((row.versions[places] == call.policy_version).all())
+            )
+            self.unsampled += 0 if is_as_sampled else len(places)
+
+    def checks(self, steps: Sequence[StepRecord]) -> Iterator[Check]:
+        """Yield the checks. Where nothing was trained, they are undecided (`is_passed` is None)."""
+        has_any = self.tokens > 0
+        evidence = f"{self.tokens} trained tokens, {self.unsampled} of them not sampled so, after the same tokens"
+        is_passed = self.unsampled == 0 if has_any else None
+        yield Check(name="trained tokens were sampled", is_passed=is_passed, evidence=evidence)
+        ratio = self.tokens / max(1, self.unique)
+        evidence = f"{self.tokens} trained of {self.unique} different tokens: each {ratio:.2f} times"
+        is_passed = self.tokens == self.unique if has_any else None
+        yield Check(name="each is trained once", is_passed=is_passed, evidence=evidence)
+        forgotten = [step.step for step in steps if step.is_forgotten]
+        counted = {step.step: step.metrics.get("trained_tokens", 0.0) for step in steps if not step.is_forgotten}
+        differ = [step for step, tokens in counted.items() if tokens != self.by_step[step]]
+        evidence = "rows made from the record have as many tokens as the steps counted"
+        if differ:
+            step = differ[0]
+            evidence = f"step {step} counted {counted[step]:.0f} tokens, and the record has {self.by_step[step]}"
+        elif forgotten:
+            evidence += (
+                f"; nothing is said of steps {forgotten[0]} to {forgotten[-1]}, whose rollouts were forgotten "
+                "(loop.keep_rollouts)"
+            )
+        yield Check(name="the record is what was trained", is_passed=not differ, evidence=evidence)
+
+
+async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
+    """Make the rows that teach again, from trajectories and advantages as the store has them."""
+    trained, calls = TrainedTokens(), trained_calls(recipe)
+    for step in await run.look.steps():
+        read = read_trajectories(run, step.rollout_ids)
+        trajectories = {trajectory.rollout_id: trajectory async for trajectory in read}
+        scores = {score.rollout_id: score.advantages for score in await run.look.scores(step.rollout_ids)}
+        chosen = [only_trained(trajectory, calls) for trajectory in trajectories.values()]
+        group = TrajectoryGroup(id=f"step {step.step}", trajectories=tuple(chosen))
+        advantages = tuple(
+            tuple(scores.get(trajectory.rollout_id, {}).get(call.id) for call in trajectory.transitions)
+            for trajectory in chosen
+        )
+        rows = build_samples([group], [advantages], rows=recipe.samples.rows, aggregation="token_mean")
+        for row in teaching_rows(rows):
+            trained.add(step.step, row, trajectories[row.rollout_id])
+    return trained

@@ -17,7 +17,7 @@ from lightningrl.advantages import FloatArray, mean
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.types import Array
 from lightningrl_client.recipe_file import with_settings
-from lightningrl_credit.agreement import Agreement, agree
+from lightningrl_credit.xray import Agreement, agree
 from lightningrl_training.lab.recredit import Recredit, recredit
 from lightningrl_viewer.reading.origin import RunOrigin
 

@@ -29,7 +29,7 @@ from lightningrl_credit.table import CreditTable, join_tables, make_table
 from lightningrl_credit.xray import MissingMethod, XRay, read_table
 from lightningrl_training.build import build_assigner, build_scorer, required_settings
 from lightningrl_training.evaluator import classify_tools
-from lightningrl_training.lab.recorded import check_steps, find_measured, read_measured, read_rollouts
+from lightningrl_training.lab.recredit import check_steps, find_measured, read_measured, read_rollouts
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun, open_run
 

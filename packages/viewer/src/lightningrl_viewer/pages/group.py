@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.page import Budget, LongText, NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.group_diff import Sibling, SiblingCall
-from lightningrl_viewer.truncate import Budget, LongText
 
 __all__ = ["PAGE"]
 

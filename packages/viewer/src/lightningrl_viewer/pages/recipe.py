@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
-from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.page import Budget, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.recipe import list_recipe_keys
-from lightningrl_viewer.truncate import Budget
 
 __all__ = ["PAGE"]
 

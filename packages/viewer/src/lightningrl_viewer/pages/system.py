@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
-from lightningrl_viewer.truncate import Budget
+from lightningrl_viewer.page import Budget, Page, PageRequest, PageView, ViewedRun
 
 __all__ = ["PAGE"]
 

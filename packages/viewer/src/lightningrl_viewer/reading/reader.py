@@ -25,9 +25,8 @@ from lightningrl_viewer.reading.group_diff import Siblings, build_siblings
 from lightningrl_viewer.reading.origin import read_models
 from lightningrl_viewer.reading.queries.run_queries import RunQueries
 from lightningrl_viewer.reading.segments import SegmentReader
-from lightningrl_viewer.reading.tokens import Token, read_tokens
 from lightningrl_viewer.reading.trace import CallTrace, Trace, Window, build_trace
-from lightningrl_viewer.reading.why_no_gradient import NoGradient
+from lightningrl_viewer.reading.why_no_gradient import NoGradient, Token, read_tokens
 
 __all__ = ["Group", "StoredRun", "open_run", "read_group"]
 

@@ -1,4 +1,4 @@
-"""Why tokens have no gradient: reasons of a rollout, of a call, of a token, in one sentence each.
+"""Why tokens have no gradient: reasons of a rollout, of a call, of a token, in one sentence each; and the tokens.
 
     rollout   still running · validation · its outcome is dropped · a reward failed · no reward ·
               left out for its age · not taken yet
@@ -13,7 +13,7 @@ reason names is in a row of the learner, with an advantage; what the loss clips 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -22,9 +22,10 @@ from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutRecord
 from lightningrl.types import Outcome, RolloutMode
 from lightningrl_credit.trained_calls import LeftOut, calls_left_out, trained_calls_of
+from lightningrl_viewer.reading.segments import SegmentReader
 from lightningrl_viewer.reading.trace import CallTrace, Trace
 
-__all__ = ["NoGradient", "NoGradientKind", "explain_calls", "explain_rollout"]
+__all__ = ["NoGradient", "NoGradientKind", "Token", "explain_calls", "explain_rollout", "read_tokens"]
 
 _OTHER_TERMS: Final = ("kl_coef", "entropy_coef")
 """Settings of a learner that give a token a gradient where its advantage does not."""
@@ -195,3 +196,52 @@ def _why_silent(rollout: RolloutRecord, group: Sequence[RolloutRecord], recipe: 
         f"Credit assigner {recipe.credit.use!r} gives every token of it 0: it earned what it is compared with",
         _K.ZERO,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """A token that the policy sampled."""
+
+    position: int
+    """In the call's row: prompt, then completion."""
+    id: int
+    text: str
+    """Empty where it is a part of a character that a later token completes."""
+    logprob: float
+    """log π(token), as the engine sampled it."""
+    advantage: float | None
+    """None = nobody scored it."""
+    version: int
+    """Version of the policy that sampled it."""
+    mask: bool
+    """True where a row of the learner trains it."""
+    reason: str | None
+    """Reason why it has no gradient; None = it has one."""
+
+
+def read_tokens(
+    call: CallTrace, reason: NoGradient | None, reader: SegmentReader, *, start: int = 0, count: int | None = None
+) -> Iterator[Token]:
+    """Yield `count` sampled tokens from the completion's `start`-th on. `reason`: why the whole call has no gradient
+    (`look.why_no_gradient`); `reader`: its policy's."""
+    made = call.call
+    stop = len(made.completion_ids) if count is None else min(start + count, len(made.completion_ids))
+    before = made.completion_ids[:start] if start else made.prompt_ids
+    chosen = made.chosen
+    for number, text in enumerate(reader.pieces(made.completion_ids[start:stop], before), start=start):
+        advantage = None if call.advantages is None else float(call.advantages[number])
+        why = reason.sentence if reason is not None else None
+        if why is None and not chosen[number]:
+            why = "The answer's grammar left no other token."
+        elif why is None and not advantage:
+            why = "Its advantage is 0." if advantage is not None else "Nobody scored it."
+        yield Token(
+            position=call.prompt_tokens + number,
+            id=int(made.completion_ids[number]),
+            text=text,
+            logprob=float(made.logprobs[number]),
+            advantage=advantage,
+            version=made.policy_version,
+            mask=bool(chosen[number]) and (reason is None or not reason.is_masked),
+            reason=why,
+        )
