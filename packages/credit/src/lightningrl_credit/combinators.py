@@ -28,7 +28,7 @@ from lightningrl.protocols import (
 from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
 from lightningrl_credit.comparison import Compare, ComparesRoles, assign_by_role, check_comparison, of_members, whiten
 from lightningrl_credit.rewards.lineages import Joins, discount_of
-from lightningrl_credit.spread import Counted, ReturnBased
+from lightningrl_credit.spread import Counted, ReturnBased, change_credit
 
 __all__ = ["ByRole", "Clip", "Combination", "Sum", "Whiten", "clip", "sum_of"]
 
@@ -227,10 +227,7 @@ class Clip(_Wrapper):
         self.at = at
 
     def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
-        return tuple(
-            tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call)
-            for by_call in advantages
-        )
+        return change_credit(group, advantages, lambda _, credit: np.clip(credit, -self.at, self.at))
 
 
 def sum_of(*, parts: Sequence[Any], build: Build) -> Sum:

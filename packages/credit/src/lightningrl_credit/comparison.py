@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,7 +24,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.rewards.weights import RewardWeights
-from lightningrl_credit.spread import Counted, ReturnBased, spread
+from lightningrl_credit.spread import Counted, ReturnBased, change_credit, change_members, spread
 
 __all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members", "whiten"]
 
@@ -89,7 +90,7 @@ def assign_credit(
         total = rest
         for name, weight in weights.items():
             if names is None or name in names:
-                alone = _with_rewards(seen, partial(_reward_named, name))
+                alone = _with_rewards(seen, methodcaller("get", name))
                 total = _add(total, assign_sum(alone), rest, weight)
         return total
 
@@ -97,40 +98,22 @@ def assign_credit(
         return assign(group)
     names_of = [[paid.paid_to(call.agent) for call in trajectory.transitions] for trajectory in group.members]
     credit_of = {
-        names: assign(
-            replace(
-                group,
-                trajectories=tuple(_paid_only(trajectory, paid, names) for trajectory in group.trajectories),
-                branches=tuple(_paid_only(trajectory, paid, names) for trajectory in group.branches),
-            ),
-            names,
-        )
+        names: assign(_with_rewards(group, partial(paid.total, names=names)), names)
         for names in {names for calls in names_of for names in calls}
     }
     return tuple(tuple(credit_of[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of))
 
 
-def _paid_only(trajectory: Trajectory, paid: RewardWeights, names: frozenset[str]) -> Trajectory:
-    """Return the trajectory with the return of a role that is paid `names`."""
-    if trajectory.reward is None:  # left out of training, whatever it earned
-        return trajectory
-    return replace(trajectory, reward=paid.total(trajectory.rewards, names))
+def _with_rewards(
+    group: TrajectoryGroup, reward_of: Callable[[Mapping[str, float | None]], float | None]
+) -> TrajectoryGroup:
+    """Return the group with other returns, made of the named rewards; a trajectory that had none is left out of
+    training, whatever it earned."""
 
+    def change(trajectory: Trajectory) -> Trajectory:
+        return trajectory if trajectory.reward is None else replace(trajectory, reward=reward_of(trajectory.rewards))
 
-def _reward_named(name: str, trajectory: Trajectory) -> float | None:
-    return trajectory.rewards.get(name)
-
-
-def _with_rewards(group: TrajectoryGroup, reward_of: Callable[[Trajectory], float | None]) -> TrajectoryGroup:
-    """Return the group with other returns; a trajectory that had none has none."""
-
-    def changed(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        return tuple(
-            trajectory if trajectory.reward is None else replace(trajectory, reward=reward_of(trajectory))
-            for trajectory in trajectories
-        )
-
-    return replace(group, trajectories=changed(group.trajectories), branches=changed(group.branches))
+    return change_members(group, change)
 
 
 def _add(total: Advantages, alone: Advantages, rest: Advantages, weight: float) -> Advantages:
@@ -162,18 +145,10 @@ def whiten(
     tokens = {policy: np.concatenate(arrays).astype(np.float64) for policy, arrays in trained.items()}
     scales = {policy: (mean(values), float(values.std()) + epsilon) for policy, values in tokens.items()}
 
-    def scaled(transition: Transition, credit: Array | None) -> Array | None:
-        if credit is None or transition.policy not in scales:
+    def scale(transition: Transition, credit: Array) -> Array:
+        if transition.policy not in scales:
             return credit
         middle, deviation = scales[transition.policy]
         return ((credit - middle) / deviation).astype(np.float32)
 
-    return tuple(
-        tuple(
-            tuple(
-                scaled(transition, credit) for transition, credit in zip(trajectory.transitions, by_call, strict=True)
-            )
-            for trajectory, by_call in zip(group.members, by_trajectory, strict=True)
-        )
-        for group, by_trajectory in zip(groups, advantages, strict=True)
-    )
+    return tuple(change_credit(group, credit, scale) for group, credit in zip(groups, advantages, strict=True))

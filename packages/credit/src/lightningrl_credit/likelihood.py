@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,8 +40,9 @@ from lightningrl.types import Advantages, Evidence, IntArray, Task, Trajectory, 
 from lightningrl_credit.baselines import Baseline, baseline_advantages, check_baseline
 from lightningrl_credit.evidence import evidence_of, mean_evidence
 from lightningrl_credit.options import options_of_kind
+from lightningrl_credit.rewards.lineages import following
 from lightningrl_credit.spread import to_tokens
-from lightningrl_credit.turns import TurnReturns
+from lightningrl_credit.turns import TurnReturns, sum_to_go
 
 __all__ = ["Answer", "Compared", "Follows", "Hindsight", "InformationGain", "likelihood"]
 
@@ -110,21 +110,6 @@ class _Likelihood:
             if len(values)
             else values
         )
-
-    def _to_go(self, trajectory: Trajectory, turns: _Indices, values: FloatArray) -> FloatArray:
-        """Σ_{k ≥ t} γ^{k-t} values_k over what came of call t."""
-        if not values.any():
-            return values
-        if np.array_equal(turns, np.arange(len(values))):  # nothing branches
-            sums = values.copy()
-            for t in range(len(values) - 2, -1, -1):
-                sums[t] += self._turns.gamma * sums[t + 1]
-            return sums
-        calls = [
-            replace(call, rewards={"": float(value)})
-            for call, value in zip(trajectory.transitions, values, strict=True)
-        ]
-        return self._turns.channels(replace(trajectory, transitions=tuple(calls)))[1].returns
 
 
 class InformationGain(_Likelihood):
@@ -200,9 +185,10 @@ class InformationGain(_Likelihood):
         next_calls = [_following_calls(trajectory.transitions, self.follows) for trajectory in rewarded]
         has_next = [np.array([bool(later) for later in by_call], dtype=np.bool_) for by_call in next_calls]
         gains = self._compare([evidence_of(one, "gain") for one in rewarded], turns, has_next)
+        gamma = self._turns.gamma
         scores = (
-            self.turn_weight * self._to_go(rollout, turn, gain) + discount * outcome
-            for rollout, turn, gain, discount, outcome in zip(rewarded, turns, gains, discounts, outcomes, strict=True)
+            self.turn_weight * sum_to_go(gain, following(rollout.transitions), gamma) + discount * outcome
+            for rollout, gain, discount, outcome in zip(rewarded, gains, discounts, outcomes, strict=True)
         )
         return to_tokens(group, np.concatenate([np.zeros(0), *scores]))
 

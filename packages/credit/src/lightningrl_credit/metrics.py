@@ -35,16 +35,14 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))
     metrics["breaks"] = float(sum(call.is_break for call in calls))
     others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
-    if asked := others.count(OtherCallKind.JUDGE):
-        metrics["calls_judge"] = float(asked)
-    if tried := sum(trajectory.attempt - 1 for trajectory in trajectories):
-        metrics["tries_repeated"] = float(tried)
-    if contradicted := sum(tool.contradicted for trajectory in trajectories for tool in trajectory.tool_calls):
-        metrics["tools_contradicted"] = float(contradicted)
-    if refused := sum(trajectory.results_refused for trajectory in trajectories):
-        metrics["results_refused"] = float(refused)
-    if left := sum(len(trajectory.left_threads) for trajectory in trajectories):
-        metrics["threads_left"] = float(left)
+    rare = {
+        "calls_judge": others.count(OtherCallKind.JUDGE),
+        "tries_repeated": sum(trajectory.attempt - 1 for trajectory in trajectories),
+        "tools_contradicted": sum(tool.contradicted for rollout in trajectories for tool in rollout.tool_calls),
+        "results_refused": sum(trajectory.results_refused for trajectory in trajectories),
+        "threads_left": sum(len(trajectory.left_threads) for trajectory in trajectories),
+    }
+    metrics |= {name: float(count) for name, count in rare.items() if count}
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
 

@@ -12,7 +12,8 @@ from lightningrl.plugins import Plugin, hookimpl
 
 
 class _Lazy:
-    """A factory by its place, `"module:name"`, which is imported when it is called or its settings are read."""
+    """A factory by its place in this package, `"module:name"`, which is imported when it is called or its settings are
+    read."""
 
     def __init__(self, place: str, *arguments: Any) -> None:
         """`arguments` go before the settings."""
@@ -28,7 +29,7 @@ class _Lazy:
 
     def _load(self) -> Callable[..., Any]:
         module, _, name = self._place.partition(":")
-        return partial(getattr(importlib.import_module(module), name), *self._arguments)
+        return partial(getattr(importlib.import_module(f"lightningrl_credit.{module}"), name), *self._arguments)
 
 
 def _plugin(name: str, summary: str, place: str, *arguments: Any) -> Plugin:
@@ -37,30 +38,26 @@ def _plugin(name: str, summary: str, place: str, *arguments: Any) -> Plugin:
 
 @hookimpl
 def lightningrl_credit_assigners() -> Iterable[Plugin]:
-    with_epsilon, without_epsilon = (
-        f"lightningrl_credit.identical:{name}" for name in ("with_epsilon", "without_epsilon")
-    )
+    with_epsilon, without_epsilon = (f"identical:{name}" for name in ("with_epsilon", "without_epsilon"))
     yield _plugin("grpo", "each call gets (R - mean) / std of its group", with_epsilon, "grpo")
     yield _plugin("dr_grpo", "each call gets R - mean of its group", without_epsilon, "dr_grpo")
     yield _plugin("rloo", "each call gets R - mean of the others", without_epsilon, "rloo")
     yield _plugin("maxrl", "each call gets (R - mean) / mean of its group", with_epsilon, "maxrl")
     yield _plugin("opo", "each call gets R - mean of its group by tokens", without_epsilon, "opo")
     yield _plugin("reinforce", "each call gets R, with no baseline", without_epsilon, "none")
-    turns = "turn rewards to go and the outcome, each with its baseline"
-    yield _plugin("turns", turns, "lightningrl_credit.turns:TurnReturns")
-    states = "calls in the same state are compared (GiGPO, HGPO, ECPO)"
-    yield _plugin("states", states, "lightningrl_credit.states:StateGroups")
+    yield _plugin("turns", "turn rewards to go and the outcome, each with its baseline", "turns:TurnReturns")
+    yield _plugin("states", "calls in the same state are compared (GiGPO, HGPO, ECPO)", "states:StateGroups")
     branches = "the value of each state by branching there (VinePPO); it cost more rollouts than it saved in our study"
-    yield _plugin("branches", branches, "lightningrl_credit.branches:Branches")
+    yield _plugin("branches", branches, "branches:Branches")
     sum_of = "weighted sum of other assigners, each compared by role or whitened where its part says so"
-    yield _plugin("sum", sum_of, "lightningrl_credit.combinators:sum_of")
-    yield _plugin("clip", "another assigner, cut at a bound", "lightningrl_credit.combinators:clip")
+    yield _plugin("sum", sum_of, "combinators:sum_of")
+    yield _plugin("clip", "another assigner, cut at a bound", "combinators:clip")
     turn_gae = "advantages over turns or tokens, with a critic (Turn-PPO; PPO; bi-level as in VAGEN)"
-    yield _plugin("turn_gae", turn_gae, "lightningrl_credit.turn_gae:TurnGae")
+    yield _plugin("turn_gae", turn_gae, "turn_gae:TurnGae")
     judge = "a judge grades each turn, or the rollouts of a group beside each other"
-    yield _plugin("judge", judge, "lightningrl_credit.judge_assigner:judge")
+    yield _plugin("judge", judge, "judge_assigner:judge")
     likelihood = "how much likelier a call made the gold answer (IGPO), or success makes the call (HCAPO)"
-    yield _plugin("likelihood", likelihood, "lightningrl_credit.likelihood:likelihood")
+    yield _plugin("likelihood", likelihood, "likelihood:likelihood")
 
 
 @hookimpl
@@ -73,34 +70,29 @@ def lightningrl_credit_needs() -> Iterable[Plugin]:
 @hookimpl
 def lightningrl_reward_functions() -> Iterable[Plugin]:
     exact = "1 for the task's answer, regardless of case, punctuation and articles"
-    yield _plugin("exact", exact, "lightningrl_credit.rewards.matching:Exact")
-    yield _plugin(
-        "numeric", "1 for the task's number, within a tolerance", "lightningrl_credit.rewards.matching:Numeric"
-    )
-    yield _plugin("f1", "words shared with the task's answer (token F1)", "lightningrl_credit.rewards.matching:F1")
-    yield _plugin("pattern", "1 where a regular expression matches", "lightningrl_credit.rewards.matching:Pattern")
-    yield _plugin("json_schema", "1 for JSON that fits a schema", "lightningrl_credit.rewards.matching:JsonSchema")
+    yield _plugin("exact", exact, "rewards.matching:Exact")
+    yield _plugin("numeric", "1 for the task's number, within a tolerance", "rewards.matching:Numeric")
+    yield _plugin("f1", "words shared with the task's answer (token F1)", "rewards.matching:F1")
+    yield _plugin("pattern", "1 where a regular expression matches", "rewards.matching:Pattern")
+    yield _plugin("json_schema", "1 for JSON that fits a schema", "rewards.matching:JsonSchema")
     execution = "what a command of yours says of the output: exit status or stdout"
-    yield _plugin("execution", execution, "lightningrl_credit.rewards.execution:Execution")
+    yield _plugin("execution", execution, "rewards.execution:Execution")
     reported = "the value that the agent or its telemetry reported under `name`"
-    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:ReportedReward")
+    yield _plugin("reported", reported, "rewards.reported:ReportedReward")
 
 
 @hookimpl
 def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
-    errors = "charges for tools that fail while they run"
-    yield _plugin("execution_errors", errors, "lightningrl_credit.rewards.tools:ExecutionErrors")
-    latency = "charges calls that take longer than a budget"
-    yield _plugin("latency_budget", latency, "lightningrl_credit.rewards.budgets:LatencyBudget")
+    yield _plugin("execution_errors", "charges for tools that fail while they run", "rewards.tools:ExecutionErrors")
+    yield _plugin("latency_budget", "charges calls that take longer than a budget", "rewards.budgets:LatencyBudget")
     repeated = "charges for a tool called again with the same arguments"
-    yield _plugin("repeated_calls", repeated, "lightningrl_credit.rewards.tools:RepeatedCalls")
+    yield _plugin("repeated_calls", repeated, "rewards.tools:RepeatedCalls")
     reported = "what the agent or its telemetry reported of its calls, under `name` or all"
-    yield _plugin("reported", reported, "lightningrl_credit.rewards.reported:ReportedTurnReward")
-    tokens = "charges calls that sample more tokens than a budget"
-    yield _plugin("token_budget", tokens, "lightningrl_credit.rewards.budgets:TokenBudget")
+    yield _plugin("reported", reported, "rewards.reported:ReportedTurnReward")
+    yield _plugin("token_budget", "charges calls that sample more tokens than a budget", "rewards.budgets:TokenBudget")
     status = "pays for tools that work, charges for those that fail"
-    yield _plugin("tool_status", status, "lightningrl_credit.rewards.tools:ToolStatusReward")
+    yield _plugin("tool_status", status, "rewards.tools:ToolStatusReward")
     shaping = "tool status as a potential: keeps the optimal policy; it helped in no game of our study"
-    yield _plugin("tool_status_shaping", shaping, "lightningrl_credit.rewards.tools:ToolStatusShaping")
+    yield _plugin("tool_status_shaping", shaping, "rewards.tools:ToolStatusShaping")
     arguments = "charges for arguments that fit no schema of the tool"
-    yield _plugin("valid_arguments", arguments, "lightningrl_credit.rewards.tools:ValidArguments")
+    yield _plugin("valid_arguments", arguments, "rewards.tools:ValidArguments")

@@ -29,6 +29,7 @@ from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.records import Score
 from lightningrl.types import (
     Advantages,
+    Array,
     BranchPoint,
     Evidence,
     Sample,
@@ -41,7 +42,8 @@ from lightningrl_credit.metrics import describe_branches, describe_rollouts, des
 from lightningrl_credit.reward_hacking import FarmingWatch
 from lightningrl_credit.rewards.weights import RewardWeights
 from lightningrl_credit.samples import build_samples, check_advantages
-from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, only_trained, side_calls
+from lightningrl_credit.spread import change_credit, change_members
+from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, leave_out, only_trained, side_calls
 
 __all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "score_of"]
 
@@ -190,7 +192,7 @@ class Scorer:
         if judged is not group:
             advantages = _for_all_calls(group, judged, advantages)
             targets = None if targets is None else _for_all_calls(group, judged, targets)
-        advantages = _of_trained(group, advantages)
+        advantages = change_credit(group, advantages, lambda call, credit: credit if call.trainable else None)
         return CreditedGroup(
             group=group, advantages=advantages, has_signal=has_signal(group, advantages), value_targets=targets
         )
@@ -227,8 +229,14 @@ class Scorer:
         groups, advantages = tuple(one.group for one in credited), tuple(one.advantages for one in credited)
         with _named(self._credit, "in finish_step()"):
             monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
-        silent = _unscored if self._dynamic_sampling else _without_rounding
-        advantages = tuple(one.advantages if one.has_signal else silent(one.advantages) for one in credited)
+
+        def silence(_: Transition, credit: Array) -> Array | None:
+            """Exact zeros: whitening makes no rounding large, and learners leave the rows out."""
+            return None if self._dynamic_sampling else np.zeros_like(credit)
+
+        advantages = tuple(
+            one.advantages if one.has_signal else change_credit(one.group, one.advantages, silence) for one in credited
+        )
         return whiten(groups, advantages) if self._whitened else advantages, monitored
 
     def build(self, credited: Sequence[CreditedGroup]) -> ScoredStep:
@@ -363,29 +371,6 @@ def _for_all_calls(group: TrajectoryGroup, judged: TrajectoryGroup, advantages: 
     return tuple(tuple(given.get(call.id) for call in member.transitions) for member in group.trajectories)
 
 
-def _of_trained(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
-    return tuple(
-        tuple(credit if call.trainable else None for call, credit in zip(trajectory.transitions, calls, strict=True))
-        for trajectory, calls in zip(group.members, advantages, strict=True)
-    )
-
-
-def _without_rounding(advantages: Advantages) -> Advantages:
-    """Exact zeros for a group without signal: whitening makes no rounding large, and learners leave its rows out."""
-    return tuple(tuple(None if credit is None else np.zeros_like(credit) for credit in calls) for calls in advantages)
-
-
-def _unscored(advantages: Advantages) -> Advantages:
-    return tuple((None,) * len(calls) for calls in advantages)
-
-
 def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
     """Mark the calls of all other policies as not trained."""
-
-    def select(call: Transition) -> Transition:
-        return call if call.policy == policy else replace(call, trainable=False)
-
-    def only(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        return tuple(replace(one, transitions=tuple(map(select, one.transitions))) for one in trajectories)
-
-    return replace(group, trajectories=only(group.trajectories), branches=only(group.branches))
+    return change_members(group, lambda trajectory: leave_out(trajectory, lambda call: call.policy != policy))

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.advantages import FloatArray, are_equal
-from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.baselines import Baseline, baseline_advantages
 
-__all__ = ["Channel", "Counted", "ReturnBased", "call_advantages", "spread", "to_tokens"]
+__all__ = [
+    "Channel",
+    "Counted",
+    "ReturnBased",
+    "call_advantages",
+    "change_credit",
+    "change_members",
+    "spread",
+    "to_tokens",
+]
 
 Counted = Literal["rollouts", "calls"]
 _Indices = NDArray[np.intp]
@@ -121,6 +130,26 @@ def to_tokens(group: TrajectoryGroup, scores: FloatArray) -> Advantages:
             for call, score in zip(trajectory.transitions, numbers, strict=False)
         )
         for trajectory in group.trajectories
+    )
+
+
+def change_credit(
+    group: TrajectoryGroup, advantages: Advantages, change: Callable[[Transition, Array], Array | None]
+) -> Advantages:
+    """Return `change(call, credit)` for each call that is scored; None stays None."""
+    return tuple(
+        tuple(
+            None if credit is None else change(call, credit)
+            for call, credit in zip(trajectory.transitions, calls, strict=True)
+        )
+        for trajectory, calls in zip(group.members, advantages, strict=True)
+    )
+
+
+def change_members(group: TrajectoryGroup, change: Callable[[Trajectory], Trajectory]) -> TrajectoryGroup:
+    """Return the group with each of its trajectories and branches changed."""
+    return replace(
+        group, trajectories=tuple(map(change, group.trajectories)), branches=tuple(map(change, group.branches))
     )
 
 

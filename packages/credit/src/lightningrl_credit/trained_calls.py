@@ -9,7 +9,7 @@ attempt whose other calls are offered some.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -24,6 +24,7 @@ __all__ = [
     "TrainedCalls",
     "calls_left_out",
     "explain_left_out",
+    "leave_out",
     "only_trained",
     "side_calls",
     "trained_calls_of",
@@ -95,11 +96,14 @@ def explain_left_out(trajectories: Sequence[Trajectory], recipe: Recipe) -> str 
 def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:
     """Mark calls that are no training data: they stay in the trajectory and out of the gradient."""
     left_out = calls_left_out(trajectory.transitions, trained)
+    return leave_out(trajectory, lambda call: call.id in left_out)
 
-    def select(call: Transition) -> Transition:
-        return replace(call, trainable=False) if call.trainable and call.id in left_out else call
 
-    return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
+def leave_out(trajectory: Trajectory, is_left_out: Callable[[Transition], bool]) -> Trajectory:
+    """Mark some of the calls as not trained."""
+    calls = trajectory.transitions
+    marked = (replace(call, trainable=False) if call.trainable and is_left_out(call) else call for call in calls)
+    return replace(trajectory, transitions=tuple(marked))
 
 
 def side_calls(calls: Sequence[Transition]) -> frozenset[str]:

@@ -13,7 +13,7 @@ Sources: GAE, Schulman et al. 2016, eq. 11 and 16; over turns, Turn-PPO (arXiv 2
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, get_args
 
 import numpy as np
@@ -90,19 +90,17 @@ class TurnGae:
         return await ask.values(contexts, policy=call.policy)
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        return tuple(
-            tuple(
-                None if advantages is None else _spread(advantages, len(call.completion_ids))
-                for call, (advantages, _) in zip(trajectory.transitions, self._estimate(trajectory), strict=True)
-            )
-            for trajectory in group.trajectories
-        )
+        return self._by_call(group, lambda advantages, _, length: _spread(advantages, length))
 
     def value_targets(self, group: TrajectoryGroup) -> Advantages:
         """Targets A + V wherever a V entered the arithmetic: at a turn's first token, or at each."""
+        return self._by_call(group, lambda advantages, values, length: _padded(advantages + values, length))
+
+    def _by_call(self, group: TrajectoryGroup, make: Callable[[FloatArray, FloatArray, int], Array]) -> Advantages:
+        """Make a call's numbers from its advantages, its values and its length; None if it is not trained."""
         return tuple(
             tuple(
-                None if advantages is None else _padded(advantages + values, len(call.completion_ids))
+                None if advantages is None else make(advantages, values, len(call.completion_ids))
                 for call, (advantages, values) in zip(trajectory.transitions, self._estimate(trajectory), strict=True)
             )
             for trajectory in group.trajectories

@@ -18,7 +18,7 @@ identical assignment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -31,7 +31,7 @@ from lightningrl_credit.options import check_gamma
 from lightningrl_credit.rewards.lineages import following
 from lightningrl_credit.spread import Channel, spread
 
-__all__ = ["ComparedTurns", "TurnReturns", "turn_rewards"]
+__all__ = ["ComparedTurns", "TurnReturns", "sum_to_go", "turn_rewards"]
 
 ComparedTurns = Literal["turn", "all"]
 
@@ -98,23 +98,33 @@ class TurnReturns:
             factors=np.power(self.outcome_gamma, after - 1, dtype=np.float64),
             turns=None,
         )
-        if all(len(calls) == count - t for t, calls in enumerate(later)):  # nothing branches: G_t = r_t + γ·G_{t+1}
-            to_go, turns = rewards.copy(), np.arange(count)
-            for t in range(count - 2, -1, -1):
-                to_go[t] += self.gamma * to_go[t + 1]
-        else:
-            to_go = np.array([float(self.gamma ** np.arange(len(calls)) @ rewards[calls]) for calls in later])
-            turns = np.bincount([k for calls in later for k in calls[1:]], minlength=count)
         return outcome, Channel(
-            returns=to_go,
+            returns=sum_to_go(rewards, later, self.gamma),
             factors=np.full(count, self.turn_weight),
-            turns=turns,
+            turns=np.arange(count)
+            if _is_straight(later)
+            else np.bincount([k for calls in later for k in calls[1:]], minlength=count),
             baseline=self.turn_baseline,
             is_pooled=self.compared == "all",
         )
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return spread(group, self)
+
+
+def sum_to_go(rewards: FloatArray, later: Sequence[Sequence[int]], gamma: float) -> FloatArray:
+    """G_t = Σ_{k ≥ t} γ^{k-t} r_k over the calls `later[t]` that came of call t, itself the first of them."""
+    if not _is_straight(later):
+        return np.array([float(gamma ** np.arange(len(calls)) @ rewards[calls]) for calls in later])
+    sums = rewards.copy()
+    for t in range(len(rewards) - 2, -1, -1):  # G_t = r_t + γ·G_{t+1}
+        sums[t] += gamma * sums[t + 1]
+    return sums
+
+
+def _is_straight(later: Sequence[Sequence[int]]) -> bool:
+    """True where nothing branches: each call is followed by all after it."""
+    return all(len(calls) == len(later) - t for t, calls in enumerate(later))
 
 
 def turn_rewards(transitions: tuple[Transition, ...], weights: Mapping[str, float]) -> FloatArray:

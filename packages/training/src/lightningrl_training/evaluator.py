@@ -22,7 +22,7 @@ from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, Tra
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.rewards import RewardSet, TurnReward
 from lightningrl_credit.rewards.processes import DaemonThreads, FunctionProcesses, ProcessEnded
-from lightningrl_credit.rewards.reward_set import describe_failure, is_being_cancelled
+from lightningrl_credit.rewards.reward_set import Verdict, describe_failure, is_being_cancelled
 from lightningrl_credit.rewards.value import BadValue
 from lightningrl_training.evidence_services import PolicyQueries, RolloutServices
 from lightningrl_training.judge import Judge
@@ -36,6 +36,8 @@ LONGEST_SCORE_S = 900.0
 """Seconds that a credit assigner's `score` may take, or the intermediate rewards of what is rewarded at once."""
 KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
 """Keeps scores, durably once it returns."""
+_Values = Mapping[str, Sequence[float | None]]
+"""Intermediate rewards by name, one for each call."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -218,11 +220,11 @@ class Evaluator:
         def classify() -> list[Trajectory]:
             return [classify_tools(trajectory, self.plugins) for trajectory in trajectories]
 
-        async def pay(trajectory: Trajectory) -> _Payment:
+        async def pay(trajectory: Trajectory) -> Verdict[_Values]:
             try:
                 return await ask(lambda start: self._processes.run("calls", trajectory, on_start=start))
             except ProcessEnded as error:
-                return _Payment(failure=describe_failure("intermediate rewards", str(error)))
+                return Verdict(failure=describe_failure("intermediate rewards", str(error)))
 
         classified: list[Trajectory] = await ask(
             lambda start: self._threads.run(classify, on_start=start, name="of-calls")
@@ -234,22 +236,11 @@ class Evaluator:
             payment = await pay(trajectory)
             if payment.defect is not None:
                 raise RewardError(payment.defect)
-            paid.append((_with_payment(trajectory, payment.values), payment.failure))
+            paid.append((_with_payment(trajectory, payment.value or {}), payment.failure))
         return paid
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Payment:
-    """Outcome of a rollout's intermediate rewards: values, or why there are none."""
-
-    values: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, "Sequence[float | None]"])
-    failure: str | None = None
-    """The name of a reward that failed, and the reason."""
-    defect: str | None = None
-    """The sentence about what is wrong with the function itself."""
-
-
-def _with_payment(trajectory: Trajectory, values: Mapping[str, Sequence[float | None]]) -> Trajectory:
+def _with_payment(trajectory: Trajectory, values: _Values) -> Trajectory:
     if not values and not any(call.rewards for call in trajectory.transitions):
         return trajectory
     calls = [
@@ -259,18 +250,18 @@ def _with_payment(trajectory: Trajectory, values: Mapping[str, Sequence[float | 
     return replace(trajectory, transitions=tuple(calls))
 
 
-def _pay_calls(intermediate: Mapping[str, TurnReward], trajectory: Trajectory) -> _Payment:
+def _pay_calls(intermediate: Mapping[str, TurnReward], trajectory: Trajectory) -> Verdict[_Values]:
     """Compute the intermediate rewards of a rollout, in a process of their own."""
     values: dict[str, Sequence[float | None]] = {}
     for name, reward in intermediate.items():
         try:
             values[name] = list(reward(trajectory))
         except LightningError as error:
-            return _Payment(defect=str(error))
+            return Verdict(defect=str(error))
         except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, in its own process
             why = str(error) if isinstance(error, BadValue) else describe_raised(error)
-            return _Payment(failure=describe_failure(name, why))
-    return _Payment(values=values)
+            return Verdict(failure=describe_failure(name, why))
+    return Verdict(value=values)
 
 
 def classify_tools(trajectory: Trajectory, plugins: PluginManager) -> Trajectory:

@@ -221,13 +221,9 @@ class Run:
         return run_sync(certify(self.folder))
 
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
-        from lightningrl_viewer.reading.reader import open_run
+        from lightningrl_viewer.reading.reader import ask_run
 
-        async def ask() -> T:
-            async with open_run(self.folder) as run:
-                return await question(run)
-
-        return run_sync(ask())
+        return run_sync(ask_run(self.folder, question))
 
     def export(
         self,

@@ -26,9 +26,9 @@ from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.loop import Trainer
 from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_training.serving import Address, RunningServices, serve_policy, server_settings
+from lightningrl_training.serving import Address, serve_policy, server_settings
 from lightningrl_training.step_forecast import give_time
-from lightningrl_training.steps_telemetry import StepSpans, open_spans
+from lightningrl_training.steps_telemetry import open_spans
 from lightningrl_viewer.reading.metrics import read_metrics
 
 __all__ = ["RunLog", "train_run"]
@@ -73,7 +73,22 @@ async def train_run(
             for name, backend in services.backends.items():
                 if settings.policies[name].trainable and isinstance(backend, Describer):
                     progress.say(f"{name}: {await asyncio.to_thread(backend.describe)}")
-            trainer = _make_trainer(recipe, parts, plugins, folder, progress, services, log, state, spans)
+            parts.scorer.load(state.credit)
+            trainer = Trainer(
+                recipe=give_time(recipe, services.policies.speed),
+                tasks=parts.tasks,
+                folder=folder,
+                control=services.client,
+                policies=services.policies,
+                evaluator=parts.evaluator,
+                scorer=parts.scorer,
+                plugins=plugins,
+                progress=progress,
+                log=log.log,
+                state=state,
+                start_workers=services.start_workers,
+                spans=spans,
+            )
             reached = await trainer.run()
             await log.finish()
             return reached
@@ -81,35 +96,6 @@ async def train_run(
         log.close_loggers()
         await asyncio.to_thread(stack.close)
         await log.draw_last()
-
-
-def _make_trainer(
-    recipe: Recipe,
-    parts: Parts,
-    plugins: PluginManager,
-    folder: RunFolder,
-    progress: Progress,
-    services: RunningServices,
-    log: RunLog,
-    state: LoopState,
-    spans: StepSpans,
-) -> Trainer:
-    parts.scorer.load(state.credit)
-    return Trainer(
-        recipe=give_time(recipe, services.policies.speed),
-        tasks=parts.tasks,
-        folder=folder,
-        control=services.client,
-        policies=services.policies,
-        evaluator=parts.evaluator,
-        scorer=parts.scorer,
-        plugins=plugins,
-        progress=progress,
-        log=log.log,
-        state=state,
-        start_workers=services.start_workers,
-        spans=spans,
-    )
 
 
 async def _warn_of_lost_steps(client: ServerClient, folder: RunFolder, *, made: int, learned: int) -> None:

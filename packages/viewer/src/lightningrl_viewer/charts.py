@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from lightningrl_viewer.reading.summary import Point
@@ -70,7 +70,6 @@ class Chart:
     right: float = RIGHT
     top: float = TOP
     bottom: float = BOTTOM
-    series: tuple[Series, ...] = field(default=())
 
 
 def draw_chart(series: Sequence[Series]) -> Chart | None:
@@ -122,7 +121,6 @@ def draw_chart(series: Sequence[Series]) -> Chart | None:
         y_ticks=tuple(Tick(at=y(tick), label=f"{tick:.{digits}f}".replace("-", "−")) for tick in y_ticks),
         first=first,
         last=last,
-        series=series,
     )
 
 

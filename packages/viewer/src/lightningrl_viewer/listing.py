@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -18,12 +18,11 @@ from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.sanitize import as_text, one_line, printable
 from lightningrl.types import Outcome, RolloutMode
 from lightningrl_viewer.reading.origin import newest_run
-from lightningrl_viewer.reading.reader import StoredRun, open_run
+from lightningrl_viewer.reading.reader import ask_run
 from lightningrl_viewer.reading.text import number, show_rollout
 
 __all__ = ["list_command", "show_command"]
 
-Answer = TypeVar("Answer")
 ALL = 1_000_000
 WIDE_FOR_ANSWER, WIDE_FOR_INPUT = 120, 150
 """Columns of a terminal that has room for them beside the output."""
@@ -55,7 +54,7 @@ def list_command(
         task_id=task,
         limit=limit if sort == "newest" else ALL,
     )
-    records = _ask(folder, lambda reader: reader.list_rollouts(where))
+    records = asyncio.run(ask_run(folder, lambda run: run.list_rollouts(where)))
     if sort == "reward":
         records = sorted(
             (record for record in records if record.reward is not None), key=lambda record: record.reward or 0.0
@@ -75,17 +74,9 @@ def list_command(
 def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool, as_json: bool = False) -> None:
     folder = run or newest_run(runs)
     if as_json:
-        write_json(_ask(folder, lambda reader: reader.trace(rollout_id)))
+        write_json(asyncio.run(ask_run(folder, lambda run: run.trace(rollout_id))))
         return
-    Console().print(_ask(folder, lambda reader: show_rollout(reader, rollout_id, full=full)))
-
-
-def _ask(folder: Path, question: Callable[[StoredRun], Awaitable[Answer]]) -> Answer:
-    async def ask() -> Answer:
-        async with open_run(folder) as reader:
-            return await question(reader)
-
-    return asyncio.run(ask())
+    Console().print(asyncio.run(ask_run(folder, lambda run: show_rollout(run, rollout_id, full=full))))
 
 
 def _choice(what: str, text: str | None, kind: Any) -> Any:

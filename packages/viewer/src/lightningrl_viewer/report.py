@@ -17,7 +17,7 @@ from lightningrl_viewer.pages import run as run_page
 from lightningrl_viewer.reading.origin import newest_run
 from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
 from lightningrl_viewer.reading.queries.rollout_rows import Sort
-from lightningrl_viewer.reading.reader import StoredRun, open_run
+from lightningrl_viewer.reading.reader import StoredRun, ask_run
 from lightningrl_viewer.templates import STATIC, render
 
 __all__ = ["make_report", "write_report"]
@@ -51,18 +51,13 @@ def write_report(folder: Path | None, *, html: Path, runs: Path) -> None:
     """Write it for its owner alone: it holds what agents were asked and said."""
     folder = folder or newest_run(runs)
     _check_free(html)
-    text = asyncio.run(_make(folder))
+    text = asyncio.run(ask_run(folder, lambda run: make_report(run, folder)))
     try:
         with os.fdopen(os.open(html, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(text.encode())
     except OSError as error:
         raise _cannot_write(html, error) from error
     Console().print(f"wrote {html}: {len(text.encode()) / 1000:.0f} kB, with everything in it", highlight=False)
-
-
-async def _make(folder: Path) -> str:
-    async with open_run(folder) as run:
-        return await make_report(run, folder)
 
 
 def _check_free(html: Path) -> None:

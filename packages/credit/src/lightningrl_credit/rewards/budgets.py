@@ -19,14 +19,28 @@ __all__ = ["LatencyBudget", "Per", "TokenBudget"]
 Per = Literal["call", "rollout"]
 
 
-class LatencyBudget:
-    """Gives -`charge` to a call over the budget, 0.0 to one within. Wall time depends on the load: leave room."""
+class _Budget:
+    """Gives -`charge` to a call over the budget, 0.0 to one within."""
 
-    def __init__(self, *, seconds: float, charge: float = 0.1, per: Per = "call") -> None:
-        _check("latency_budget", "seconds", seconds, per)
-        self.seconds = seconds
+    def __init__(self, name: str, key: str, budget: float, charge: float, per: Per) -> None:
+        if not budget > 0:
+            raise ConfigError(f"intermediate reward {name!r}: {key} {budget!r} is not positive; give it a budget")
+        if per not in get_args(Per):
+            kinds = ", ".join(map(repr, get_args(Per)))
+            raise ConfigError(f"intermediate reward {name!r}: per {per!r} is none of {kinds}")
+        self.budget = budget
         self.charge = charge
         self.per = per
+
+    def _pay(self, used: Sequence[float]) -> list[float | None]:
+        return [-self.charge if amount > self.budget else 0.0 for amount in used]
+
+
+class LatencyBudget(_Budget):
+    """Wall time depends on the load: leave room."""
+
+    def __init__(self, *, seconds: float, charge: float = 0.1, per: Per = "call") -> None:
+        super().__init__("latency_budget", "seconds", seconds, charge, per)
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
         calls = trajectory.transitions
@@ -39,29 +53,15 @@ class LatencyBudget:
         else:
             start = min((call.started_at for call in calls), default=0.0)
             used = [call.started_at + call.duration_s - start for call in calls]
-        return _charge(used, self.seconds, self.charge)
+        return self._pay(used)
 
 
-class TokenBudget:
-    """Gives -`charge` to a call over the budget, 0.0 to one within."""
+class TokenBudget(_Budget):
+    """Counts tokens that were sampled."""
 
     def __init__(self, *, tokens: int, charge: float = 0.1, per: Per = "call") -> None:
-        _check("token_budget", "tokens", tokens, per)
-        self.tokens = tokens
-        self.charge = charge
-        self.per = per
+        super().__init__("token_budget", "tokens", tokens, charge, per)
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
         used = [len(call.completion_ids) for call in trajectory.transitions]
-        return _charge(used if self.per == "call" else list(accumulate(used)), self.tokens, self.charge)
-
-
-def _charge(used: Sequence[float], budget: float, charge: float) -> list[float | None]:
-    return [-charge if amount > budget else 0.0 for amount in used]
-
-
-def _check(name: str, key: str, budget: float, per: str) -> None:
-    if not budget > 0:
-        raise ConfigError(f"intermediate reward {name!r}: {key} {budget!r} is not positive; give it a budget")
-    if per not in get_args(Per):
-        raise ConfigError(f"intermediate reward {name!r}: per {per!r} is none of {', '.join(map(repr, get_args(Per)))}")
+        return self._pay(used if self.per == "call" else list(accumulate(used)))

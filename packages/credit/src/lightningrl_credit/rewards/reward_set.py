@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from lightningrl.errors import ConfigError, RewardError, describe_raised
 from lightningrl.sanitize import one_line
@@ -24,7 +24,9 @@ from lightningrl_credit.rewards.processes import FunctionProcesses, ProcessEnded
 from lightningrl_credit.rewards.value import BadValue, Range, check_range, read_value
 from lightningrl_credit.rewards.weights import RewardWeights, WeightedReward
 
-__all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure", "is_being_cancelled"]
+__all__ = ["NamedReward", "RewardResult", "RewardSet", "Verdict", "describe_failure", "is_being_cancelled"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +78,14 @@ class RewardResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Verdict:
-    """Outcome of a reward's call: a value, or why there is none."""
+class Verdict(Generic[T]):
+    """Outcome of a call of rewards: a value, or why there is none."""
 
-    value: float | None = None
+    value: T | None = None
     failure: str | None = None
     """Reason why there is no value."""
     defect: str | None = None
-    """Sentence about a value that is no number at all."""
+    """Sentence about what is wrong with the function itself, as a value that is no number at all."""
 
 
 class _RewardFailure(Exception):
@@ -171,7 +173,7 @@ class RewardSet:
             raise _failed(reward, verdict.failure)
         return verdict.value
 
-    async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> _Verdict:
+    async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> Verdict[float]:
         """Call the function; its time limit starts when it does, not while it waits for its turn."""
         loop = asyncio.get_running_loop()
 
@@ -179,7 +181,7 @@ class RewardSet:
             limit.reschedule(loop.time() + reward.timeout_s)
 
         if not _is_async(reward.function):
-            verdict: _Verdict = await self._processes.run(reward.name, trajectory, on_start=start)
+            verdict: Verdict[float] = await self._processes.run(reward.name, trajectory, on_start=start)
             return verdict
         async with self._place(reward):
             start()
@@ -193,7 +195,7 @@ class RewardSet:
         return self._places[1].setdefault(reward.name, asyncio.Semaphore(reward.concurrency))
 
 
-def _judge(reward: NamedReward, trajectory: Trajectory) -> _Verdict:
+def _judge(reward: NamedReward, trajectory: Trajectory) -> Verdict[float]:
     """Call a sync reward, in its process."""
     try:
         value = reward.function(trajectory.task, trajectory.output, trajectory)
@@ -201,7 +203,7 @@ def _judge(reward: NamedReward, trajectory: Trajectory) -> _Verdict:
             value = asyncio.run(_await(value))
     except BaseException as error:  # noqa: BLE001  the boundary to a user's function, which may raise anything
         raised = describe_raised(error)
-        return _Verdict(failure=f"{raised}{_ON_A_GPU if 're-initialize CUDA' in raised else ''}")
+        return Verdict(failure=f"{raised}{_ON_A_GPU if 're-initialize CUDA' in raised else ''}")
     return _read(reward, value, trajectory)
 
 
@@ -209,15 +211,15 @@ async def _await(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _read(reward: NamedReward, value: Any, trajectory: Trajectory) -> _Verdict:
+def _read(reward: NamedReward, value: Any, trajectory: Trajectory) -> Verdict[float]:
     try:
-        return _Verdict(
+        return Verdict(
             value=read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range)
         )
     except BadValue as error:
-        return _Verdict(failure=str(error))
+        return Verdict(failure=str(error))
     except RewardError as error:
-        return _Verdict(defect=str(error))
+        return Verdict(defect=str(error))
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -94,20 +94,15 @@ class ToolStatusShaping(ToolStatusReward):
         super().__init__(ok=scale, error=-scale)
 
 
-class ExecutionErrors:
+class ExecutionErrors(ToolStatusReward):
     """Charges a call for its tools that ran and failed, or took too long.
 
     The mean of -`charge` and 0.0 over its tools; None without a known status.
     """
 
     def __init__(self, *, charge: float = 0.1) -> None:
-        failed = {ToolStatus.ERROR, ToolStatus.TIMEOUT}
-        self._values: dict[ToolStatus, float] = {
-            status: -charge if status in failed else 0.0 for status in ToolStatus if status is not ToolStatus.UNKNOWN
-        }
-
-    def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
-        return mean_over_tools(trajectory, lambda tool: self._values.get(tool.status))
+        super().__init__(ok=0.0, error=0.0)
+        self._values |= {ToolStatus.ERROR: -charge, ToolStatus.TIMEOUT: -charge}
 
 
 _REFUSED = frozenset({ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL})

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.console import cancel_on_signals
-from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.errors import ConfigError
 from lightningrl.keys import worker_key
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_training.build import Parts
-from lightningrl_training.checkpoints import checkpoints
+from lightningrl_training.checkpoints import find_checkpoint
 from lightningrl_training.commands.printing import Page
 from lightningrl_training.commands.stopping import scratch_folder
 from lightningrl_training.models import check_on_hub
@@ -38,10 +38,8 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
         raise ConfigError("give either a RECIPE, whose starting policy is served, or --run, whose newest checkpoint is")
     page = Page()
     if run is not None:
-        saved = next(reversed(checkpoints(run)), None)
         recipe = with_settings(RunOrigin.read(run).recipe, settings)
-        if saved is None:
-            raise RunFolderError(f"run {str(run)!r} has no checkpoint yet; train it first")
+        saved = find_checkpoint(run, "newest")
     else:
         assert source is not None
         recipe, saved = load_recipe(source, settings), None

@@ -23,7 +23,7 @@ from lightningrl.types import Sample, Trajectory, TrajectoryGroup
 from lightningrl_credit.samples import build_samples
 from lightningrl_credit.trained_calls import only_trained
 from lightningrl_training.build import trained_calls
-from lightningrl_training.checkpoints import checkpoints
+from lightningrl_training.checkpoints import find_checkpoint
 from lightningrl_training.evaluation.gap import Check, Gap, judge_gaps
 from lightningrl_training.evaluation.recomputation import (
     find_places,
@@ -64,8 +64,7 @@ class Certificate:
 async def certify(folder: Path) -> Certificate:
     """Certify a run that has a checkpoint and recorded calls. Nothing is written. Raises LightningError."""
     origin = RunOrigin.read(folder)
-    if not checkpoints(folder):
-        raise RunFolderError(f"run {str(folder)!r} has no checkpoint yet; train it first")
+    find_checkpoint(folder)
     async with open_run(folder) as run:
         places, tokens = await find_places(run)
         if not tokens:

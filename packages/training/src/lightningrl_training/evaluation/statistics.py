@@ -1,4 +1,4 @@
-"""Statistics of rewards on tasks, in pure numpy.
+"""Statistics of rewards on tasks.
 
 rewards[task][sample] ─► mean per task ─► interval of the mean      (t over tasks: a task's samples are no new tasks)
 two policies, same tasks ─► difference per task ─► interval, and a betting test that may be looked at after every task
@@ -17,6 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lightningrl_viewer.reading.summary import t_quantile
 
 __all__ = ["LEVEL", "Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "sign_flip_p", "t_quantile"]
 
@@ -74,16 +76,6 @@ def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, flo
     half = t_quantile(len(numbers) - 1, LEVEL) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     low, high = (-math.inf, math.inf) if bounds is None else bounds
     return Interval(mean=mean, low=max(low, mean - half), high=min(high, mean + half))
-
-
-def t_quantile(freedom: int, level: float) -> float:
-    """The t that |T| stays below with probability `level`."""
-    # With t = √ν tan θ the density of T is cos^(ν-1) θ on (-π/2, π/2): smooth and bounded, so a sum over a grid is
-    # exact enough. cos is far below its top beyond some 12 / √ν.
-    angles = np.linspace(0.0, min(math.pi / 2, 12.0 / math.sqrt(freedom)), 20_001)
-    density = np.cos(angles) ** (freedom - 1)
-    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(freedom) * math.tan(float(np.interp(level, below / below[-1], angles)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

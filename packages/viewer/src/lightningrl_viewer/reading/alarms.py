@@ -100,17 +100,11 @@ def find_alarms(
         share = _sum(recent, "groups_without_signal") / groups
         alarms.append(_alarm("Groups without signal", share, 0.5, 0.9, where={**trained, "mark": Mark.SILENT}))
     if calls := sum(row.get("calls_per_rollout", 0.0) * row.get("rollouts", 0.0) for row in recent):
-        short = sum(cut.get(row["step"], 0) for row in recent)
+        short, refused = sum(cut.get(row["step"], 0) for row in recent), _sum(recent, "calls_refused")
         alarms += [
             _alarm("Completions cut short", short / calls, 0.02, 0.2, where={**trained, "mark": Mark.CUT}),
             _alarm("Breaks", _sum(recent, "breaks") / calls, 0.01, 0.1, where={**trained, "mark": Mark.BREAK}),
-            _alarm(
-                "Calls refused",
-                _sum(recent, "calls_refused") / calls,
-                0.001,
-                0.05,
-                where={**trained, "mark": Mark.REFUSED},
-            ),
+            _alarm("Calls refused", refused / calls, 0.001, 0.05, where={**trained, "mark": Mark.REFUSED}),
         ]
     alarms += [*_of_endings([endings.get(row["step"], {}) for row in recent], trained), *_of_tools(tools)]
     failed = _sum(recent, "rewards_failed") / max(1.0, _sum(recent, "rollouts"))
@@ -151,17 +145,8 @@ def _of_endings(endings: Sequence[Mapping[str, int]], steps: Mapping[str, str]) 
     worst = max(failed, key=lambda name: failed[name])
     ended = worst.value.replace("_", " ")
     means = f"They are left out of training unless the recipe's outcomes say 'train'; most of them ended as {ended}."
-    where = {**steps, "outcome": worst.value}
-    return [
-        _alarm(
-            "Rollouts that failed",
-            sum(failed.values()) / total,
-            0.05,
-            0.3,
-            means=means if failed[worst] else None,
-            where=where,
-        )
-    ]
+    where, share = {**steps, "outcome": worst.value}, sum(failed.values()) / total
+    return [_alarm("Rollouts that failed", share, 0.05, 0.3, means=means if failed[worst] else None, where=where)]
 
 
 def _of_tools(tools: Sequence[ToolCount]) -> list[Alarm]:

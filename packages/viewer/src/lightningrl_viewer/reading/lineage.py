@@ -41,8 +41,6 @@ class LineageNode:
     """Index of the call above it."""
     link: Link
     agent: str | None
-    policy: str
-    version: int
     replayed_from: str | None
     refused: int
     """Calls that were refused between it and the next one."""
@@ -87,8 +85,6 @@ def _node(call: CallTrace, depth: int, by_id: dict[str, CallTrace]) -> LineageNo
         parent=None if above is None else by_id[above].call.index,
         link=link,
         agent=made.agent,
-        policy=made.policy,
-        version=made.policy_version,
         replayed_from=made.replayed_from,
         refused=_count(call.other_calls, OtherCallKind.REFUSED),
         judged=_count(call.other_calls, OtherCallKind.JUDGE),

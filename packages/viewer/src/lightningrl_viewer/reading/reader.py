@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from lightningrl_viewer.reading.segments import SegmentReader
 from lightningrl_viewer.reading.trace import CallTrace, Trace, Window, build_trace
 from lightningrl_viewer.reading.why_no_gradient import NoGradient, Token, read_tokens
 
-__all__ = ["Group", "StoredRun", "open_run", "read_group"]
+__all__ = ["Group", "StoredRun", "ask_run", "open_run", "read_group"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +143,12 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
         yield StoredRun(store, _tokenizers(folder))
     finally:
         await store.close()
+
+
+async def ask_run(folder: Path, question: Callable[[StoredRun], Awaitable[T]]) -> T:
+    """Open a run for one question. Raises RunFolderError where there is no store."""
+    async with open_run(folder) as run:
+        return await question(run)
 
 
 def _tokenizers(folder: Path) -> Callable[[str], Any | None]:

@@ -10,8 +10,11 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from lightningrl.types import RolloutMode
 from lightningrl_viewer.reading.alarms import Alarm, find_alarms
@@ -20,7 +23,7 @@ from lightningrl_viewer.reading.queries.rollout_counts import StepReward, ToolCo
 from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
 from lightningrl_viewer.reading.reader import StoredRun
 
-__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary"]
+__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary", "t_quantile"]
 
 _PARTS: Final = ("collect", "reward", "credit", "learn")
 
@@ -127,19 +130,19 @@ def interval(mean: float, variance: float, groups: int) -> tuple[float, float] |
     sample's."""
     if groups < 2:
         return None
-    half = _t(groups - 1) * math.sqrt(variance / (groups - 1))
+    half = t_quantile(groups - 1, 0.95) * math.sqrt(variance / (groups - 1))
     return mean - half, mean + half
 
 
-def _t(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t: exact for one and two degrees of freedom, within 1 % beyond (Cornish
-    and Fisher)."""
-    if freedom <= 2:
-        return (12.7062, 4.3027)[freedom - 1]
-    z, n = 1.959964, float(freedom)
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / n + second / n**2 + third / n**3
+@lru_cache(maxsize=1024)
+def t_quantile(freedom: int, level: float) -> float:
+    """The t that |T| stays below with probability `level`."""
+    # With t = √ν tan θ the density of T is cos^(ν-1) θ on (-π/2, π/2): smooth and bounded, so a sum over a grid is
+    # exact enough. cos is far below its top beyond some 12 / √ν.
+    angles = np.linspace(0.0, min(math.pi / 2, 12.0 / math.sqrt(freedom)), 20_001)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(freedom) * math.tan(float(np.interp(level, below / below[-1], angles)))
 
 
 def _points(rewards: Sequence[StepReward], mode: RolloutMode) -> list[Point]:

@@ -54,7 +54,7 @@ class NoGradientKind(StrEnum):
     ZERO = "zero"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class NoGradient:
     """Reason why there is no gradient."""
 
@@ -91,33 +91,27 @@ def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -
     rollout = trace.rollout
     outcome, mode = rollout.outcome, rollout.spec.mode
     if outcome is None:
-        return NoGradient(kind=_K.RUNNING, sentence="The rollout has not ended yet, so nothing is credited.")
+        return NoGradient(_K.RUNNING, "The rollout has not ended yet, so nothing is credited.")
     if mode is RolloutMode.VALIDATION:
-        return NoGradient(
-            kind=_K.VALIDATION, sentence="It is a validation rollout: it judges the policy and is never trained."
-        )
+        return NoGradient(_K.VALIDATION, "It is a validation rollout: it judges the policy and is never trained.")
     if not recipe.outcomes.is_trained(outcome):
-        return NoGradient(kind=_K.OUTCOME, sentence=_of_outcome(outcome))
+        return NoGradient(_K.OUTCOME, _of_outcome(outcome))
     if trace.unrewarded is not None:
-        return NoGradient(kind=_K.REWARD_FAILED, sentence=f"It has no reward, because one failed: {trace.unrewarded}.")
+        return NoGradient(_K.REWARD_FAILED, f"It has no reward, because one failed: {trace.unrewarded}.")
     if rollout.trained_step is not None:
         if rollout.reward is None:
-            return NoGradient(
-                kind=_K.NO_REWARD, sentence="No reward says anything of it, so there is nothing to compare."
-            )
+            return NoGradient(_K.NO_REWARD, "No reward says anything of it, so there is nothing to compare.")
         return None
     if mode is RolloutMode.BRANCH:
-        return NoGradient(
-            kind=_K.BRANCH, sentence="It is a branch: what it earned is credited to the rollout that it left."
-        )
+        return NoGradient(_K.BRANCH, "It is a branch: what it earned is credited to the rollout that it left.")
     if (age := _age(trace, versions)) is not None and recipe.loop.asynchronous and age > recipe.loop.max_staleness:
         limit = recipe.loop.max_staleness
         return NoGradient(
-            kind=_K.STALE,
-            sentence=f"The weights are {age} versions ahead of those that sampled it, more than loop.max_staleness = "
+            _K.STALE,
+            f"The weights are {age} versions ahead of those that sampled it, more than loop.max_staleness = "
             f"{limit}, so its group is left out.",
         )
-    return NoGradient(kind=_K.NOT_TAKEN, sentence="No step has taken its group yet.")
+    return NoGradient(_K.NOT_TAKEN, "No step has taken its group yet.")
 
 
 def _of_outcome(outcome: Outcome) -> str:
@@ -141,40 +135,36 @@ def _explain_call(
     made = call.call
     if made.replayed_from is not None:
         return NoGradient(
-            kind=_K.REPLAYED,
-            sentence=f"It repeats the recorded answer of {made.replayed_from}: nothing was sampled here.",
+            _K.REPLAYED,
+            f"It repeats the recorded answer of {made.replayed_from}: nothing was sampled here.",
         )
     policy = recipe.all_policies.get(made.policy)
     if not made.trainable or policy is None or not policy.trainable:
-        return NoGradient(kind=_K.FROZEN, sentence=f"Its policy {made.policy!r} is not trained.")
+        return NoGradient(_K.FROZEN, f"Its policy {made.policy!r} is not trained.")
     if left_out is LeftOut.RULE:
-        return NoGradient(
-            kind=_K.RULE, sentence=f"A rule of [[policy.calls]] of policy {made.policy!r} leaves it out of training."
-        )
+        return NoGradient(_K.RULE, f"A rule of [[policy.calls]] of policy {made.policy!r} leaves it out of training.")
     if left_out is LeftOut.SIDE:
         return NoGradient(
-            kind=_K.SIDE,
-            sentence="It is a side call, as a title or a commit message is: in a history of its own, offered no tools, "
+            _K.SIDE,
+            "It is a side call, as a title or a commit message is: in a history of its own, offered no tools, "
             f"where others are. `calls = [{{ train = true }}]` of policy {made.policy!r} takes such calls in.",
         )
     if left_out is LeftOut.ROLE:
         roles = policy.trained_agents or ()
         who = "It names no role" if made.agent is None else f"Its role {made.agent!r} is not trained"
         return NoGradient(
-            kind=_K.ROLE, sentence=f"{who}: trained_agents of policy {made.policy!r} has {', '.join(map(repr, roles))}."
+            _K.ROLE, f"{who}: trained_agents of policy {made.policy!r} has {', '.join(map(repr, roles))}."
         )
     if call.advantages is not None and call.advantages.any():
         return None
     why, kind = _why_silent(rollout, group, recipe)
     if call.advantages is None:
         if recipe.loop.dynamic_sampling and kind is not _K.ZERO:
-            return NoGradient(kind=_K.SILENT_GROUP, sentence=f"{why}; loop.dynamic_sampling leaves such a group out.")
-        return NoGradient(
-            kind=_K.UNSCORED, sentence=f"Credit assigner {recipe.credit.use!r} says nothing of this call."
-        )
+            return NoGradient(_K.SILENT_GROUP, f"{why}; loop.dynamic_sampling leaves such a group out.")
+        return NoGradient(_K.UNSCORED, f"Credit assigner {recipe.credit.use!r} says nothing of this call.")
     terms = [name for name in _OTHER_TERMS if recipe.options_of(policy).get(name)]
     rest = f"; learner.{' and '.join(terms)} moves its tokens all the same." if terms else "."
-    return NoGradient(kind=kind, sentence=why + rest)
+    return NoGradient(kind, why + rest)
 
 
 def _why_silent(rollout: RolloutRecord, group: Sequence[RolloutRecord], recipe: Recipe) -> tuple[str, NoGradientKind]:

@@ -112,30 +112,16 @@ class RolloutIndex:
         """Put each row at its place, or at the end. By column, because the first look reads all rollouts."""
         if not read:
             return
-        columns = zip(*read, strict=True)
-        (
-            pk,
-            group,
-            task,
-            mode,
-            state,
-            outcome,
-            planned,
-            roles,
-            tools,
-            failed,
-            trained_in,
-            reward,
-            unrewarded,
-            duration,
-        ) = columns
+        pk, group, task, *kinds, planned, roles, tools, failed, trained_in, reward, unrewarded, duration = zip(
+            *read, strict=True
+        )
         rows = np.empty(len(read), _ROW)
         rows["pk"] = pk
         rows["group"] = _numbers(self.groups, group)
         rows["task"] = _numbers(self.tasks, task)
-        rows["mode"] = [_MODE[name] for name in mode]
-        rows["state"] = [_STATE[name] for name in state]
-        rows["outcome"] = [_OUTCOME[name] for name in outcome]
+        members: tuple[dict[Any, int], ...] = (_MODE, _STATE, _OUTCOME)
+        for column, numbers, names in zip(("mode", "state", "outcome"), members, kinds, strict=True):
+            rows[column] = [numbers[name] for name in names]
         rows["reward"] = np.array(reward, np.float64)  # None is nan
         rows["duration"] = np.nan_to_num(np.array(duration, np.float64), nan=-1.0)
         rows["unrewarded"] = [reason is not None for reason in unrewarded]
