@@ -21,7 +21,7 @@ from lightningrl.records import Score
 from lightningrl.types import Outcome, Trajectory, Transition
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit import IdenticalAssignment, TurnReturns
-from lightningrl_credit.rewards.weights import RewardWeights, WeightedReward
+from lightningrl_credit.rewards.value import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, explain_left_out, side_calls
 from lightningrl_server.gateway.settings import GatewaySettings

@@ -13,9 +13,8 @@ import pytest
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.types import Outcome
-from lightningrl_training.evaluation.comparison import compare
-from lightningrl_training.evaluation.gap import FEWEST, Gap, judge_gaps
-from lightningrl_training.evaluation.result import EvaluatedSample, EvaluatedTask, Evaluation
+from lightningrl_training.evaluation.recomputation import FEWEST, Gap, judge_gaps
+from lightningrl_training.evaluation.result import EvaluatedSample, EvaluatedTask, Evaluation, compare
 from lightningrl_training.evaluation.statistics import (
     Verdict,
     bet,

@@ -15,11 +15,10 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Outcome, RolloutState
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_viewer.reading.group_diff import Siblings
-from lightningrl_viewer.reading.lineage import Link, read_lineage
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import open_run, read_group
 from lightningrl_viewer.reading.recipe import list_recipe_keys
-from lightningrl_viewer.reading.trace import Trace, Window
+from lightningrl_viewer.reading.trace import Link, Trace, Window, read_lineage
 from lightningrl_viewer.reading.why_no_gradient import NoGradient, NoGradientKind, Token, explain_calls, explain_rollout
 
 

@@ -23,7 +23,7 @@ from lightningrl.advantages import mean
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup, Transition
-from lightningrl_credit.rewards.weights import RewardWeights
+from lightningrl_credit.rewards.value import RewardWeights
 from lightningrl_credit.spread import Counted, ReturnBased, change_credit, change_members, spread
 
 __all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members", "whiten"]

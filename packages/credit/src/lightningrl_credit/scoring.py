@@ -40,7 +40,7 @@ from lightningrl.types import (
 from lightningrl_credit.comparison import Compare, assign_credit, check_comparison, whiten
 from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
 from lightningrl_credit.reward_hacking import FarmingWatch
-from lightningrl_credit.rewards.weights import RewardWeights
+from lightningrl_credit.rewards.value import RewardWeights
 from lightningrl_credit.samples import build_samples, check_advantages
 from lightningrl_credit.spread import change_credit, change_members
 from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, leave_out, only_trained, side_calls
@@ -235,7 +235,8 @@ class Scorer:
             return None if self._dynamic_sampling else np.zeros_like(credit)
 
         advantages = tuple(
-            one.advantages if one.has_signal else change_credit(one.group, one.advantages, silence) for one in credited
+            each.advantages if each.has_signal else change_credit(each.group, each.advantages, silence)
+            for each in credited
         )
         return whiten(groups, advantages) if self._whitened else advantages, monitored
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lightningrl.advantages import FloatArray
 from lightningrl_credit.table import CreditTable, RolloutXRay, TableRow
 
-__all__ = ["EQUAL", "Agreement", "Columns", "MethodXRay", "MissingMethod", "XRay", "agree", "read_table"]
+__all__ = ["Agreement", "Columns", "MissingMethod", "XRay", "agree", "read_table"]
 
 EQUAL: Final = 1e-6
 """Credit that differs by no more is the same."""

@@ -24,7 +24,7 @@ from lightningrl_training.models import own_template
 from lightningrl_viewer.reading.model_files import model_format
 from lightningrl_viewer.reading.origin import RunOrigin
 
-__all__ = ["ExportForm", "check_upload", "export_policy", "name_stops", "open_to_readers", "stop_tokens", "upload"]
+__all__ = ["ExportForm", "check_upload", "export_policy", "name_stops", "open_to_readers", "stop_tokens"]
 
 CARRIED = ("bos_token_id", "pad_token_id")
 """Tokens taken from the model's configuration where it had no generation configuration, whose readers ask it alone."""

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from lightningrl_training.evaluation.certificate import Certificate
     from lightningrl_training.evaluation.report import EvaluationReport
     from lightningrl_training.lab.branching import BranchedRollout
-    from lightningrl_training.lab.recredit import Recredit
-    from lightningrl_training.lab.rescore import Rescore
+    from lightningrl_training.lab.recredit import Recredit, Rescore
     from lightningrl_training.loggers.curve import Curve
     from lightningrl_viewer.reading.reader import StoredRun
     from lightningrl_viewer.reading.trace import Trace
@@ -185,7 +184,7 @@ class Run:
         Other rewards and evidence are taken from the record where what computed them is the same. Raises
         LightningError.
         """
-        from lightningrl_training.lab.rescore import rescore
+        from lightningrl_training.lab.recredit import rescore
 
         return run_sync(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
 

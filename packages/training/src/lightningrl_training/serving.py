@@ -40,16 +40,7 @@ from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
 from lightningrl_viewer.reading.origin import read_run_file
 
-__all__ = [
-    "Address",
-    "PoolStarter",
-    "RunningServices",
-    "make_place",
-    "serve_policy",
-    "serve_recipe",
-    "server_settings",
-    "watch",
-]
+__all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings"]
 
 PATIENCE_S = 900.0
 """Seconds that trainer and workers go on asking: as long as a start of the server may take, killed again and again or

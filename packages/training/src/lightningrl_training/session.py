@@ -31,7 +31,7 @@ from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import open_spans
 from lightningrl_viewer.reading.metrics import read_metrics
 
-__all__ = ["RunLog", "train_run"]
+__all__ = ["train_run"]
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ from lightningrl_training.part_checks import gather
 from lightningrl_training.task_files import Columns, Row
 
 __all__ = [
-    "TaskDigests",
     "TaskSets",
     "TaskStream",
     "columns_of",

@@ -1,7 +1,5 @@
 """The public names and where each is defined: type checkers read this list, and `__init__.py` imports from it."""
 
-from lightningrl_credit.rewards.budgets import LatencyBudget as LatencyBudget
-from lightningrl_credit.rewards.budgets import TokenBudget as TokenBudget
 from lightningrl_credit.rewards.execution import Execution as Execution
 from lightningrl_credit.rewards.matching import (
     F1 as F1,
@@ -32,7 +30,9 @@ from lightningrl_credit.rewards.reward_set import (
 from lightningrl_credit.rewards.tools import (
     ExecutionErrors as ExecutionErrors,
 )
+from lightningrl_credit.rewards.tools import LatencyBudget as LatencyBudget
 from lightningrl_credit.rewards.tools import RepeatedCalls as RepeatedCalls
+from lightningrl_credit.rewards.tools import TokenBudget as TokenBudget
 from lightningrl_credit.rewards.tools import (
     ToolStatusReward as ToolStatusReward,
 )
@@ -41,7 +41,7 @@ from lightningrl_credit.rewards.tools import (
 )
 from lightningrl_credit.rewards.tools import ValidArguments as ValidArguments
 from lightningrl_credit.rewards.turn_reward import TurnReward as TurnReward
-from lightningrl_credit.rewards.weights import RewardWeights as RewardWeights
-from lightningrl_credit.rewards.weights import WeightedReward as WeightedReward
+from lightningrl_credit.rewards.value import RewardWeights as RewardWeights
+from lightningrl_credit.rewards.value import WeightedReward as WeightedReward
 
 __all__: list[str]

@@ -21,8 +21,7 @@ from lightningrl.sanitize import one_line
 from lightningrl.types import Trajectory
 from lightningrl_credit.rewards.execution import Execution
 from lightningrl_credit.rewards.processes import FunctionProcesses, ProcessEnded
-from lightningrl_credit.rewards.value import BadValue, Range, check_range, read_value
-from lightningrl_credit.rewards.weights import RewardWeights, WeightedReward
+from lightningrl_credit.rewards.value import BadValue, Range, RewardWeights, WeightedReward, check_range, read_value
 
 __all__ = ["NamedReward", "RewardResult", "RewardSet", "Verdict", "describe_failure", "is_being_cancelled"]
 

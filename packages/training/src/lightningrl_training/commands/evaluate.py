@@ -9,9 +9,8 @@ from typing import Any
 from lightningrl.console import write_json
 from lightningrl_training.commands.printing import Page, make_table, shown
 from lightningrl_training.commands.stopping import progress_bar
-from lightningrl_training.evaluation.comparison import Comparison
 from lightningrl_training.evaluation.report import EvaluationReport
-from lightningrl_training.evaluation.result import Evaluation
+from lightningrl_training.evaluation.result import Comparison, Evaluation
 from lightningrl_training.evaluation.statistics import Interval, Verdict
 from lightningrl_training.run import evaluate
 

@@ -14,7 +14,7 @@ from lightningrl.console import write_json
 from lightningrl.sanitize import printable
 from lightningrl_training.commands.printing import Page, make_table
 from lightningrl_training.commands.xray import from_here, read_steps, share
-from lightningrl_training.lab.rescore import Rescore
+from lightningrl_training.lab.recredit import Rescore
 from lightningrl_training.run import Run
 from lightningrl_viewer.reading.text import number
 

@@ -1,7 +1,7 @@
 """A certificate of a finished run: was each token trained as it was sampled, and would the trainer have given it the
 same probability?
 
-store ─► find_places ─► recompute ─► judge_gaps, judge_steps (recomputation.py, gap.py) ┐
+store ─► find_places ─► recompute ─► judge_gaps, judge_steps (recomputation.py) ────────┐
 steps ─► find_trained: every trained token was sampled, after the same tokens, once ────┴─► Certificate
 """
 
@@ -24,10 +24,12 @@ from lightningrl_credit.samples import build_samples
 from lightningrl_credit.trained_calls import only_trained
 from lightningrl_training.build import trained_calls
 from lightningrl_training.checkpoints import find_checkpoint
-from lightningrl_training.evaluation.gap import Check, Gap, judge_gaps
 from lightningrl_training.evaluation.recomputation import (
+    Check,
+    Gap,
     find_places,
     is_sampled,
+    judge_gaps,
     judge_steps,
     read_trajectories,
     recompute,
@@ -35,7 +37,7 @@ from lightningrl_training.evaluation.recomputation import (
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun, open_run
 
-__all__ = ["Certificate", "TrainedTokens", "certify", "find_trained"]
+__all__ = ["Certificate", "certify"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,8 +29,7 @@ from lightningrl_training.build import Parts
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.evaluation.candidate import Candidate
-from lightningrl_training.evaluation.comparison import Comparison, compare
-from lightningrl_training.evaluation.result import EvaluatedTask, Evaluation, sample_of
+from lightningrl_training.evaluation.result import Comparison, EvaluatedTask, Evaluation, compare, sample_of
 from lightningrl_training.evaluation.statistics import Verdict
 from lightningrl_training.explanations import explain_no_rewards
 from lightningrl_training.run_sync import Show, show_nobody

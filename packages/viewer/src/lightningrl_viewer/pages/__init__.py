@@ -12,7 +12,7 @@ from lightningrl.plugins import Plugin, load_plugins
 from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.pages import credit, group, recipe, rollout, rollouts, run, system
 
-__all__ = ["PAGES", "all_pages", "plugin_page"]
+__all__ = ["PAGES", "all_pages"]
 
 PAGES: tuple[Page, ...] = (
     run.PAGE,

@@ -17,12 +17,11 @@ from lightningrl.errors import RunFolderError
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl_viewer.page import Budget, LongText, NoSuchPage, Page, PageRequest, PageView, ViewedRun
-from lightningrl_viewer.reading.lineage import LineageNode, read_lineage
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.queries.rollout_rows import Neighbours
 from lightningrl_viewer.reading.reader import read_group
 from lightningrl_viewer.reading.segments import Segment, SegmentKind
-from lightningrl_viewer.reading.trace import CallTrace, Trace, Window
+from lightningrl_viewer.reading.trace import CallTrace, LineageNode, Trace, Window, read_lineage
 from lightningrl_viewer.reading.why_no_gradient import NoGradient, Token, explain_calls, explain_rollout
 
 __all__ = ["PAGE", "TEXT"]
