@@ -15,8 +15,7 @@ from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig, RewardCon
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_testing.groups import make_trajectory
 from lightningrl_training.checkpoints import LoopState
-from lightningrl_training.evaluation.candidate import find_candidate
-from lightningrl_training.evaluation.examination import Examination
+from lightningrl_training.evaluation.examination import Examination, find_candidate
 from lightningrl_training.evaluation.result import sample_of
 from lightningrl_training.task_files import FORMATS
 

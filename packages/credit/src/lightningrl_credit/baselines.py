@@ -1,9 +1,11 @@
-"""Baselines: returns of several trajectories → advantages, each trajectory counting once however many calls it made."""
+"""Baselines: returns of several trajectories → advantages, each trajectory counting once however many calls it made;
+and options of credit assigners, checked."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from lightningrl.advantages import FloatArray, are_equal, mean
 from lightningrl.errors import ConfigError
 
-__all__ = ["Baseline", "baseline_advantages", "check_baseline"]
+__all__ = ["Baseline", "baseline_advantages", "check_baseline", "check_gamma", "options_of_kind"]
 
 Baseline = Literal["grpo", "dr_grpo", "rloo", "maxrl", "opo", "none"]
 
@@ -71,3 +73,21 @@ def baseline_advantages(
         return centred / (middle + epsilon)  # A_i = (R_i - μ) / (μ + ε)  (MaxRL, arXiv 2602.02710, algorithm 1)
     variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
     return centred / (math.sqrt(variance) + epsilon)  # A_i = (R_i - μ) / (σ + ε)  (GRPO, outcome supervision)
+
+
+def check_gamma(name: str, gamma: float) -> None:
+    """Raise ConfigError for what is no discount."""
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"{name} {gamma!r} is not between 0 and 1; try 0.95")
+
+
+def options_of_kind(use: str, key: str, kind: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Select the given (not None) options of one kind of an assigner. Raises ConfigError for options of another."""
+    if kind not in options:
+        raise ConfigError(f"credit assigner {use!r}: {key} {kind!r} is none of {', '.join(map(repr, options))}")
+    given = {name: {key: value for key, value in some.items() if value is not None} for name, some in options.items()}
+    if unread := [name for other, some in given.items() if other != kind for name in some]:
+        raise ConfigError(
+            f"credit assigner {use!r} with {key} = {kind!r} does not read {', '.join(unread)}; leave it out"
+        )
+    return given[kind]

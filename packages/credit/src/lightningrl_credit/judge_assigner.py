@@ -31,9 +31,8 @@ from lightningrl.errors import ConfigError, JudgeError
 from lightningrl.loading import load_callable
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
-from lightningrl_credit.baselines import Baseline, check_baseline
+from lightningrl_credit.baselines import Baseline, check_baseline, options_of_kind
 from lightningrl_credit.evidence import evidence_of, mean_evidence
-from lightningrl_credit.options import options_of_kind
 from lightningrl_credit.spread import Channel, spread
 from lightningrl_credit.transcript import clip, shared_lines, transcripts
 from lightningrl_credit.turns import TurnReturns

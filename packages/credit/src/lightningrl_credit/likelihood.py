@@ -37,9 +37,8 @@ from lightningrl.loading import load_callable
 from lightningrl.protocols import Services
 from lightningrl.sanitize import as_text
 from lightningrl.types import Advantages, Evidence, IntArray, Task, Trajectory, TrajectoryGroup, Transition
-from lightningrl_credit.baselines import Baseline, baseline_advantages, check_baseline
+from lightningrl_credit.baselines import Baseline, baseline_advantages, check_baseline, options_of_kind
 from lightningrl_credit.evidence import evidence_of, mean_evidence
-from lightningrl_credit.options import options_of_kind
 from lightningrl_credit.rewards.lineages import following
 from lightningrl_credit.spread import to_tokens
 from lightningrl_credit.turns import TurnReturns, sum_to_go

@@ -36,9 +36,8 @@ from numpy.typing import NDArray
 from lightningrl.advantages import FloatArray, are_equal
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
-from lightningrl_credit.baselines import baseline_advantages
+from lightningrl_credit.baselines import baseline_advantages, check_gamma
 from lightningrl_credit.identical import IdenticalAssignment
-from lightningrl_credit.options import check_gamma
 from lightningrl_credit.rewards.lineages import Joins, following
 from lightningrl_credit.rewards.tools import tools_of_calls
 from lightningrl_credit.spread import call_advantages, to_tokens

@@ -26,8 +26,7 @@ import numpy as np
 from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
-from lightningrl_credit.baselines import Baseline, check_baseline
-from lightningrl_credit.options import check_gamma
+from lightningrl_credit.baselines import Baseline, check_baseline, check_gamma
 from lightningrl_credit.rewards.lineages import following
 from lightningrl_credit.spread import Channel, spread
 

@@ -27,7 +27,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.processes import MARK, ROUNDS, kill, list_living
 from lightningrl.sanitize import clean_text
 from lightningrl.types import Task, Trajectory
-from lightningrl_credit.rewards.fields import Extract, answers_of, pick, text_of
+from lightningrl_credit.rewards.matching import Extract, answers_of, pick, text_of
 from lightningrl_credit.rewards.processes import is_function_process, scratch_prefix
 from lightningrl_credit.rewards.value import Range, is_allowed
 

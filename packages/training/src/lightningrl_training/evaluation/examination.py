@@ -5,6 +5,15 @@
 
 One policy runs after the other. Where the comparison may stop early, both run at once, batch by batch, and the
 difference is tested after each batch.
+
+Candidates are found by what a user writes:
+
+RUN  RUN@best  RUN@newest  RUN@40      a run's checkpoint
+FOLDER                                 an exported transformers folder, or any other
+MODEL@https://api.openai.com/v1        a model of an OpenAI-compatible provider
+
+Agent, tasks and rewards are one recipe's for all of them; a run brings what its weights need: policies, backend,
+learner, credit.
 """
 
 from __future__ import annotations
@@ -22,13 +31,14 @@ from typing import Any
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_tables import UpstreamConfig
+from lightningrl.recipe_tables import NamedUpstreamConfig, UpstreamConfig
 from lightningrl.types import SamplingSettings, Task, Trajectory
+from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.scoring import score_of
 from lightningrl_training.build import Parts
+from lightningrl_training.checkpoints import Checkpoint, find_checkpoint
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.evaluation.candidate import Candidate
 from lightningrl_training.evaluation.result import Comparison, EvaluatedTask, Evaluation, compare, sample_of
 from lightningrl_training.evaluation.statistics import Verdict
 from lightningrl_training.explanations import explain_no_rewards
@@ -36,8 +46,9 @@ from lightningrl_training.run_sync import Show, show_nobody
 from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import columns_of, plan_evaluation, read_tasks
+from lightningrl_viewer.reading.origin import RunOrigin
 
-__all__ = ["Examination", "examine"]
+__all__ = ["Candidate", "Examination", "examine", "find_candidate", "run_of"]
 
 AT_ONCE = 64
 """Rollouts per request."""
@@ -259,3 +270,81 @@ def _slices(task: Task) -> dict[str, str]:
         for key, value in data.items()
         if isinstance(value, str | int | float) and len(str(value)) <= LONGEST_SLICE
     }
+
+
+EXAMINED = (
+    "agent",
+    "adapters",
+    "tasks",
+    "roles",
+    "upstream",
+    "telemetry",
+    "rewards",
+    "sampling",
+    "validation",
+    "outcomes",
+    "runtime",
+)
+"""Keys of the recipe that every candidate is examined with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A policy to be evaluated."""
+
+    name: str
+    """Name to show: `runs/mine after step 40`."""
+    recipe: Recipe
+    checkpoint: Checkpoint | None = None
+    """Weights; None = the models as the recipe has them."""
+    upstream: NamedUpstreamConfig | None = None
+    """Provider that answers in place of any policy."""
+
+
+def run_of(text: str) -> Path | None:
+    """Run folder that the text names; None where it names none."""
+    path = Path(text if _is_run(Path(text)) else text.rpartition("@")[0] or text)
+    return path if _is_run(path) else None
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "run.json").is_file() and (path / "recipe.json").is_file()
+
+
+def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None = None) -> Candidate:
+    """Find the candidate that the text names. `recipe` None = the run's own. Raises ConfigError, RunFolderError."""
+    model, _, place = text.rpartition("@")
+    if place.startswith(("http://", "https://")):
+        if not model:
+            raise ConfigError(
+                f"{text!r} names no model; write MODEL@URL, for example gpt-5-mini@https://api.openai.com/v1"
+            )
+        upstream = NamedUpstreamConfig(base_url=place, api_key_env=api_key_env, model=model)
+        return Candidate(name=f"{model} at {place}", recipe=_wanted(recipe, text), upstream=upstream)
+    if (run := run_of(text)) is not None:
+        saved = find_checkpoint(run, place if Path(text) != run else None)
+        return Candidate(name=f"{run} after step {saved.state.step}", recipe=_of_run(run, recipe), checkpoint=saved)
+    if (Path(text) / "config.json").is_file():
+        settings = {"policy.model": str(Path(text).absolute())}
+        return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), settings))
+    raise ConfigError(
+        f"{text!r} is no run folder, no transformers folder and no model of a provider; write RUN, RUN@best, RUN@40, "
+        "a folder with a config.json, or MODEL@https://…"
+    )
+
+
+def _wanted(recipe: Recipe | None, text: str) -> Recipe:
+    if recipe is None:
+        raise ConfigError(
+            f"{text!r} says nothing of agent, tasks and rewards; name the recipe: --recipe examples/text_to_sql"
+        )
+    return recipe
+
+
+def _of_run(run: Path, recipe: Recipe | None) -> Recipe:
+    origin = RunOrigin.read(run)
+    tables = {name: f'policies."{name}"' for name in origin.models} | {origin.recipe.policy.name: "policy"}
+    own = with_settings(origin.recipe, {f"{tables[name]}.model": model for name, model in origin.models.items()})
+    if recipe is None:
+        return own
+    return own.model_copy(update={**{name: getattr(recipe, name) for name in EXAMINED}, "folder": recipe.folder})
