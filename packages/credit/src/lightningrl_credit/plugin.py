@@ -84,12 +84,12 @@ def lightningrl_reward_functions() -> Iterable[Plugin]:
 @hookimpl
 def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     yield _plugin("execution_errors", "charges for tools that fail while they run", "rewards.tools:ExecutionErrors")
-    yield _plugin("latency_budget", "charges calls that take longer than a budget", "rewards.budgets:LatencyBudget")
+    yield _plugin("latency_budget", "charges calls that take longer than a budget", "rewards.tools:LatencyBudget")
     repeated = "charges for a tool called again with the same arguments"
     yield _plugin("repeated_calls", repeated, "rewards.tools:RepeatedCalls")
     reported = "what the agent or its telemetry reported of its calls, under `name` or all"
     yield _plugin("reported", reported, "rewards.reported:ReportedTurnReward")
-    yield _plugin("token_budget", "charges calls that sample more tokens than a budget", "rewards.budgets:TokenBudget")
+    yield _plugin("token_budget", "charges calls that sample more tokens than a budget", "rewards.tools:TokenBudget")
     status = "pays for tools that work, charges for those that fail"
     yield _plugin("tool_status", status, "rewards.tools:ToolStatusReward")
     shaping = "tool status as a potential: keeps the optimal policy; it helped in no game of our study"

@@ -203,7 +203,8 @@ class Run:
         from lightningrl_training.lab.branching import branch_rollout
 
         refuse_in_import("Run.branch")
-        return run_sync(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings, show=show))
+        chosen = settings or {}
+        return run_sync(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=chosen, show=show))
 
     def evaluate(
         self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any

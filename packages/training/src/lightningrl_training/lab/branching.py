@@ -28,7 +28,7 @@ from lightningrl_server.store import SqlStore
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.run_sync import Show, show_nobody
+from lightningrl_training.run_sync import Show
 from lightningrl_training.tasks import plan_branches
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import open_run
@@ -92,13 +92,7 @@ class BranchedRollout:
 
 
 async def branch_rollout(
-    folder: Path,
-    rollout_id: str,
-    *,
-    at: Sequence[int] | None = None,
-    samples: int = 4,
-    settings: Mapping[str, Any] | None = None,
-    show: Show = show_nobody,
+    folder: Path, rollout_id: str, *, at: Sequence[int] | None, samples: int, settings: Mapping[str, Any], show: Show
 ) -> BranchedRollout:
     """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's
     answers are rewarded as in training. Raises LightningError."""
@@ -109,7 +103,7 @@ async def branch_rollout(
     spec, recorded, calls, answers = await _read(folder, rollout_id)
     points = _points(recorded, at)
     origin = RunOrigin.read(folder)
-    recipe = with_settings(origin.recipe, settings or {})
+    recipe = with_settings(origin.recipe, settings)
     saved = next(reversed(checkpoints(folder)), None)
     step = saved.state.step if saved else 0
     own = folder / "branches" / f"step-{step:06d}" / rollout_id

@@ -206,12 +206,7 @@ class Rescore:
 
 
 async def rescore(
-    folder: Path,
-    *,
-    reward: Any = None,
-    name: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    steps: Collection[int] | None = None,
+    folder: Path, *, reward: Any, name: str | None, settings: Mapping[str, Any] | None, steps: Collection[int] | None
 ) -> Rescore:
     """Try `reward` in place of the recipe's reward `name` (None = its only one), with its weight; `settings` by dotted
     key. Raises ConfigError where no reward is given, and whatever building and calling the reward raises."""

@@ -135,8 +135,7 @@ def _explain_call(
     made = call.call
     if made.replayed_from is not None:
         return NoGradient(
-            _K.REPLAYED,
-            f"It repeats the recorded answer of {made.replayed_from}: nothing was sampled here.",
+            _K.REPLAYED, f"It repeats the recorded answer of {made.replayed_from}: nothing was sampled here."
         )
     policy = recipe.all_policies.get(made.policy)
     if not made.trainable or policy is None or not policy.trainable:
