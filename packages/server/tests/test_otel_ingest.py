@@ -29,7 +29,7 @@ from lightningrl_server.store import SqlStore
 from lightningrl_testing.loopback import serving
 from lightningrl_testing.store_conformance import make_call, make_spec
 from lightningrl_viewer.reading.queries.rollout_counts import FacetCount, Part
-from lightningrl_viewer.reading.queries.run_queries import RunQueries
+from lightningrl_viewer.reading.reader import RunQueries
 
 RUN_KEY = "the-run-key"
 TRACE = "5b8efff798038103d269b633813fc60c"

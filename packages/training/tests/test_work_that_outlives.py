@@ -19,7 +19,7 @@ from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.scripted_server import ScriptedServer
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.explanations import explain_left_threads, explain_silence
-from lightningrl_viewer.reading.queries.run_queries import RunQueries
+from lightningrl_viewer.reading.reader import RunQueries
 
 AGENT = """
 import asyncio, threading

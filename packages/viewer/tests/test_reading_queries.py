@@ -31,7 +31,7 @@ from lightningrl_viewer.reading.queries import rollout_index
 from lightningrl_viewer.reading.queries.rollout_counts import FacetCount, Part, RewardValues, ToolCount
 from lightningrl_viewer.reading.queries.rollout_query import Mark, RolloutQuery
 from lightningrl_viewer.reading.queries.rollout_rows import Sort
-from lightningrl_viewer.reading.queries.run_queries import RunQueries
+from lightningrl_viewer.reading.reader import RunQueries
 
 REWARDS = {"a0": 0.0, "a1": 1.0, "b0": 1.0, "b1": 1.0, "c0": None, "v0": 0.5}
 """`c0` failed; `v0` is a validation; groups are named by the first letter. `a0` is cut short, breaks and calls a tool
