@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _WARMING: Final = 2
 """Runs before a capture."""
 _MOST_COLUMNS: Final = 8192
-"""Of the slot memory; with more of them reading all costs more than starting."""
+"""Limit of the slot memory: with more of them reading all costs more than starting."""
 
 
 class GraphedForward:
@@ -42,7 +42,7 @@ class GraphedForward:
         self.vocabulary = forward.vocabulary
         self.device = forward.device
         self.forward = forward
-        """What is captured."""
+        """Forward that is captured."""
         self._captures = captures
         self._is_right = True
         self._steps: dict[tuple[int, int], _Step] = {}
@@ -76,10 +76,10 @@ class GraphedForward:
         return expected
 
 
-def are_close(one: Tensor, other: Tensor) -> bool:
+def are_close(logits: Tensor, expected: Tensor) -> bool:
     """True if logits differ by no more than rounding in their number format."""
-    share = 1e-3 if other.dtype is torch.float32 else 0.1
-    return float((one - other).abs().max()) <= share * float(other.abs().max())
+    share = 1e-3 if expected.dtype is torch.float32 else 0.1
+    return float((logits - expected).abs().max()) <= share * float(expected.abs().max())
 
 
 class _Step:
@@ -123,7 +123,7 @@ class _Step:
         rows = len(token_ids)
         cosines, sines = (table[positions][:, None] for table in self._rotations)
         behind = self._column - self._columns
-        """How far each column is before this token's."""
+        """Distance of each column to this token's."""
         mask = ((behind >= 0) & (behind <= positions[:, None]))[:, None, None]
 
         def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

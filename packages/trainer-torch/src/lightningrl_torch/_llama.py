@@ -240,7 +240,7 @@ class LlamaForward:
         return self._cosines, self._sines
 
     def _rotation(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Those of tokens, each (tokens, 1, head_dim)."""
+        """Cosines and sines of tokens, each (tokens, 1, head_dim)."""
         cosines, sines = self.rotations(end)
         return cosines[positions][:, None], sines[positions][:, None]
 
