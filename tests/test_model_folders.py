@@ -3,6 +3,7 @@ and strict turns are answered or refused, and what is refused is refused before 
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,3 +168,12 @@ def test_what_is_wrong_is_said_before_weights_are_loaded(folders: dict[str, Path
         assert "no tool-call markup that we can read" in build(here, chat_template="mine.jinja").without_tools[0]
     finally:
         moved.rename(weights)
+
+
+def test_a_base_model_without_a_template_answers_by_the_recipes(folders: dict[str, Path], tmp_path: Path) -> None:
+    here = shutil.copytree(folders["smollm2-gguf"], tmp_path / "base")
+    (here / "model" / "chat_template.jinja").unlink()
+    assert "add chat_template.jinja, set policy.chat_template, or name the policy's renderer" in refused(here)
+    parts = build(here, chat_template="hermes")
+    assert parts.without_tools == ()
+    parts.backends["policy"]().close()

@@ -24,6 +24,7 @@ import torch
 from openai import OpenAI
 from safetensors.torch import load_file
 from teaching import OF_EVERY_OTHER, of_every_other
+from transformers import AutoTokenizer
 from warm import WarmCommand
 
 import lightningrl
@@ -179,6 +180,15 @@ def test_what_is_exported_stops_where_the_run_s_answers_ended_in_the_policy_s_ow
         lightningrl.LightningError, match=r"weights cannot be written as 'int8'; choose float32, bfloat16, float16"
     ):
         run.export(tmp_path / "other", dtype="int8")
+
+
+def test_exported_weights_have_the_chat_template_that_they_were_trained_with(project: Path, tmp_path: Path) -> None:
+    shutil.copytree(project, tmp_path / "copy")
+    frozen = tmp_path / "copy" / "runs" / "one" / "recipe.json"
+    recipe = json.loads(frozen.read_text())
+    frozen.write_text(json.dumps(recipe | {"policy": recipe["policy"] | {"chat_template": "hermes"}}))
+    lightningrl.Run(frozen.parent).export(tmp_path / "weights")
+    assert "<tool_response>" in AutoTokenizer.from_pretrained(tmp_path / "weights").chat_template
 
 
 def test_a_checkpoint_that_goes_while_it_is_read_makes_room_for_the_next(

@@ -29,7 +29,9 @@ async def chat(attempt: LiveAttempt, stream: bool) -> str:
         else:
             message = (await client.chat.completions.create(**options)).choices[0].message
         (call,) = message.tool_calls
-        sent = message.model_dump(exclude_none=True, exclude={"tool_calls": {"__all__": {"function": {"parsed_arguments"}}}})
+        sent = message.model_dump(
+            exclude_none=True, exclude={"tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}
+        )
         messages += [sent, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
         await client.chat.completions.create(**options)
         return str(message.content)

@@ -214,7 +214,6 @@ def test_a_checkpoint_that_is_incomplete_is_named(make_backend: MakeBackend, tmp
     [
         ("config.json", "has no config.json"),
         ("tokenizer*", "has no tokenizer"),
-        ("chat_template.jinja", "has no chat template"),
         ("model.safetensors", "the model of policy"),
     ],
 )

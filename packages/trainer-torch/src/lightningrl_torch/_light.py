@@ -104,7 +104,6 @@ def read_light(folder: Path, device: torch.device) -> LightPolicy | None:
         return None
     config = _read(folder / "config.json")
     rotary = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
-    has_template = (folder / "chat_template.jinja").is_file() or "chat_template" in tokenizer
     is_known = (
         config.get("model_type") in FAMILIES
         and config.get("architectures") == [f"{config['model_type'].capitalize()}ForCausalLM"]
@@ -119,7 +118,7 @@ def read_light(folder: Path, device: torch.device) -> LightPolicy | None:
         and "quantization_config" not in config
         and not tokenizer.get("clean_up_tokenization_spaces")
     )
-    if not (is_known and has_template):
+    if not is_known:
         return None
     try:
         policy = LightPolicy(folder, config, device)

@@ -131,11 +131,6 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
 
     config = load_weights("configuration", AutoConfig.from_pretrained, settings.policy)
     tokenizer = load_weights("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            f"policy {settings.policy!r} has no chat template; put a chat_template.jinja beside its tokenizer or "
-            "choose an instruct model"
-        )
     settings = choose_adapters(settings, device, lambda: _count_parameters(config))
     lora = settings.adapters
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
