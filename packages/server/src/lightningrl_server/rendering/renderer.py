@@ -120,8 +120,7 @@ class PolicyRenderer:
         self.may_think: bool = self.has_atomic_thinking and ("<think>" in template or not self.is_default)
         """Its answers may begin with a reasoning block of their own accord."""
         self._think_id, self._think_end_id = added.get("<think>"), added.get("</think>")
-        is_read = markup is not None and turns is not None
-        self.supports_tools = not self.is_default or is_read or config.tool_parser is not None
+        self.supports_tools = not self.is_default or bool(markup and turns) or config.tool_parser is not None
         self._parser = TextParser(self.tokenizer, markup) if self.is_default and markup and markup.read else None
         self._can_open = (markup.name if self._parser and markup else config.name) in ("qwen3", "hermes")
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
