@@ -275,7 +275,7 @@ def test_a_run_of_a_large_policy_says_what_a_step_will_take_before_the_first(
     monkeypatch.setattr("lightningrl_torch._size.LARGE", 1_000)
     lightningrl.train(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1, "validation.every": 1})
     said = " ".join(capsys.readouterr().out.split())
-    learns = re.search(r" policy: [\d,]+ parameters, all learn, lr 1e-03, float32, \d threads? ", said)
+    learns = re.search(r" policy: [\d,]+ parameters, all learn, lr 1e-3, float32, \d threads? ", said)
     assert learns is not None, said
     before, validated, first = (said.index(text) for text in ("forecast: ", "if each is like these", "step 1/1"))
     assert learns.start() < before < validated < first

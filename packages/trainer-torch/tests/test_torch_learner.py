@@ -14,6 +14,7 @@ import torch
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.types import Sample
 from lightningrl_torch import _head
+from lightningrl_torch._samples import deal
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.losses import LOSSES, TokenBatch
@@ -334,7 +335,7 @@ def test_minibatches_and_epochs_take_more_updates_and_scale_to_the_whole_step() 
     model = make_model()
     samples = make_samples(model, groups=4)
     learner = make_learner(model, minibatches=4, epochs=3)
-    dealt = learner._deal(samples)
+    dealt = deal(samples, 4, learner.random)
     assert sorted(sample.rollout_id for part in dealt for sample in part) == sorted(
         sample.rollout_id for sample in samples
     )
@@ -418,7 +419,7 @@ def test_gradient_checkpointing_has_the_same_gradient(make_backend: MakeBackend)
         ({"learning_rate": -1.0}, "learning_rate is -1.0; use a number of at least 0"),
         ({"minibatches": 0}, "at least 1"),
         ({"minibatches": True}, "minibatches is True; use a valid integer"),
-        ({"learning_rate": "fast"}, "learning_rate is 'fast'; use a valid number"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'; use a valid number or 'auto'"),
         ({"importance_cap": float("inf")}, "importance_cap is inf; use a finite number"),
         ({"importance_cap": 2.0, "importance_mask": (0.5, 5.0)}, "correct the same ratio; remove one of them"),
         ({"importance_mask": (2.0, 0.5)}, "keeps ratios from 2 to 0.5, which are none"),

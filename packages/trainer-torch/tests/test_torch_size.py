@@ -14,6 +14,7 @@ from lightningrl.errors import BackendError
 from lightningrl_torch import _size
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.rates import explain_rate
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_sample
 
@@ -44,7 +45,7 @@ def test_a_large_policy_on_a_cpu_learns_by_adapters_unless_the_recipe_says(
     )
     assert all("lora_" in name for name in by_size.learner.parameters)
     assert not any("lora_" in name for name in all_weights.learner.parameters)
-    assert (by_size.settings.learning_rate, all_weights.settings.learning_rate) == (1e-4, 1e-5)
+    assert (by_size.settings.learning_rate, all_weights.settings.learning_rate) == (3e-3, 1e-3)
     said = make_backend(device="cpu", learning_rate=0.5)
     assert (said.settings.adapters is not None, said.settings.learning_rate) == (True, 0.5)
     all_weights.save(tmp_path / "saved")
@@ -61,21 +62,34 @@ def test_a_small_policy_learns_with_all_weights(make_backend: MakeBackend) -> No
     assert backend.measure() is None
 
 
-def test_adapters_have_one_learning_rate_whoever_chose_them() -> None:
-    by_size = _size.choose_adapters(Settings(policy="p"), CPU, lambda: 500_000_000)
+def test_a_learning_rate_that_nobody_sets_is_that_of_what_learns_and_of_the_size() -> None:
     spelled: list[dict[str, Any]] = [{"lora": True}, {"lora": {"rank": 4}}]
-    assert {by_size.learning_rate, *(Settings(policy="p", **lora).learning_rate for lora in spelled)} == {1e-4}
     whole: list[dict[str, Any]] = [{}, {"lora": False}, {"lora": {"rank": 0}}]
-    assert {Settings(policy="p", **none).learning_rate for none in whole} == {1e-5}
-    assert Settings(policy="p", learning_rate=1e-5, **spelled[0]).learning_rate == 1e-5, "what is said is so"
+
+    def rates(parameters: int, *, of: list[dict[str, Any]]) -> set[Any]:
+        return {_size.choose_rate(Settings(policy="p", **lora), parameters).learning_rate for lora in of}
+
+    assert [rates(size, of=whole) for size in (800_000, 134_515_008, 494_032_768, 7_600_000_000)] == [
+        {1e-3},
+        {2e-5},
+        {5e-6},
+        {1e-6},
+    ]
+    assert [rates(size, of=spelled) for size in (134_515_008, 494_032_768, 7_600_000_000)] == [{3e-4}, {1e-4}, {2e-5}]
+    by_size = _size.choose_adapters(Settings(policy="p"), CPU, lambda: 500_000_000)
+    assert _size.choose_rate(by_size, 500_000_000).learning_rate == 1e-4
+    said = Settings(policy="p", learning_rate=1e-5, **spelled[0])
+    assert _size.choose_rate(said, 800_000) is said, "what is said is so"
+    assert explain_rate(134_515_008, adapters=False) == "135 M parameters, all weights: 2e-5"
 
 
 @pytest.mark.parametrize(
     ("settings", "learns"),
     [
-        ({}, "all learn, lr 1e-05"),
-        ({"lora": True}, "LoRA 16 (60 %) learns, lr 1e-04"),
-        ({"learning_rate": 2.5e-4}, "all learn, lr 2.5e-04"),
+        ({}, "all learn, lr 1e-3 (27.2 k parameters, all weights: 1e-3)"),
+        ({"lora": True}, "LoRA 16 (60 %) learns, lr 3e-3 (27.2 k parameters, adapters: 3e-3)"),
+        ({"learning_rate": 2.5e-4}, "all learn, lr 2.5e-4"),
+        ({"learning_rate": "auto"}, "all learn, lr auto (before the probe: 27.2 k parameters, all weights: 1e-3)"),
     ],
 )
 def test_a_backend_says_what_learns(policy: str, settings: dict[str, Any], learns: str) -> None:

@@ -126,6 +126,8 @@ class LearnReport:
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """`loss`, `kl_rollout` (mean log-ratio k3 estimate), `clip_fraction`, `grad_norm`, `entropy`, `lr` …"""
+    notes: tuple[str, ...] = ()
+    """Sentences for whoever watches the run."""
 
 
 class Backend(Protocol):

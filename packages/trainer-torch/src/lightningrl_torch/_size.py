@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.rates import usual_rate
 from lightningrl_torch.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["choose_adapters", "engine_threads", "is_large", "tokens_at_once"]
+__all__ = ["choose_adapters", "choose_rate", "engine_threads", "is_large", "tokens_at_once"]
 
 LARGE: Final = 50_000_000
 """Parameters of a policy that its engine waits for, rather than for agents and server."""
@@ -34,8 +35,15 @@ def choose_adapters(settings: Settings, device: torch.device, count: Callable[[]
     """With adapters, where the recipe leaves them open and the policy is large; `count` counts its parameters."""
     if settings.lora is not None or device.type != "cpu" or count() < ADAPTED:
         return settings
-    rate = settings.learning_rate if "learning_rate" in settings.model_fields_set else settings.adapted_rate
-    return settings.model_copy(update={"lora": LoraSettings(), "learning_rate": rate})
+    return settings.model_copy(update={"lora": LoraSettings()})
+
+
+def choose_rate(settings: Settings, parameters: int) -> Settings:
+    """With a learning rate, where the recipe has none. `parameters`: the policy's, without adapters."""
+    if settings.learning_rate is not None:
+        return settings
+    rate = usual_rate(parameters, adapters=settings.adapters is not None)
+    return settings.model_copy(update={"learning_rate": rate})
 
 
 def engine_threads(settings: Settings, parameters: int) -> int:

@@ -34,6 +34,7 @@ from lightningrl_torch.device import cpu_threads, return_memory
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.exported import find_dtype, merge_adapters, write_model
 from lightningrl_torch.policy import LoadedPolicy, quiet
+from lightningrl_torch.rates import explain_rate, format_rate
 from lightningrl_torch.settings import EngineSettings, Settings
 from lightningrl_torch.vllm_check import installed_vllm
 
@@ -57,9 +58,11 @@ class TorchBackend:
 
     def __init__(self, **settings: Any) -> None:
         with cpu_threads(1):
-            self._policy = LoadedPolicy(Settings(**settings))
+            asked = Settings(**settings)
+            self._policy = LoadedPolicy(asked)
             self.settings = self._policy.settings
             self._reference = _reference(self._policy, self.settings)
+        self._asked_rate = asked.learning_rate
         self._threads = self.settings.threads or torch.get_num_threads()
         self._engine_threads = engine_threads(self.settings, self._policy.parameters)
         # threads that wait for each other on busy cores cost both
@@ -232,10 +235,21 @@ class TorchBackend:
         where = device.type if device.type != "cpu" else f"{self._threads} thread{'s' if self._threads > 1 else ''}"
         if self._vllm is not None:
             where = f"{where}, sampled by vLLM {installed_vllm()}"
-        settings = self.settings
-        return settings.describe(
-            parameters=policy.parameters - trained, trained=trained, dtype=settings.dtype, where=where
-        )
+        settings, parameters = self.settings, policy.parameters - trained
+        usual = explain_rate(parameters, adapters=settings.adapters is not None)
+        rate = None
+        if self._asked_rate is None:
+            rate = f"{format_rate(self.learning_rate)} ({usual})"
+        elif self._asked_rate == "auto":
+            probed = None if self._built is None else self._built.probe
+            rate = f"{format_rate(self.learning_rate)} (auto)" if probed else f"auto (before the probe: {usual})"
+        return settings.describe(parameters=parameters, trained=trained, dtype=settings.dtype, where=where, rate=rate)
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate before the schedule's factor; with "auto", before the probe, the usual one."""
+        rate = self.settings.learning_rate
+        return rate if isinstance(rate, float) else self._learner.rate
 
     def measure(self) -> Speed | None:
         """Measure the speed of a large policy; None = it is small, and as fast as its surroundings."""

@@ -12,7 +12,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,40 +26,24 @@ from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError
 from lightningrl.types import Sample
 from lightningrl_torch._attention import follows_paths, read_costs
+from lightningrl_torch._before import Before, ByToken, Reference
 from lightningrl_torch._metrics import CRITIC, mean_metrics, staleness
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
 from lightningrl_torch._paths import Costs
-from lightningrl_torch._samples import check_samples, count_targets
+from lightningrl_torch._probe import MOST_TOKENS, Probe, probe_rates
+from lightningrl_torch._samples import check_samples, count_targets, deal, some_rows
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
-from lightningrl_torch._size import tokens_at_once
+from lightningrl_torch._size import choose_rate, tokens_at_once
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
 from lightningrl_torch.device import watch_memory
 from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importance, truncated_importance
+from lightningrl_torch.rates import usual_rate
 from lightningrl_torch.schedules import schedule_factor
 from lightningrl_torch.settings import Settings
 
 __all__ = ["Before", "Learner", "Reference"]
-
-Reference = Callable[[], contextlib.AbstractContextManager[PreTrainedModel]]
-"""Gives the model that the KL is measured to, for the time of a `with` block."""
-
-_ByToken = Mapping[int, NDArray[np.float32]]
-"""A number for each trained token of a sample, by `id(sample)`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Before:
-    """Numbers from before the step."""
-
-    logprobs: _ByToken | None = None
-    """Logprobs of the policy; None: ratios are to the rollout's."""
-    weigh: Callable[[Tensor], Tensor] | None = None
-    """Importance weights of log π_before - log π_rollout; None without `logprobs`."""
-    values: _ByToken | None = None
-    """Values of the critic; None: its values are not clipped."""
-
 
 _STALE_CAP = 2.0
 """`importance_cap` of steps that learn from older versions' tokens, where nobody said (TIS, as verl recommends)."""
@@ -74,18 +57,23 @@ class Learner:
         self.step = 0
         """Calls of `learn` so far: the version of the weights."""
         self.random = random.Random(settings.seed)  # noqa: S311 - minibatch order, not secrets
-        self._settings = settings
+        self._settings = settings = choose_rate(settings, model.num_parameters())
         self._reference = reference
         self._loss = ChosenLoss(settings.loss, settings.loss_arguments, has_reference=reference is not None)
         self._traits = read_traits(model, settings.policy)
         self.critic = None if settings.critic is None else Critic(model, self._traits, settings, settings.critic)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        of_size = usual_rate(model.num_parameters(), adapters=settings.adapters is not None)
+        self.rate = settings.learning_rate if isinstance(settings.learning_rate, float) else of_size
+        """Learning rate before the schedule's factor."""
+        self.probe: Probe | None = None
+        """The choice of `rate`, where it is "auto", once it was made."""
         matrices = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
         vectors = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=settings.learning_rate,
+            lr=self.rate,
             betas=(settings.betas[0], settings.betas[1]),
             fused=True,
         )
@@ -103,7 +91,8 @@ class Learner:
             samples = [row for row in samples if row.advantages.any() or (has_critic and count_targets(row))]
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
-        rate = settings.learning_rate * schedule_factor(
+        notes = self._choose_rate(samples)
+        rate = self.rate * schedule_factor(
             settings.schedule,
             self.step,
             warmup_steps=settings.warmup_steps,
@@ -117,7 +106,7 @@ class Learner:
         with self._training(), self._undone_on_error():
             before = self._look_before(samples)
             for _ in range(settings.epochs):
-                minibatches = self._deal(samples)
+                minibatches = deal(samples, settings.minibatches, self.random)
                 for minibatch in minibatches:
                     self._update(minibatch, len(minibatches), before, totals)
         self.step += 1
@@ -128,7 +117,25 @@ class Learner:
             "lr": rate,
             **read_memory(),
         }
-        return LearnReport(policy_version=self.step, tokens=tokens, seconds=time.monotonic() - started, metrics=metrics)
+        return LearnReport(
+            policy_version=self.step, tokens=tokens, seconds=time.monotonic() - started, metrics=metrics, notes=notes
+        )
+
+    def _choose_rate(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        """Try rates before the first update, where the recipe says "auto". Returns a sentence on it."""
+        if self._settings.learning_rate != "auto" or self.probe is not None or self.step:
+            return ()
+        rows = some_rows(samples, MOST_TOKENS)
+        with self._training():
+            self._backward(samples, 1.0, self._look_before(samples), defaultdict(float))
+        parameters = list(self.parameters.values())
+        torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm or math.inf)
+        self.probe = probe_rates(
+            self.rate, parameters, self.optimizer, lambda: list(self.recompute(rows, self.model).values())
+        )
+        self._zero_gradients()
+        self.rate = self.probe.rate
+        return (str(self.probe),)
 
     def gradients(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The loss's gradient by parameter name, without a step; for tests and diagnosis."""
@@ -293,22 +300,22 @@ class Learner:
             cap = _STALE_CAP
         return partial(truncated_importance, cap=cap) if cap else None
 
-    def _gather(self, by_token: _ByToken, batch: Batch) -> Tensor:
+    def _gather(self, by_token: ByToken, batch: Batch) -> Tensor:
         """Numbers in the order of the batch's trained tokens."""
         return to_tensor(np.concatenate([by_token[id(sample)] for sample in batch.samples]), self.model)
 
-    def values(self, samples: Sequence[Sample]) -> _ByToken:
+    def values(self, samples: Sequence[Sample]) -> ByToken:
         """The critic's value before each of the samples' trained tokens, by `id(sample)`."""
         assert self.critic is not None
         check_samples(samples, self._traits.vocabulary)
         return self._by_token(samples, self.critic.values)
 
-    def recompute(self, samples: Sequence[Sample], model: PreTrainedModel) -> _ByToken:
+    def recompute(self, samples: Sequence[Sample], model: PreTrainedModel) -> ByToken:
         """Logprobs of the samples' trained tokens, by `id(sample)`, of the policy or its reference."""
         check_samples(samples, self._traits.vocabulary)
         return self._by_token(samples, lambda batch: self._score(model, batch).logprobs)
 
-    def _by_token(self, samples: Sequence[Sample], compute: Callable[[Batch], Tensor]) -> _ByToken:
+    def _by_token(self, samples: Sequence[Sample], compute: Callable[[Batch], Tensor]) -> ByToken:
         by_sample: dict[int, NDArray[np.float32]] = {}
         for batch in self._batches(samples):
             with torch.no_grad():
@@ -332,18 +339,6 @@ class Learner:
         models = [self.model] if self.critic is None else [self.model, self.critic.model]
         follows = self._settings.share_prefixes and all(follows_paths(model) for model in models)
         return read_costs(self.model) if follows else None
-
-    def _deal(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """Rollouts at random to minibatches of about the same size; a rollout's rows stay together."""
-        if self._settings.minibatches == 1:
-            return [list(samples)]
-        by_rollout: dict[str, list[Sample]] = {}
-        for sample in samples:
-            by_rollout.setdefault(sample.rollout_id, []).append(sample)
-        rollouts = list(by_rollout.values())
-        self.random.shuffle(rollouts)
-        count = min(self._settings.minibatches, len(rollouts))
-        return [[sample for rollout in rollouts[start::count] for sample in rollout] for start in range(count)]
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:
@@ -383,7 +378,13 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """All but the weights."""
         critic = {} if self.critic is None else {"critic": self.critic.state()}
-        return {"step": self.step, "optimizer": self.optimizer.state_dict(), "random": self.random.getstate(), **critic}
+        return {
+            "step": self.step,
+            "rate": self.rate,
+            "optimizer": self.optimizer.state_dict(),
+            "random": self.random.getstate(),
+            **critic,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -391,5 +392,7 @@ class Learner:
         version, internal, gauss = state["random"]
         self.random.setstate((version, tuple(internal), gauss))
         self.step = int(state["step"])
+        if self._settings.learning_rate == "auto":
+            self.rate = float(state["rate"])
         if self.critic is not None:
             self.critic.load_state(state["critic"])

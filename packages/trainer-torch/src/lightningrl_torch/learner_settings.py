@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pydantic
 from pydantic import Field
@@ -14,6 +14,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference
 from lightningrl.recipe_keys import check_options
 from lightningrl_torch.losses import LOSSES
+from lightningrl_torch.rates import format_rate
 
 __all__ = ["AtLeast0", "Count", "LearnerSettings", "LoraSettings", "SettingsTable", "Whole", "declare"]
 
@@ -59,9 +60,10 @@ class LearnerSettings(SettingsTable):
     context_length: Annotated[int, Field(ge=2, strict=True)] | None = None
     """Most tokens of prompt and completion together; None = the model's."""
 
-    learning_rate: AtLeast0 = 1e-5
-    """AdamW's. Where nobody sets it, that of adapters (`lora`) is ten times this one. A policy of some million
-    parameters hardly moves at it: the examples' starters learn with 4e-4."""
+    learning_rate: AtLeast0 | Literal["auto"] | None = None
+    """AdamW's. None = the usual one of what learns and of the policy's size (docs/laptop.md has the table): 2e-5 for
+    all weights of 135 million parameters, 3e-4 for adapters. "auto" = that, confirmed or moved by a probe on the first
+    step's own rows, before its update."""
     warmup_steps: Whole = 0
     """Over which the learning rate rises from 0."""
     total_steps: Count | None = None
@@ -105,10 +107,6 @@ class LearnerSettings(SettingsTable):
     """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all
     weights, or, where the policy is on a CPU and has 250 million parameters or more, adapters."""
 
-    adapted_rate: ClassVar[float] = 1e-4
-    """The learning rate of adapters where nobody sets one: ten times that of all weights (Schulman et al., LoRA Without
-    Regret, 2025)."""
-
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -139,9 +137,6 @@ class LearnerSettings(SettingsTable):
             raise ValueError(
                 f"loss is {self.loss!r}; choose {', '.join(map(repr, LOSSES))}, or your own: 'file.py:loss'"
             )
-        if self.adapters is not None and "learning_rate" not in self.model_fields_set:
-            # the table is frozen for all but its own check
-            object.__setattr__(self, "learning_rate", self.adapted_rate)
         return self
 
     @property
@@ -161,15 +156,16 @@ class LearnerSettings(SettingsTable):
         clips = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         return {name: value for name, value in clips.items() if value is not None} | self.loss_options
 
-    def describe(self, *, parameters: int, trained: int, dtype: str, where: str) -> str:
-        """A line that says what learns; `where`: the threads or devices."""
+    def describe(self, *, parameters: int, trained: int, dtype: str, where: str, rate: str | None = None) -> str:
+        """A line that says what learns; `where`: the threads or devices; `rate`: the learning rate in other words."""
         learns = (
             "all learn"
             if self.adapters is None
             else f"LoRA {self.adapters.rank} ({100 * trained / parameters:.2g} %) learns"
         )
-        mantissa, _, exponent = f"{self.learning_rate:.2e}".partition("e")
-        return f"{parameters:,} parameters, {learns}, lr {float(mantissa):g}e{exponent}, {dtype}, {where}"
+        if rate is None:
+            rate = format_rate(self.learning_rate) if isinstance(self.learning_rate, float) else self.learning_rate
+        return f"{parameters:,} parameters, {learns}, lr {rate}, {dtype}, {where}"
 
 
 def declare(
@@ -191,8 +187,11 @@ def declare(
 
 def _sentence(error: ErrorDetails, table: type[pydantic.BaseModel]) -> str:
     """Which setting, what it is, and what it may be."""
-    *above, name = error["loc"] or ("",)
-    key, kind = ".".join(map(str, error["loc"])), error["type"]
+    where, also = error["loc"], ""
+    if "learning_rate" in where[:-1]:  # of the union's members the number's fault is told
+        where, also = where[:-1], " or 'auto'"
+    *above, name = where or ("",)
+    key, kind = ".".join(map(str, where)), error["type"]
     if kind == "value_error":
         return str(error["ctx"]["error"])
     if kind == "extra_forbidden":
@@ -212,4 +211,4 @@ def _sentence(error: ErrorDetails, table: type[pydantic.BaseModel]) -> str:
     remedy = error["msg"].replace("Input should be", "choose" if kind == "literal_error" else "use")
     if kind == "greater_than_equal":
         remedy = f"use a number of at least {error['ctx']['ge']:g}"
-    return f"{key} is {error['input']!r}; {remedy}"
+    return f"{key} is {error['input']!r}; {remedy}{also}"

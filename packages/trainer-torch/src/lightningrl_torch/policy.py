@@ -15,7 +15,7 @@ import torch
 
 from lightningrl.errors import ConfigError
 from lightningrl_torch._light import read_light, union_of_tokens
-from lightningrl_torch._size import choose_adapters
+from lightningrl_torch._size import choose_adapters, choose_rate
 from lightningrl_torch.device import pick_device
 from lightningrl_torch.exported import merged_weights, quiet_about_ties
 from lightningrl_torch.learner_settings import LoraSettings
@@ -34,7 +34,7 @@ class WholePolicy:
     """A policy as transformers has it, on its device."""
 
     settings: Settings
-    """The recipe's settings, and adapters where the policy's size asks for them."""
+    """The recipe's settings, with adapters where the policy's size asks for them, and a learning rate."""
     model: PreTrainedModel
     """The model that engine and learner call; with LoRA, adapters sit inside it."""
     adapters: Any
@@ -81,8 +81,8 @@ class LoadedPolicy:
 
     @property
     def settings(self) -> Settings:
-        """The recipe's settings, and adapters where the policy's size asks for them."""
-        return self._asked if self.light else self.whole.settings
+        """The recipe's settings, with adapters where the policy's size asks for them, and a learning rate."""
+        return choose_rate(self._asked, self.parameters) if self.light else self.whole.settings
 
     @cached_property
     def parameters(self) -> int:
@@ -141,6 +141,7 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     )
     if own is None:
         own, model = model.dtype, model.to(frozen)
+    settings = choose_rate(settings, model.num_parameters())
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
     silence_dropout(model)
     if settings.gradient_checkpointing:

@@ -104,6 +104,9 @@ class Settings(LearnerSettings):
 
     @pydantic.model_validator(mode="after")
     def _check_layout(self) -> Settings:
+        if self.adapters is not None and "learning_rate" not in self.model_fields_set:
+            # the table is frozen for all but its own check
+            object.__setattr__(self, "learning_rate", self.adapted_rate)
         separate = self.mode == "separate_async"
         if separate and not (self.rollout_nodes and self.rollout_gpus_per_node):
             raise ValueError(

@@ -180,7 +180,7 @@ class Trainer:
             self.plugins.notify("lightningrl_group_credited", group=group, advantages=advantages)
         ready = time.monotonic()
         self._warnings.rollouts(step, batch.credited, scored, trajectories)
-        reports = await self.policies.learn(scored.samples)
+        reports = await self.policies.learn(scored.samples, say=self.progress.say)
         self._warnings.learned(step, scored, has_learned=any(report.tokens for report in reports.values()))
         sampled_s, seconds = measure_phases(batch.groups, began, ready)
         metrics = {

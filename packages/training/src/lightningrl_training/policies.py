@@ -6,7 +6,7 @@ samples ─► by policy ─► hold its requests ─► Backend.learn ─► re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -73,13 +73,18 @@ class Policies:
         calls = (call for trajectory in trajectories for call in trajectory.transitions if call.trainable)
         return max((abs(versions[call.policy] - call.policy_version) for call in calls), default=0)
 
-    async def learn(self, samples: Sequence[Sample]) -> dict[str, LearnReport]:
-        """One optimisation step of every trained policy that has rows, one policy after the other."""
+    async def learn(
+        self, samples: Sequence[Sample], *, say: Callable[[str], None] = lambda sentence: None
+    ) -> dict[str, LearnReport]:
+        """One optimisation step of every trained policy that has rows, one policy after the other. `say` is told what a
+        backend notes of it."""
         reports: dict[str, LearnReport] = {}
         for policy in self._trained:
             rows = [sample for sample in samples if sample.policy == policy.name]
             if rows:
                 reports[policy.name] = await self._learn(policy, rows)
+                for sentence in reports[policy.name].notes:
+                    say(sentence)
         return reports
 
     async def _learn(self, policy: RunningPolicy, rows: list[Sample]) -> LearnReport:

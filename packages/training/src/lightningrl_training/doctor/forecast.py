@@ -124,9 +124,9 @@ def way_gone(moved: float, steps: int) -> float:
 def moved(seen: Observation) -> float:
     """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
     trained = sum(len(call.completion_ids) for call in seen.calls if call.trainable)
-    full = seen.recipe.backend_options.get("learning_rate")
+    warmup = seen.recipe.backend_options.get("warmup_steps") or 1  # the lesson is a step at the first part of it
     gains = [
-        lesson.gain * (float(full) / lesson.learning_rate if full and lesson.learning_rate else 1.0)
+        lesson.gain * (float(warmup) if lesson.learning_rate else 1.0)
         for lesson in seen.lessons.values()
         if lesson.gain is not None and not lesson.is_planted
     ]

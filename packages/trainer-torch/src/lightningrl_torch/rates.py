@@ -1,0 +1,61 @@
+"""The learning rate where a recipe says none: by what learns, and by size. Imports no torch.
+
+Sources, all for AdamW: RL of all weights of 1.5 to 8 billion parameters at 5e-7 to 1e-6 (TRL's GRPOConfig, verl's and
+open-instruct's GRPO recipes); of half a billion at 5e-6 to 1e-5 (GRPO demonstrations on Qwen2.5-0.5B); of 135 million
+at 2e-5, and of starters below a million at 4e-4 to 1e-3 (this project's examples, three seeds each). Adapters want
+about ten times the rate of all weights, whatever their rank (Schulman et al., LoRA Without Regret, 2025), and more of
+it the shorter a run is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["RATES", "Rates", "explain_rate", "format_rate", "usual_rate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Learning rates of policies of fewer parameters than `below`."""
+
+    below: float
+    all_weights: float
+    adapters: float
+
+
+RATES: Final = (
+    Rates(below=5e6, all_weights=1e-3, adapters=3e-3),
+    Rates(below=5e7, all_weights=1e-4, adapters=1e-3),
+    Rates(below=2.5e8, all_weights=2e-5, adapters=3e-4),
+    Rates(below=1e9, all_weights=5e-6, adapters=1e-4),
+    Rates(below=float("inf"), all_weights=1e-6, adapters=2e-5),
+)
+"""Smallest policies first."""
+
+
+def usual_rate(parameters: int, *, adapters: bool) -> float:
+    """The learning rate that the field takes for a policy of so many parameters."""
+    row = next(row for row in RATES if parameters < row.below)
+    return row.adapters if adapters else row.all_weights
+
+
+def explain_rate(parameters: int, *, adapters: bool) -> str:
+    """The same with its reason: `135 M parameters, all weights: 2e-5`."""
+    rate = usual_rate(parameters, adapters=adapters)
+    return f"{_count(parameters)} parameters, {'adapters' if adapters else 'all weights'}: {format_rate(rate)}"
+
+
+def format_rate(rate: float) -> str:
+    """`2e-5`, `2.5e-4`, `0`."""
+    if not rate:
+        return "0"
+    mantissa, _, exponent = f"{rate:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def _count(parameters: int) -> str:
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g} {name}"
+    return str(parameters)
