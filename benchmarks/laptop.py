@@ -15,16 +15,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import shutil
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -33,6 +33,10 @@ from lightningrl.types import SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample
 from lightningrl_viewer.reading.model_files import find_model, model_format, read_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
+
+from llama_cpp import running
 
 PROMPT: Final = 64
 TOKENS: Final = 64
@@ -69,30 +73,6 @@ def transformers_generate(model: Any, rows: int, vocabulary: int) -> None:
         model.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
 
-@contextmanager
-def llama_cpp(folder: Path, threads: int) -> Iterator[str]:
-    """Address of llama.cpp's server with the same weights in float32."""
-    import xllamacpp
-
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "policy.gguf"
-        model_format("gguf").write(folder, file, "f32")
-        parameters = xllamacpp.CommonParams()
-        parameters.model.path, parameters.n_ctx, parameters.n_parallel = str(file), PROMPT + TOKENS + 8, 1
-        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
-        parameters.verbosity = -1
-        server = xllamacpp.Server(parameters)
-        yield server.listening_address
-        del server
-
-
-def llama_cpp_generate(address: str, vocabulary: int) -> None:
-    (ids,) = prompts(1, vocabulary)
-    body = {"prompt": list(ids), "n_predict": TOKENS, "ignore_eos": True, "cache_prompt": False}
-    answer = httpx.post(f"{address}/completion", json=body, timeout=600, trust_env=False).json()
-    assert answer["tokens_predicted"] == TOKENS, answer
-
-
 def bandwidth() -> float:
     """Bytes a second that are read from memory."""
     numbers = torch.ones(2**26)
@@ -122,12 +102,14 @@ def main() -> None:
         make_sample(ids[:32], ids[32:], rollout=str(number))
         for number, ids in enumerate(prompts(LEARNED_ROWS, vocabulary))
     ]
-    with llama_cpp(Path(policy), threads) as address:
+    weights = Path(tempfile.mkdtemp()) / "policy.gguf"
+    model_format("gguf").write(Path(policy), weights, "f32")
+    with running(weights, PROMPT + TOKENS + 8, threads) as llama_cpp:
         ways: dict[str, Callable[[], object]] = {"learn": lambda: backend.learn(samples)}
         for rows in options.rows:
             ways[f"ours {rows}"] = partial(ours, backend, rows, vocabulary)
             ways[f"generate {rows}"] = partial(transformers_generate, model, rows, vocabulary)
-        ways["llama.cpp 1"] = partial(llama_cpp_generate, address, vocabulary)
+        ways["llama.cpp 1"] = lambda: llama_cpp.sample(prompts(1, vocabulary)[0], TOKENS)
         for work in ways.values():
             work()  # memory, kernels
         rounds = [
@@ -135,6 +117,7 @@ def main() -> None:
             for _ in range(options.rounds)
         ]
     backend.close()
+    shutil.rmtree(weights.parent)
     took = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
     print(f"{policy}: {parameters / 1e6:.0f} million parameters, float32, {threads} threads")
     for rows in options.rows:

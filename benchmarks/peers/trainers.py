@@ -3,7 +3,6 @@ budget; run about run.
 
     python benchmarks/peers/trainers.py                        both jobs, three seeds, 6 and 40 steps; hours
     python benchmarks/peers/trainers.py --quick                one seed, 4 steps
-    python benchmarks/peers/trainers.py --jobs two_tools
 
     pretrained_call   SmolLM2-135M-Instruct, prompts of 190 tokens.  ours: an agent on the `openai` client, over HTTP,
                       calls durable;  TRL: prompts and a reward function
@@ -21,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,7 +47,6 @@ SIDES: Final = ("ours", "theirs")
 class Figures:
     """Of one run."""
 
-    seed: int
     wall_s: float
     """Of a step."""
     cpu_s: float
@@ -78,7 +75,6 @@ def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
     first, last = min(marks), max(marks)
     wall, cpu = ((marks[last][place] - marks[first][place]) / (last - first) for place in (0, 1))
     return Figures(
-        seed=seed,
         wall_s=wall,
         cpu_s=cpu,
         peak_gb=looks[last][1]["peak"],
@@ -95,30 +91,21 @@ def peak(pid: int) -> float:
 
 
 def show(by_job: dict[str, dict[str, list[Figures]]]) -> None:
-    title = f"ours and {PEER[1]}, medians (of each seed) on this machine"
-    columns = ("samples/s: ours", "theirs", "ratio", "CPU s/step: ours", "theirs", "ratio", "peak GB: ours", "theirs")
-    table = Table("job", *columns, "accuracy: ours", "theirs", title=title, title_justify="left")
+    title = f"ours beside {PEER[1]}, medians (of each seed) on this machine"
+    columns = ("samples/s: ours", "× theirs", "CPU s/step: ours", "÷ theirs", "peak GB", "theirs", "accuracy", "theirs")
+    table = Table("job", *columns, title=title, title_justify="left")
     for job, by in by_job.items():
-        cells = []
-        for name, gain in (("wall_s", True), ("cpu_s", False)):
-            ours, theirs = (statistics.median(getattr(mine, name) for mine in by[side]) for side in SIDES)
-            pairs = [
-                (getattr(mine, name), getattr(other, name))
-                for mine, other in zip(by["ours"], by["theirs"], strict=True)
-            ]
-            each = ", ".join(f"{(other / mine if gain else mine / other):.2f}" for mine, other in pairs)
-            if gain:
-                cells += [f"{JOBS[job][0] / ours:.1f}", f"{JOBS[job][0] / theirs:.1f}", f"{theirs / ours:.2f} ({each})"]
-            else:
-                cells += [f"{ours:.2f}", f"{theirs:.2f}", f"{ours / theirs:.2f} ({each})"]
-        cells += [f"{max(run.peak_gb for run in by[side]):.1f}" for side in SIDES]
-        cells += [
-            f"{statistics.mean(run.before for run in by[side]):.3f} → "
-            f"{statistics.mean(run.after for run in by[side]):.3f} "
-            f"({', '.join(f'{mine.after:.3f}' for mine in by[side])})"
-            for side in SIDES
+        pairs = list(zip(by["ours"], by["theirs"], strict=True))
+        speed = statistics.median(JOBS[job][0] / mine.wall_s for mine in by["ours"])
+        work = statistics.median(mine.cpu_s for mine in by["ours"])
+        ratios = [
+            [other.wall_s / mine.wall_s for mine, other in pairs],
+            [mine.cpu_s / other.cpu_s for mine, other in pairs],
         ]
-        table.add_row(job, *cells)
+        faster, less = (f"{statistics.median(each):.2f} ({', '.join(f'{one:.2f}' for one in each)})" for each in ratios)
+        peaks = [f"{max(run.peak_gb for run in by[side]):.1f}" for side in SIDES]
+        learned = [", ".join(f"{run.before:.3f} → {run.after:.3f}" for run in by[side]) for side in SIDES]
+        table.add_row(job, f"{speed:.2f}", faster, f"{work:.1f}", less, *peaks, *learned)
     Console(width=200 if not sys.stdout.isatty() else None).print(table)
 
 
@@ -131,7 +118,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs/peers", help="runs and their logs")
     options = parser.parse_args()
     steps = {job: options.steps or (4 if options.quick else most) for job, (_, most) in JOBS.items()}
-    seeds: Sequence[int] = range(options.seeds or (1 if options.quick else 3))
+    seeds = range(options.seeds or (1 if options.quick else 3))
     if "two_tools" in options.jobs and not STARTER.exists():
         print("making the starter of two_tools (once; minutes) …", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, str(HERE / "two_tools/store_starter.py"), str(STARTER)], check=True)

@@ -4,7 +4,7 @@
 
 OUT/metrics.jsonl has lines as a run of ours has: `{"step": 1}`, and `validation/reward` before the first step and after
 the last. Settings are the recipe's; where TRL leaves a choice it is the quicker one (no checkpointing of gradients, as
-many rows in a forward as memory holds).
+many rows in a forward as memory holds). TRL's defaults are the recipe's for what is not said.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Job:
     most_tokens: int
     tasks_per_step: int = 16
     learning_rate: float = 4e-4
-    warmup_steps: int = 3
     batch: int = 128
     """Rows of one forward: the most that 20 GB hold."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -56,10 +55,6 @@ class Job:
                 for task in tasks
             ]
         )
-
-
-def asked(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def two_tools() -> Job:
@@ -85,7 +80,7 @@ def two_tools() -> Job:
         model=starter,
         train=train_tasks(),
         held_out=held_out_tasks(),
-        prompt=lambda task: asked(str(task["question"])),
+        prompt=lambda task: [{"role": "user", "content": task["question"]}],
         reward=right,
         most_tokens=96,
         options={"processing_class": tokenizer, "environment_factory": StoreRoom},
@@ -99,8 +94,7 @@ def pretrained_call() -> Job:
 
     def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         return [
-            float(value_of(messages[-1]["content"]) == number)
-            for messages, number in zip(completions, answer, strict=True)
+            float(value_of(said[-1]["content"]) == wanted) for said, wanted in zip(completions, answer, strict=True)
         ]
 
     return Job(
@@ -112,7 +106,6 @@ def pretrained_call() -> Job:
         most_tokens=32,
         tasks_per_step=8,
         learning_rate=2e-5,
-        warmup_steps=2,
         batch=16,
     )
 
@@ -148,23 +141,17 @@ def train(job: Job, out: Path, steps: int, seed: int) -> None:
             num_generations_eval=1,
             per_device_eval_batch_size=16,  # of 160 or 80 held-out tasks: batches of one size
             max_completion_length=job.most_tokens,
-            temperature=1.0,
             loss_type="dr_grpo",
             scale_rewards="none",
-            beta=0.0,
             learning_rate=job.learning_rate,
-            adam_beta1=0.9,
             adam_beta2=0.99,
-            weight_decay=0.0,
-            max_grad_norm=1.0,
             lr_scheduler_type="constant_with_warmup",
-            warmup_steps=job.warmup_steps,
+            warmup_steps=3,
             bf16=False,
             use_cpu=True,
             gradient_checkpointing=False,
             save_strategy="no",
             report_to="none",
-            logging_steps=10,
             disable_tqdm=True,
         ),
         **{"processing_class": AutoTokenizer.from_pretrained(job.model), **job.options},

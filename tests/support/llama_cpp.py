@@ -39,6 +39,11 @@ class LlamaCpp:
         tokens: list[int] = answer["tokens"]
         return tokens
 
+    def sample(self, prompt: Sequence[int], tokens: int) -> None:
+        """Sample so many, past any end of text."""
+        answer = self._ask("/completion", prompt=list(prompt), n_predict=tokens, ignore_eos=True, cache_prompt=False)
+        assert answer["tokens_predicted"] == tokens, answer
+
     def chat(self, text: str, most: int) -> str:
         message = [{"role": "user", "content": text}]
         answer = self._ask("/v1/chat/completions", messages=message, max_tokens=most, temperature=0)
@@ -51,14 +56,14 @@ class LlamaCpp:
 
 
 @contextmanager
-def running(file: Path, context: int = 128) -> Iterator[LlamaCpp]:
+def running(file: Path, context: int = 128, threads: int = 1) -> Iterator[LlamaCpp]:
     """llama.cpp with a model file."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(file)
     parameters.n_ctx = context
     parameters.n_parallel = 1
-    parameters.cpuparams.n_threads = 1
-    parameters.cpuparams_batch.n_threads = 1
+    parameters.cpuparams.n_threads = threads
+    parameters.cpuparams_batch.n_threads = threads
     parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.warmup = False
