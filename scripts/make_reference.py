@@ -48,6 +48,7 @@ OF_TORCH: Final = {
     "Settings": "[learner], where the backend is torch",
     "CriticSettings": "[learner.critic]",
     "LoraSettings": "[learner.lora]",
+    "VllmSettings": "[learner.vllm]",
 }
 OF_VERL: Final = {
     "Settings": "[learner] and [backends.verl], where the backend is verl",

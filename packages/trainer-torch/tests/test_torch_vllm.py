@@ -219,7 +219,7 @@ policy.model = "{policy}"
 rewards.letters.use = "agent.py:letters"
 sampling.max_tokens = 8
 runtime = {{ workers = 1, concurrency = 8 }}
-loop = {{ steps = 3, tasks_per_step = 4, group_size = 4, checkpoint_every = 1 }}
+loop = {{ steps = 3, tasks_per_step = 4, group_size = 4, checkpoint_every = 1, keep_checkpoints = 4 }}
 
 [learner]
 learning_rate = 1e-3

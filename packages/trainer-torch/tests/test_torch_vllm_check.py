@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +67,11 @@ def test_settings_of_an_engine_that_does_not_run_are_refused() -> None:
         Settings(policy="policy", vllm=VllmSettings(sleep=False))
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization is 1\.5"):
         check_recipe(make_recipe(learner={"engine": "vllm", "vllm": {"gpu_memory_utilization": 1.5}}))
+
+
+def test_the_settings_of_the_page_are_settings() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/vllm.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    settings = Settings(policy="policy", **tomllib.loads(block)["learner"])
+    assert settings.vllm == VllmSettings() and settings.engine == "vllm"
+    assert vllm_check.RANGE in page
