@@ -12,7 +12,7 @@ from lightningrl_torch.settings import Settings
 EXAMPLE = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", ["recipe.toml", "musique.toml"])
+@pytest.mark.parametrize("name", ["recipe.toml", "recipe-smollm2.toml", "musique.toml"])
 def test_a_recipe_is_complete(name: str) -> None:
     recipe = load_recipe(EXAMPLE / name)
     check_agent_file(recipe)
