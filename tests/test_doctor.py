@@ -25,7 +25,7 @@ import pytest
 from rich.console import Console
 from warm import WarmCommand
 
-from lightningrl.backends import LearnReport
+from lightningrl.backends import LearnReport, Speed
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
@@ -394,6 +394,17 @@ def test_a_step_of_the_learner_is_told_apart_from_what_engine_and_server_have(se
         if row.check == "memory"
     )
     assert "0.50 GB of them by a step of the learner alone" in said
+
+
+def test_what_a_large_policy_s_memory_goes_to_is_said(seen: Observation) -> None:
+    speed = Speed(parameters=135 * 10**6, trained=135 * 10**6, read=1.0, sampled=1.0, calls=8, learned=1.0)
+    machine = Machine(memory=10**11, memory_used=6 * 10**9, disk_free=10**12)
+    said = next(
+        row.finding.evidence
+        for row in diagnose(replace(seen, speed=speed, machine=machine)).rows
+        if row.check == "memory"
+    )
+    assert "0.54 GB are weights, 0.54 GB their gradient, 1.08 GB Adam's moments, 3.84 GB activations" in said
 
 
 def test_memory_that_was_given_back_has_been_seen() -> None:

@@ -161,6 +161,7 @@ class _Examination:
             sampled_tokens=sampled,
             attempts=status.counts.attempts,
             lessons=lessons,
+            speed=self.served.policies.speed,
             costs=costs,
             machine=read_machine(runs, self.memory_used),
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from lightningrl.backends import Speed
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
 from lightningrl_training.doctor.machine import Machine
@@ -152,6 +153,8 @@ class Observation:
     """Attempts of all rollouts but the repeats."""
     lessons: Mapping[str, Lesson] = field(default_factory=dict[str, Lesson])
     """Lessons by policy."""
+    speed: Speed | None = None
+    """Size and speed of a large policy; None = it is small, or its backend does not say."""
     costs: Costs = Costs()
     machine: Machine | None = None
 

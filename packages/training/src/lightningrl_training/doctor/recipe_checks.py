@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lightningrl.backends import Speed
 from lightningrl.types import Task
 from lightningrl_training.doctor.bill import make_bill
 from lightningrl_training.doctor.findings import Finding, failed, passed, warned
@@ -112,6 +113,8 @@ def memory_enough(seen: Observation) -> Finding:
         grown = max((lesson.grown for lesson in lessons if lesson.grown is not None), default=None)
         beyond = "" if grown is None else f", {_gb(grown)} of them by a step of the learner alone"
         parts.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
+        if seen.speed is not None and not gpus:
+            parts.append(_explain_memory(seen.speed, machine.memory_used))
     for gpu in gpus:
         beyond = f"{_gb(gpu.peak - gpu.before)} beyond what engine and weights have"
         parts.append(f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {beyond}")
@@ -126,6 +129,14 @@ def memory_enough(seen: Observation) -> Finding:
             "the first steps",
         )
     return passed(evidence)
+
+
+def _explain_memory(speed: Speed, used: int) -> str:
+    """What a large policy's memory goes to, on a CPU: float32, and AdamW has two moments of all that learns."""
+    weights, gradient = 4 * speed.parameters, 4 * speed.trained
+    rest = used - weights - 3 * gradient
+    sizes = f"{_gb(weights)} are weights, {_gb(gradient)} their gradient, {_gb(2 * gradient)} Adam's moments"
+    return f"{sizes}, {_gb(rest)} activations, words, keys and values, and processes" if rest > 0 else sizes
 
 
 def disk_enough(seen: Observation) -> Finding:
