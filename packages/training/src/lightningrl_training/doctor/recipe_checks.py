@@ -132,7 +132,7 @@ def memory_enough(seen: Observation) -> Finding:
 
 
 def _explain_memory(speed: Speed, used: int) -> str:
-    """What a large policy's memory goes to, on a CPU: float32, and AdamW has two moments of all that learns."""
+    """The parts of a large policy's memory on a CPU: float32, and AdamW has two moments of all that learns."""
     weights, gradient = 4 * speed.parameters, 4 * speed.trained
     rest = used - weights - 3 * gradient
     sizes = f"{_gb(weights)} are weights, {_gb(gradient)} their gradient, {_gb(2 * gradient)} Adam's moments"
