@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -274,3 +276,31 @@ async def test_a_pretrained_policy_keeps_to_a_schema_and_its_logprobs_are_the_mo
         assert np.abs(whole - logprobs)[chosen].max() < 1e-4
 
     await asyncio.gather(*(one(seed) for seed in range(3)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [1, 16])
+async def test_speed_of_bound_rows_is_logged(smollm2: tuple[TorchEngine, LoadedPolicy], rows: int) -> None:
+    """`pytest --long -k speed -o log_cli=true -o log_cli_level=INFO` on this file says what docs/structured.md quotes."""
+    engine, policy = smollm2
+    messages = [{"role": "user", "content": "Write many words."}]
+    prompt = tuple(policy.whole.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    grammar = lark({"type": "array", "items": {"type": "string"}, "minItems": 400})
+
+    async def one(seed: int, grammar: str) -> int:
+        sampling = SamplingSettings(max_tokens=48, seed=seed, grammar=grammar)
+        request = GenerateRequest(id=f"{seed}", prompt_ids=prompt, sampling=sampling)
+        return sum([len(chunk.token_ids) async for chunk in engine.generate(request)])
+
+    async def speed(grammar: str) -> float:
+        began = time.process_time()
+        tokens = sum(await asyncio.gather(*(one(seed, grammar) for seed in range(rows))))
+        assert tokens <= 48 * rows and (not grammar or tokens == 48 * rows)
+        return tokens / (time.process_time() - began)
+
+    await speed(grammar)
+    pairs = [(await speed(""), await speed(grammar)) for _ in range(3)]
+    free, bound_too = (float(np.median(values)) for values in zip(*pairs, strict=True))
+    logging.getLogger(__name__).info(
+        "%d rows: %.1f tokens per CPU second, bound %.1f: %.2f", *(rows, free, bound_too, bound_too / free)
+    )
