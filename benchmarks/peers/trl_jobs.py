@@ -36,8 +36,7 @@ class Job:
     most_tokens: int
     tasks_per_step: int = 16
     learning_rate: float = 4e-4
-    batch: int = 128
-    """Rows of one forward: the most that 20 GB hold."""
+    batch: int = 128  # rows of a forward: the most that 20 GB hold
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the trainer: an environment, a tokenizer."""
 
@@ -152,7 +151,6 @@ def train(job: Job, out: Path, steps: int, seed: int) -> None:
             gradient_checkpointing=False,
             save_strategy="no",
             report_to="none",
-            disable_tqdm=True,
         ),
         **{"processing_class": AutoTokenizer.from_pretrained(job.model), **job.options},
     )

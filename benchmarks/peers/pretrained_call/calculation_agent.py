@@ -22,8 +22,8 @@ def prompt(question: str) -> list[dict[str, str]]:
 
 
 def answer(question: str) -> str:
-    messages: Any = prompt(question)
-    return client().chat.completions.create(model="gpt-4o-mini", messages=messages).choices[0].message.content or ""
+    create: Any = client().chat.completions.create
+    return create(model="gpt-4o-mini", messages=prompt(question)).choices[0].message.content or ""
 
 
 def value_of(text: str) -> str:
