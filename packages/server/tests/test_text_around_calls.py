@@ -28,7 +28,7 @@ async def chat(attempt: LiveAttempt, stream: bool) -> str:
                 message = (await events.get_final_completion()).choices[0].message
         else:
             message = (await client.chat.completions.create(**options)).choices[0].message
-        (call,) = message.tool_calls or ()
+        call = (message.tool_calls or [])[0]
         sent = message.model_dump(
             exclude_none=True, exclude={"tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}
         )
