@@ -18,4 +18,4 @@ def test_a_recipe_is_complete(name: str) -> None:
     check_agent_file(recipe)
     for reference in (recipe.tasks.train, recipe.tasks.validation, *(reward.use for reward in recipe.rewards.values())):
         assert callable(resolve(reference, recipe.folder))
-    assert Settings(policy=recipe.policy.model, **recipe.backend_options).learning_rate in (4e-4, 1e-6)
+    assert Settings(policy=recipe.policy.model, **recipe.backend_options).learning_rate in (4e-4, 2e-5, 1e-6)
