@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ __all__ = [
     "PastCall",
     "chain_digests",
     "digest_head",
+    "digest_no_tools",
     "digest_tools",
     "extend_digest",
     "history_key",
@@ -213,6 +215,10 @@ def digest_head(messages: Sequence[Mapping[str, Any]]) -> bytes:
 def digest_tools(tools: Sequence[Mapping[str, Any]] | None, policy: str = "") -> bytes:
     """Digest of the tools offered, which stand in the prompt, and of whose tokens it is made."""
     return hashlib.blake2b(pack((policy, tools or ())), digest_size=_SIZE).digest()
+
+
+digest_no_tools = lru_cache(partial(digest_tools, None))
+"""Digest where none is offered, of a policy's name: every call of most agents asks for it."""
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> str:

@@ -20,6 +20,7 @@ from lightningrl_server.gateway.history import (
     PastCall,
     chain_digests,
     digest_head,
+    digest_no_tools,
     digest_tools,
     extend_digest,
     history_key,
@@ -110,7 +111,8 @@ class PromptBuilder:
         call. Raises Refusal; ContextOverflow for one that is far beyond a known context, before it is tokenised to its
         end."""
         request = self.request
-        tools, head = digest_tools(request.tools, self.policy), None
+        tools = digest_tools(request.tools, self.policy) if request.tools else digest_no_tools(self.policy)
+        head = None
         if request.head is not None or request.previous is not None:
             head = digest_head(request.messages[: request.head or 0])
         if head is None or request.previous is None:

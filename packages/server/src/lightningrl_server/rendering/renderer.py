@@ -122,6 +122,8 @@ class PolicyRenderer:
         self._think_id, self._think_end_id = added.get("<think>"), added.get("</think>")
         self.supports_tools = not self.is_default or bool(markup and turns) or config.tool_parser is not None
         self._parser = TextParser(self.tokenizer, markup) if self.is_default and markup and markup.read else None
+        self.marks: tuple[str, ...] = markup.tokens if self._parser and markup else ()
+        """Texts that begin or end markup, which may come in several tokens."""
         self._can_open = (markup.name if self._parser and markup else config.name) in ("qwen3", "hermes")
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._has_joined = False
@@ -285,11 +287,6 @@ class PolicyRenderer:
     def has_channels(self) -> bool:
         """True where an answer stands in a channel of its markup, as GPT-OSS's."""
         return self._markup is not None and self._markup.has_channels
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Texts that begin or end markup, which may come in several tokens."""
-        return self._markup.tokens if self._parser is not None and self._markup is not None else ()
 
     def opens_call(self, text: str, place: int = 0, *, tools: bool = True) -> bool:
         """True for text that may be or become a tool call by what begins near `place`."""

@@ -174,6 +174,7 @@ class TemplateBridge:
     def __init__(self, tokenizer: QuickTokenizer, turns: ToolTurns) -> None:
         self._tokenizer = tokenizer
         self._turns = turns
+        self._shape = turns.shape if turns.changes else None
         self.stop_token_ids: frozenset[int] = frozenset()
         closes = () if turns.markup is None else turns.markup.closes
         added: Mapping[str, int] = tokenizer.get_added_vocab()
@@ -210,7 +211,7 @@ class TemplateBridge:
     def _text(self, messages: list[Mapping[str, Any]], *, prompt: bool = True) -> str | None:
         for turns in ways_to_say(messages):
             try:
-                shaped, _ = self._turns.shape(turns, None)
+                shaped = turns if self._shape is None else self._shape(turns, None)[0]
                 text = self._tokenizer.apply_chat_template(shaped, add_generation_prompt=prompt, tokenize=False)
             except Exception:  # noqa: BLE001, S112  (whatever a template raises: render in full and count a break)
                 continue

@@ -39,6 +39,17 @@ class ToolTurns:
     one_each: bool = False
     """A turn has one call; others are turns of their own, each before its result (Llama)."""
 
+    @property
+    def changes(self) -> bool:
+        """True where messages or tools may have to be written otherwise than they are."""
+        return (
+            self.tools_in_system
+            or self.text_arguments
+            or self.in_content
+            or self.one_each
+            or (self.markup is not None and self.markup.call_id is not None)
+        )
+
     def shape(self, messages: Messages, tools: Messages | None) -> tuple[list[Mapping[str, Any]], Messages | None]:
         """Messages and tools as the template takes them."""
         shaped = list(self._with_ids(messages))
