@@ -7,10 +7,13 @@ take turns of a conversation better than one long text.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = ["check_prompt", "rewrite_prompt", "worked", "write_prompt"]
 
 Turns = list[tuple[str, str]]
+Prompt = Any
+"""A text, or turns where the schema shows worked questions: LangChain's models take either."""
 QUESTION = "\nQuestion: "
 
 
@@ -19,7 +22,7 @@ def worked(schema: str, pairs: Iterable[tuple[str, str]]) -> str:
     return schema + "".join(f"{QUESTION}{question}\n{query}" for question, query in pairs)
 
 
-def write_prompt(schema: str, question: str) -> str | Turns:
+def write_prompt(schema: str, question: str) -> Prompt:
     if turns := _turns(schema):
         return [*turns, ("user", question)]
     return f"Write one SQLite query that answers the question.\n{schema}\nQuestion: {question}\nAnswer with SQL only."
@@ -30,7 +33,7 @@ def check_prompt(question: str, query: str, result: str) -> str:
     return f"{record}\nCheck the query. Does it answer the question? Say correct or incorrect."
 
 
-def rewrite_prompt(schema: str, question: str, query: str, result: str) -> str | Turns:
+def rewrite_prompt(schema: str, question: str, query: str, result: str) -> Prompt:
     if turns := _turns(schema):
         return [
             *turns,
