@@ -19,7 +19,7 @@ from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, TrajectoryGroup
-from lightningrl_testing import _factories
+from lightningrl_testing import _pytest
 from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_training.build import Parts, build_assigner
 
@@ -210,7 +210,7 @@ def test_conformance_suites_call_the_factories_of_the_package_that_they_test(mon
     manager = load_plugins()
     record = Plugin(name="halves", summary="a test", factory=renamed)
     manager.register(module_with(lightningrl_credit_assigners=lambda: [record]), distribution="lightningrl-halves 0.3")
-    monkeypatch.setattr(_factories, "load_plugins", lambda: manager)
+    monkeypatch.setattr(_pytest, "load_plugins", lambda: manager)
 
     class Suite(CreditConformance):
         def make_assigner(self) -> CreditAssigner:

@@ -109,7 +109,7 @@ class Learned(Policies):
 
     samples: Sequence[Sample] = ()
 
-    async def learn(self, samples: Sequence[Sample]) -> dict[str, LearnReport]:
+    async def learn(self, samples: Sequence[Sample], *, say: Callable[[str], None] = print) -> dict[str, LearnReport]:
         self.samples = samples
         return {}
 
