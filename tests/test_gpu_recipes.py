@@ -197,9 +197,8 @@ def test_an_algorithm_is_written_as_the_page_says(row: dict[str, str], settings_
 
 def test_the_page_names_every_setting_and_which_are_shared(verl_backend: Any) -> None:
     verl_fields = set(verl_backend.Settings.model_fields) - {"policy", "name", "seed", "verl"}
-    shared = verl_fields & set(TorchSettings.model_fields) - {
-        "critic"
-    }  # each has one of its own, with its own settings
+    # of these each backend has its own, with its own settings
+    shared = verl_fields & set(TorchSettings.model_fields) - {"critic", "engine"}
     rows = {row["where"]: set(re.findall(r"`(\w+)`", row["settings"])) for row in find_table("where", "settings")}
     assert rows["`[learner]`, shared with torch"] == shared
     alone = rows["`[backends.verl]`: layout"] | rows["`[backends.verl]`: algorithm"]

@@ -246,9 +246,15 @@ def _leasing(worker_id: str, lease_s: float, now: float, *, exclusive: bool) -> 
             return None
         of_rollout = same_columns(row, AttemptInfo, but=("rollout_id", "attempt", "calls"))
         tx.begun(digest, AttemptInfo(rollout_id=row.id, attempt=row.number, **of_rollout))
-        place: Any = {"rollout_id": row.id, "attempt": row.number, "mode": row.mode, "timeout_s": row.timeout_s}
-        task = replace(decode_task(row.body), answer=None)
-        return Lease(**place, task=task, key=key, expires_at=now + lease_s)
+        return Lease(
+            rollout_id=row.id,
+            attempt=row.number,
+            task=replace(decode_task(row.body), answer=None),
+            mode=row.mode,
+            key=key,
+            expires_at=now + lease_s,
+            timeout_s=row.timeout_s,
+        )
 
     return op
 
