@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,6 +100,22 @@ def test_a_graph_that_computes_something_else_is_not_used(
     assert [record.message for record in caplog.records] == [
         "decoding by CUDA graphs gives other logits on this device; it goes on without them"
     ]
+
+
+@torch.inference_mode()
+def test_memory_that_the_engine_gives_back_is_kept_by_no_graph() -> None:
+    model = MODELS["qwen2"]()
+    forward = build_forward(model, read_traits(model, "qwen2"), autocast=False)
+    assert isinstance(forward, LlamaForward)
+    graphed, cache = GraphedForward(forward, captures=False), SlotCache(forward.layers)
+    cache.join(forward.prefill([PROMPTS[0]], [[]]))
+    cache.make_room()
+    length = torch.tensor([len(PROMPTS[0])])
+    graphed.decode(torch.tensor([1]), length, cache, None)
+    held = weakref.ref(cache.layers[0].buffers[0])
+    cache.clear()
+    gc.collect()
+    assert held() is None
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ slot memory has, those outside a row masked. What that costs is less than starti
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from typing import Final
 
@@ -88,7 +89,8 @@ class _Step:
     def __init__(self, forward: LlamaForward, cache: SlotCache, rows: int, *, captures: bool) -> None:
         columns = cache.capacity[1]
         self._forward = forward
-        self._buffers = [(layer.buffers[0], layer.buffers[1]) for layer in cache.layers]
+        self._buffers = [tuple(map(weakref.ref, layer.buffers)) for layer in cache.layers]
+        """Memory that is the cache's to keep or to give back; no step of other memory is run."""
         self._rotations = forward.rotations(columns)
         self._inputs = torch.zeros((2, rows), dtype=torch.int64, device=forward.device)
         """Token ids and positions."""
@@ -101,7 +103,7 @@ class _Step:
 
     def reads(self, cache: SlotCache) -> bool:
         """True while the memory that it was made for is the cache's."""
-        return all(kept[0] is layer.buffers[0] for kept, layer in zip(self._buffers, cache.layers, strict=True))
+        return all(kept[0]() is layer.buffers[0] for kept, layer in zip(self._buffers, cache.layers, strict=True))
 
     def run(self, token_ids: Tensor, positions: Tensor, column: int) -> Tensor:
         """Logits (rows, vocabulary) of the rows that are asked about."""
@@ -127,7 +129,7 @@ class _Step:
         mask = ((behind >= 0) & (behind <= positions[:, None]))[:, None, None]
 
         def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            kept_keys, kept_values = (buffer[:rows] for buffer in self._buffers[layer])
+            kept_keys, kept_values = (kept[:rows] for buffer in self._buffers[layer] if (kept := buffer()) is not None)
             kept_keys.index_copy_(2, self._column, keys)
             kept_values.index_copy_(2, self._column, values)
             return kept_keys, kept_values
