@@ -129,7 +129,9 @@ class _Step:
         mask = ((behind >= 0) & (behind <= positions[:, None]))[:, None, None]
 
         def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            kept_keys, kept_values = (kept[:rows] for buffer in self._buffers[layer] if (kept := buffer()) is not None)
+            kept_keys, kept_values = (
+                memory[:rows] for buffer in self._buffers[layer] if (memory := buffer()) is not None
+            )
             kept_keys.index_copy_(2, self._column, keys)
             kept_values.index_copy_(2, self._column, values)
             return kept_keys, kept_values
