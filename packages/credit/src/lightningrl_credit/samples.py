@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.types import (
@@ -84,7 +85,7 @@ def build_samples(
                 credit,
                 None if group_targets is None or number >= len(group_targets) else group_targets[number],
             )
-            tokens = sum(int(call.transition.chosen.sum()) for call in trained if call is not None)
+            tokens = sum(_count_chosen(call.transition) for call in trained if call is not None)
             if tokens:
                 rollouts.append((trajectory, trained, tokens))
     all_tokens = sum(tokens for _, _, tokens in rollouts)
@@ -156,7 +157,7 @@ def _trained_calls(
     """Credit of each call; None where it is not trained."""
     trained: list[_TrainedCall | None] = []
     for number, (transition, credit) in enumerate(zip(trajectory.transitions, by_call, strict=True)):
-        if credit is None or not transition.trainable or not transition.chosen.any():
+        if credit is None or not transition.trainable or not _count_chosen(transition):
             trained.append(None)
             continue
         if trajectory.mode is RolloutMode.VALIDATION:
@@ -220,6 +221,11 @@ def _continues(child: Transition, parent: Transition) -> bool:
     )
 
 
+def _count_chosen(transition: Transition) -> int:
+    """Tokens that the policy chose; without a grammar all of them."""
+    return int(transition.chosen.sum()) if transition.sampling.grammar else len(transition.completion_ids)
+
+
 def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -> Sample:
     """Build one row: the tokens of the last call, with those that were chosen in each of `calls` trained."""
     last = calls[-1].transition
@@ -234,8 +240,12 @@ def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -
     )
     for call in calls:
         transition = call.transition
-        chosen = np.flatnonzero(transition.chosen)
-        here = len(transition.prompt_ids) + chosen
+        start = len(transition.prompt_ids)
+        chosen: slice | NDArray[np.intp] = slice(None)
+        here: slice | NDArray[np.intp] = slice(start, start + len(transition.completion_ids))
+        if transition.sampling.grammar:
+            chosen = np.flatnonzero(transition.chosen)
+            here = start + chosen
         mask[here] = True
         logprobs[here] = transition.logprobs[chosen]
         advantages[here] = call.advantages[chosen]
