@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure_now(chosen: Sequence[Benchmark]) -> Table:
-    """What was measured, its target beside it."""
+    """Table of what was measured, its target beside it."""
     title = "Benchmarks (this machine, this run)"
     table = Table("what", "target", "measured", "met", title=title, title_justify="left")
     for benchmark in chosen:

@@ -105,7 +105,7 @@ class OurGateway:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """How calls come."""
+    """Number of calls in flight, and of calls of an attempt."""
 
     name: str
     in_flight: int

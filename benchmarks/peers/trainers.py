@@ -52,7 +52,7 @@ class Figures:
     cpu_s: float
     """Of a step, all processes."""
     peak_gb: float
-    """Of memory: the peaks of all processes together."""
+    """Peaks of the memory of all processes, added up."""
     to_first_step_s: float
     before: float
     """Accuracy before the first step."""

@@ -24,7 +24,7 @@ GROUP = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a job has of its own."""
+    """Model, tasks, prompt and reward of a job."""
 
     model: Path
     train: Iterable[Mapping[str, Any]]
@@ -38,7 +38,7 @@ class Job:
     learning_rate: float = 4e-4
     batch: int = 128  # rows of a forward: the most that 20 GB hold
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the trainer: an environment, a tokenizer."""
+    """Arguments of the trainer: an environment, a tokenizer."""
 
     def rows(self, tasks: Iterable[Mapping[str, Any]]) -> Any:
         """Tasks as TRL's data set."""

@@ -27,7 +27,7 @@ def answer(question: str) -> str:
 
 
 def value_of(text: str) -> str:
-    """What the calculation of an answer comes to; `nothing` of any other text."""
+    """Value of the calculation that an answer asks for; `nothing` for any other text."""
     try:
         return str(calculate(str(json.loads(text)["calculate"])))
     except (ValueError, KeyError, TypeError):

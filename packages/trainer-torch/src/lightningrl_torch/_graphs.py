@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _WARMING: Final = 2
 """Runs before a capture."""
 _MOST_COLUMNS: Final = 8192
-"""Limit of the slot memory: with more of them reading all costs more than starting."""
+"""Limit of the slot memory: a graph reads all columns, however few are a row's."""
 
 
 class GraphedForward:
