@@ -173,6 +173,8 @@ def download(names: list[str], version: str, wheels: Path) -> None:
     ]
     command += ["--abi", "none"]
     for glibc in (
+        "manylinux_2_34",
+        "manylinux_2_31",
         "manylinux_2_28",
         "manylinux_2_27",
         "manylinux_2_17",
