@@ -30,7 +30,7 @@ _PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
 _CHECKPOINT: Final = re.compile(r"step-\d{6,}")
 _NAMES: Final = re.compile(
     rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
-    r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key)\.new"
+    r"|notes\.json|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key|notes\.json)\.new"
     rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
 )
 
