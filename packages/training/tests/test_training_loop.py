@@ -136,7 +136,7 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
         credit: str = "grpo",
         intermediate: Sequence[str] = (),
         options: Mapping[str, float] | None = None,
-        **loop: int,
+        **loop: float,
     ) -> Trainer:
         recipe = Recipe.model_validate(
             {
@@ -479,3 +479,20 @@ async def test_a_run_stops_when_validation_is_no_better_and_keeps_its_best_weigh
     patient.folder.close()
     patient.folder, patient.state = resumed.folder, resumed.state
     assert (await patient.run()).best_score == 0.9, "with more patience it goes on, and finds better"
+
+
+async def test_a_run_stops_once_validation_reaches_its_target_and_goes_on_when_that_is_raised(
+    make_trainer: Callable[..., Trainer], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.scores = [0.1, 0.3, 0.7, 0.6, 0.9]
+    said: list[str] = []
+    monkeypatch.setattr(LineProgress, "say", lambda _, sentence: said.append(sentence))
+    first = make_trainer(validated=True, steps=6, stop_at=0.7, checkpoint_every=10, tasks_per_step=2)
+    state = await first.run()
+    assert (state.step, state.best_score) == (2, 0.7)
+    assert find_checkpoint(first.folder.path, "newest").state.step == 2, "the weights that reached it are kept"
+    assert said[-1].startswith("validation reached 0.700 after step 2 (loop.stop_at = 0.7); to go on, raise it: ")
+    resumed = make_trainer(validated=True, steps=6, stop_at=0.9, tasks_per_step=2)
+    resumed.folder.close()
+    resumed.folder, resumed.state = first.folder, state
+    assert (await resumed.run()).step == 4

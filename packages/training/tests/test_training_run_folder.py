@@ -297,6 +297,8 @@ def test_patience_without_validation_is_refused(source: Path) -> None:
         match=r"loop.patience counts validations, and there are none; name held-out tasks: tasks.validation",
     ):
         load_recipe(source, {"loop.patience": 2})
+    with pytest.raises(ConfigError, match=r"loop.stop_at counts validations, and there are none"):
+        load_recipe(source, {"loop.stop_at": 0.9})
     with pytest.raises(ConfigError, match=r"set validation.every above 0, or remove it"):
         load_recipe(source, {"loop.patience": 2, "tasks.validation": "data.py:held_out", "validation.every": 0})
 

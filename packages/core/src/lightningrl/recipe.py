@@ -66,15 +66,15 @@ class LoopConfig(Table):
     """Newest steps whose rollouts stay in the store, with all since the oldest kept checkpoint. None = all."""
     patience: int | None = Field(default=None, ge=1)
     """Stop after so many validations in a row that are no better than the best; None = `steps` and `minutes` count."""
+    stop_at: float | None = None
+    """Stop once a validation's mean reward is at least this; None = `steps` and `minutes` count."""
     minutes: float | None = Field(default=None, gt=0)
     """Stop after so many minutes of training, validation and checkpoint included; None = only `steps` counts."""
 
     @pydantic.model_validator(mode="after")
     def _may_be_stale(self) -> Self:
         if self.asynchronous and not self.max_staleness:
-            raise ValueError(
-                "asynchronous collection samples while weights change; set loop.max_staleness to 1 or more"
-            )
+            raise ValueError("asynchronous collection samples while weights change; set loop.max_staleness above 0")
         return self
 
 
@@ -155,11 +155,11 @@ class Recipe(Table):
                         f"role {role!r} is given to two policies, {owners[role]!r} and {name!r}; give it to one"
                     )
                 owners[role] = name
-        if self.loop.patience is not None and not (self.tasks.validation and self.validation.every):
-            lacking = "set validation.every above 0"
-            if not self.tasks.validation:
-                lacking = "name held-out tasks: tasks.validation"
-            raise ValueError(f"loop.patience counts validations, and there are none; {lacking}, or remove it")
+        unmet = [name for name in ("patience", "stop_at") if getattr(self.loop, name) is not None]
+        if unmet and not (self.tasks.validation and self.validation.every):
+            held_out = "name held-out tasks: tasks.validation"
+            lacking = "set validation.every above 0" if self.tasks.validation else held_out
+            raise ValueError(f"loop.{unmet[0]} counts validations, and there are none; {lacking}, or remove it")
         return self
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import RunFolderError
+from lightningrl.recipe import LoopConfig
 from lightningrl_training.belongings import list_checkpoints
 
 __all__ = ["Checkpoint", "LoopState", "best_checkpoint", "checkpoints", "find_checkpoint"]
@@ -41,6 +42,14 @@ class LoopState:
     """The best score of a validation so far."""
     validations_since_best: int = 0
     """Validations since, whose score was no better."""
+
+    def has_reached(self, loop: LoopConfig) -> bool:
+        """True where a validation was as good as `loop.stop_at` asks for."""
+        return loop.stop_at is not None and self.best_score is not None and self.best_score >= loop.stop_at
+
+    def has_lost_patience(self, loop: LoopConfig) -> bool:
+        """True where `loop.patience` validations in a row were no better than the best."""
+        return loop.patience is not None and self.validations_since_best >= loop.patience
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

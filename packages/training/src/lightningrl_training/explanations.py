@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from lightningrl.recipe import LoopConfig
 from lightningrl.records import PolicyStatus
 from lightningrl.sanitize import one_line
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
@@ -22,6 +23,7 @@ __all__ = [
     "explain_left_threads",
     "explain_no_rewards",
     "explain_silence",
+    "explain_target",
     "explain_timeouts",
 ]
 
@@ -212,4 +214,16 @@ def explain_early_stop(state: LoopState, run: Path) -> str:
         f"stopped early after step {state.step}: {since} validations were no better than the best, "
         f"{state.best_score:.3f}; to go on, raise loop.patience: lightningrl train --resume "
         f"--run {shlex.quote(str(run))} --set loop.patience={2 * since}"
+    )
+
+
+def explain_target(state: LoopState, loop: LoopConfig, run: Path) -> str:
+    """The end of a run that reached `loop.stop_at`, and the command that goes on with it."""
+    more = (
+        f"; to go on, raise it: lightningrl train --resume --run {shlex.quote(str(run))} --set loop.stop_at=VALUE"
+        if state.step < loop.steps
+        else ""
+    )
+    return (
+        f"validation reached {state.best_score:.3f} after step {state.step}, of loop.stop_at = {loop.stop_at:g}{more}"
     )

@@ -33,7 +33,7 @@ from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer, score_
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.collector import Collector, Phase, RewardedGroup, Rollouts, measure_phases
 from lightningrl_training.evaluator import Evaluator
-from lightningrl_training.explanations import explain_early_stop, explain_failures, explain_no_rewards
+from lightningrl_training.explanations import explain_early_stop, explain_failures, explain_no_rewards, explain_target
 from lightningrl_training.policies import Policies
 from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
@@ -124,7 +124,9 @@ class Trainer:
                     is_best = await self._validate()
                 if is_best or self._is_done() or self.state.step % self.recipe.loop.checkpoint_every == 0:
                     await self._checkpoint()
-        if self._has_lost_patience() and self.state.step < self.recipe.loop.steps:
+        if self.state.has_reached(self.recipe.loop):
+            self.progress.say(explain_target(self.state, self.recipe.loop, self.folder.path))
+        elif self.state.has_lost_patience(self.recipe.loop) and self.state.step < self.recipe.loop.steps:
             logger.warning("%s", explain_early_stop(self.state, self.folder.path))
         if still := await self._explain_standstill():
             logger.warning("%s", still)
@@ -138,11 +140,8 @@ class Trainer:
     def _is_done(self) -> bool:
         minutes = self.recipe.loop.minutes
         is_late = minutes is not None and self._seconds() > minutes * 60
-        return self.state.step >= self.recipe.loop.steps or is_late or self._has_lost_patience()
-
-    def _has_lost_patience(self) -> bool:
-        patience = self.recipe.loop.patience
-        return patience is not None and self.state.validations_since_best >= patience
+        state, loop = self.state, self.recipe.loop
+        return state.step >= loop.steps or is_late or state.has_reached(loop) or state.has_lost_patience(loop)
 
     async def _explain_standstill(self) -> str | None:
         """The likely reason why validation is no better than before the first step; None where it is better."""

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 FREE_ON_RESUME = re.compile(
-    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience)|runtime|store_url|loggers"
+    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience|stop_at)|runtime|store_url|loggers"
     r"|validation\.every|outcomes\.max_failed_rewards|rewards\.[^.]+\.(timeout_s|retries|concurrency)|learner\.lora$"
     r"|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
 )

@@ -16,6 +16,10 @@ __all__ = ["COMMANDS"]
 RECIPE_HELP = "A recipe (.toml or .py), or a folder with a recipe.toml."
 RecipeArgument = Annotated[Path, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
 RunArgument = Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")]
+StopAtOption = Annotated[
+    float | None,
+    typer.Option(help="Stop once a validation's mean reward is at least this (loop.stop_at).", metavar="REWARD"),
+]
 OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
 
 
@@ -86,6 +90,7 @@ def train(
     backend: Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps (loop.steps).")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).")] = None,
+    stop_at: StopAtOption = None,
     seed: Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).")] = None,
     workers: WorkersOption = None,
     host: Annotated[
@@ -113,6 +118,7 @@ def train(
         "backend": backend,
         "loop.steps": steps,
         "loop.minutes": minutes,
+        "loop.stop_at": stop_at,
         "loop.seed": seed,
         "runtime.server_host": host,
     }
