@@ -54,6 +54,11 @@ def test_importing_lightningrl_and_listing_plugins_stays_light() -> None:
     assert not loaded.intersection(HEAVY)
 
 
+def test_the_process_that_imports_an_agent_imports_little_of_ours() -> None:
+    """It starts with every run, and everybody waits for it."""
+    assert not modules_after("import lightningrl_training.agent_check").intersection({*HEAVY, "pydantic", "rich"})
+
+
 @pytest.mark.parametrize(
     "module", ["lightningrl_server.app", "lightningrl_server.gateway.app", "lightningrl_server.rendering.renderer"]
 )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl_client.runtime.agent_loader import agent_reference, check_agent_file, load_agent, runs_in_process
-from lightningrl_client.runtime.recipe_pool import withheld_variables
 
 if TYPE_CHECKING:
     from lightningrl.plugins import PluginManager
@@ -66,6 +65,7 @@ def check_agent(recipe: Recipe, plugins: PluginManager, *, will_work: bool = Fal
 def _start(agent: str, recipe: Recipe, plugins: PluginManager) -> subprocess.Popen[str]:
     """Start the process that imports the agent."""
     from lightningrl_client.runtime.environment import worker_environment
+    from lightningrl_client.runtime.recipe_pool import withheld_variables
 
     withheld = withheld_variables(recipe, plugins.records("lightningrl_loggers"))
     return subprocess.Popen(
