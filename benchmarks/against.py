@@ -4,13 +4,15 @@
     python benchmarks/against.py COMMIT --rounds 3 --only gateway life start
 
 The commit is checked out beside this tree and gets an environment of its own, with the packages that it has. Its own
-scripts measure it, so what a script measures must be the same in both; what a start takes is measured from outside, by
-this tree's script. A figure that the commit cannot give is left out with a sentence. Ratio above 1: more than before.
+scripts measure it, so what a script measures must be the same in both; what a start and a model call take is measured
+from outside, by this tree's script: it starts the programs of each. A figure that the commit cannot give is left out
+with a sentence; of a program that it does not have, "not there". Ratio above 1: more than before.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -83,6 +85,9 @@ def compare(commit: str, rounds: int, chosen: Sequence[Benchmark]) -> Table:
         for place, figure in enumerate(benchmark.figures if benchmark.name in pairs else ()):
             thens, nows = ([pair[side][place] for pair in pairs[benchmark.name]] for side in (0, 1))
             earlier, later = statistics.median(thens), statistics.median(nows)
+            if math.isnan(earlier):
+                table.add_row(figure.what, "not there", f"{later:.4g}", figure.unit, "", "")
+                continue
             ratios = ", ".join(f"{second / first:.2f}" for first, second in zip(thens, nows, strict=True))
             cells = f"{earlier:.4g}", f"{later:.4g}", figure.unit, f"{later / earlier:.2f}", ratios
             table.add_row(figure.what, *cells)

@@ -15,7 +15,6 @@ import json
 import multiprocessing
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Final, Self
 
 __all__ = ["ANSWER", "FakeEngine"]
@@ -42,9 +41,7 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{self._pipe.recv()}/v1"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.join()
 

@@ -25,26 +25,6 @@ if TYPE_CHECKING:
     from lightningrl_client.control.client import ServerClient
     from lightningrl_server.launcher import ServerProcess
 
-__all__ = [
-    "AGENT",
-    "BENCHMARKS",
-    "ENVIRONMENT",
-    "ROOT",
-    "RUN_KEY",
-    "Benchmark",
-    "Figure",
-    "checked_out",
-    "cpu_by_process",
-    "least_cpu_ms",
-    "lightningrl",
-    "measure",
-    "median_cpu_ms",
-    "metrics_of",
-    "result",
-    "serving",
-    "watch_steps",
-]
-
 ROOT: Final = Path(__file__).resolve().parents[1]
 RUN_KEY: Final = "benchmark-run-key"
 ENVIRONMENT: Final = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -61,6 +41,8 @@ def answer(task):
     return reply.choices[0].message.content
 """
 """An agent of one call."""
+SERVER: Final = ("lightningrl_server", "lightningrl.server")
+"""The server's program, by where a tree may have it."""
 
 
 # ---------------------------------------------------------------------- CPU
@@ -201,6 +183,30 @@ def checked_out(commit: str) -> Iterator[Path]:
             )
 
 
+def python_of(tree: Path) -> str:
+    return sys.executable if tree == ROOT else str(tree / ".venv/bin/python")
+
+
+def program_of(python: str, names: Sequence[str]) -> str | None:
+    """The first of these modules that the interpreter has."""
+    imports = (subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False) for name in names)
+    return next((name for name, ran in zip(names, imports, strict=True) if not ran.returncode), None)
+
+
+@contextmanager
+def server_of(tree: Path, settings: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The tree's own server, in its own environment, told its settings as its launcher does: the process and its URL,
+    once it answers."""
+    python = python_of(tree)
+    command = [python, "-m", program_of(python, SERVER) or sys.exit(f"{tree} has no server")]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(settings).encode() + b"\n")
+        server.stdin.flush()
+        yield server, json.loads(server.stdout.readline())["url"]
+        server.stdin.close()
+
+
 # ---------------------------------------------------------------------- the table
 
 
@@ -233,11 +239,13 @@ BENCHMARKS: Final = (
     Benchmark(
         name="gateway",
         command=("recorded_calls.py",),
+        from_outside=True,
         figures=(Figure(what="gateway CPU per recorded, durable call", target=1.5, unit="ms"),),
     ),
     Benchmark(
         name="in_flight",
         command=("recorded_calls.py", "--held"),
+        from_outside=True,
         figures=(Figure(what="calls in flight, none failing", target=1000, unit="calls", at_least=True),),
     ),
     Benchmark(
@@ -317,7 +325,7 @@ BENCHMARKS: Final = (
 
 
 def result(*numbers: float) -> None:
-    """Print a figure for the table, a line each."""
+    """Print a figure for the table, a line each; NaN = there is nothing of the kind."""
     for number in numbers:
         print(f"RESULT {number:.5g}", flush=True)
 
@@ -328,7 +336,6 @@ def measure(tree: Path, benchmark: Benchmark) -> list[float] | str:
     The script is the tree's own, under its former name in older trees, and this tree's where it has none.
     """
     here = Path(__file__).resolve().parent
-    python = sys.executable if tree == ROOT else str(tree / ".venv/bin/python")
     if benchmark.from_outside:
         words = [sys.executable, str(here / benchmark.command[0]), *benchmark.command[1:], "--tree", str(tree)]
     else:
@@ -339,8 +346,8 @@ def measure(tree: Path, benchmark: Benchmark) -> list[float] | str:
             for folder, (name, *rest) in zip(folders, [*commands, benchmark.command], strict=True)
             if (folder / name).exists()
         )
-        words = [python, script, *options]
+        words = [python_of(tree), script, *options]
     environment = ENVIRONMENT if benchmark.from_outside else {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tree, env=environment)
-    numbers = [float(number) for number in re.findall(r"^RESULT ([-+.\deE]+)", ran.stdout, re.MULTILINE)]
+    numbers = [float(number) for number in re.findall(r"^RESULT ([-+.\deE]+|nan)", ran.stdout, re.MULTILINE)]
     return ran.stdout + ran.stderr if ran.returncode or len(numbers) != len(benchmark.figures) else numbers

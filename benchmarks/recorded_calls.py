@@ -21,17 +21,13 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Protocol, Self
 
+import httpx
 from fake_engine import ANSWER, FakeEngine
 from lean_client import Attempt, bodies, send_all
-from measuring import RUN_KEY, result
+from measuring import ROOT, RUN_KEY, cpu_by_process, result, server_of
 
-from lightningrl.types import RolloutSpec, Task
-from lightningrl_client.control.client import ServerClient
-from lightningrl_server.launcher import ServerProcess, cpu_seconds
-from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_testing.tokenizers import tiny_tokenizer
 
 __all__ = ["Figures", "Gateway", "OurGateway", "Scene", "allow_many_sockets", "measure"]
@@ -43,10 +39,9 @@ GROUP: Final = 8
 class Gateway(Protocol):
     """A running server that records calls."""
 
-    @property
-    def port(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
+    port: int
+    pid: int
+
     async def attempts(self, count: int) -> list[Attempt]:
         """New ones, each of a rollout of its own, ready to call."""
         ...
@@ -57,50 +52,46 @@ class Gateway(Protocol):
 
 
 class OurGateway:
-    """`lightningrl`'s server process, on a store on disk."""
+    """The server process of a tree of ours, on a store on disk, asked over HTTP as anybody may: so every tree is asked
+    alike."""
 
-    def __init__(self, folder: Path, engine: FakeEngine) -> None:
+    def __init__(self, folder: Path, engine: FakeEngine, tree: Path = ROOT) -> None:
         tiny_tokenizer().save_pretrained(folder / "policy")
-        policies = {"policy": PolicySettings(model=folder / "policy")}
-        settings = ServerSettings(store_url=f"sqlite:///{folder}/store.sqlite", run_key=RUN_KEY, policies=policies)
-        self._server = ServerProcess(settings, log_path=folder / "server.log")
+        policies = {"policy": {"model": str(folder / "policy")}}
+        settings = {"store_url": f"sqlite:///{folder}/store.sqlite", "run_key": RUN_KEY, "policies": policies}
+        self._serving = server_of(tree, settings)
         self._engine = engine
         self._made = 0
 
     async def __aenter__(self) -> Self:
-        await self._server.start()
-        self._client = ServerClient(self._server.url, RUN_KEY)
-        await asyncio.to_thread(self._engine.link, self._server.url, RUN_KEY)
+        server, url = await asyncio.to_thread(self._serving.__enter__)
+        self.pid = server.pid
+        self.port = int(url.rpartition(":")[2])
+        headers = {"authorization": f"Bearer {RUN_KEY}"}
+        self._client = httpx.AsyncClient(base_url=f"{url}/api/v1", headers=headers, timeout=60.0)
+        await asyncio.to_thread(self._engine.link, url, RUN_KEY)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self._engine.unlink)
-        await self._client.close()
-        await self._server.stop()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.url.rpartition(":")[2])
-
-    @property
-    def pid(self) -> int:
-        assert self._server.pid is not None
-        return self._server.pid
+        await self._client.aclose()
+        await asyncio.to_thread(self._serving.__exit__, None, None, None)
 
     async def attempts(self, count: int) -> list[Attempt]:
         numbers = range(self._made, self._made + count)
         self._made += count
-        task = Task(id="t", input="x")
-        await self._client.create_rollouts(
-            [RolloutSpec(id=f"r{n}", task=task, group_id=f"g{n // GROUP}") for n in numbers]
-        )
-        leases = [await self._client.lease("bench", lease_s=86_000) for _ in numbers]
-        return [Attempt(path=lease.base_path, key=lease.key) for lease in leases if lease is not None]
+        task = {"id": "t", "input": "x"}
+        rollouts = [{"id": f"r{n}", "task": task, "group_id": f"g{n // GROUP}"} for n in numbers]
+        (await self._client.post("/rollouts", json={"rollouts": rollouts})).raise_for_status()
+        return [await self._lease() for _ in numbers]
+
+    async def _lease(self) -> Attempt:
+        answer = await self._client.post("/leases", json={"worker_id": "bench", "lease_s": 86_000})
+        lease = answer.raise_for_status().json()
+        return Attempt(path=f"/rollouts/{lease['rollout_id']}/attempts/{lease['attempt']}/v1", key=lease["key"])
 
     async def recorded(self) -> int:
-        return (await self._client.status()).counts.calls
+        return int((await self._client.get("/status")).raise_for_status().json()["counts"]["calls"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,13 +126,13 @@ async def measure(gateway: Gateway, engine: FakeEngine, scene: Scene) -> Figures
     before = await gateway.recorded()
     if scene.is_held:
         await asyncio.to_thread(engine.hold, scene.in_flight)
-    used = cpu_seconds(gateway.pid) or 0.0
+    used = cpu_by_process(gateway.pid)[gateway.pid]
     conversations = [
         (attempt, bodies(scene.turns, ANSWER, table=f"{number // GROUP}: singer"))
         for number, attempt in enumerate(attempts)
     ]
     load = await send_all(gateway.port, conversations, ANSWER, scene.in_flight)
-    used = (cpu_seconds(gateway.pid) or 0.0) - used
+    used = cpu_by_process(gateway.pid)[gateway.pid] - used
     for failure in load.failures[:1]:
         print(
             f"{type(gateway).__name__}, {scene.name}: {len(load.failures)} failed, the first: {failure}",
@@ -165,9 +156,9 @@ def allow_many_sockets() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def measure_ours(scene: Scene) -> Figures:
+async def measure_ours(scene: Scene, tree: Path) -> Figures:
     with tempfile.TemporaryDirectory() as folder, FakeEngine() as engine:
-        async with OurGateway(Path(folder), engine) as gateway:
+        async with OurGateway(Path(folder), engine, tree) as gateway:
             await measure(gateway, engine, Scene(name="warm-up", in_flight=16, attempts=16, turns=scene.turns))
             return await measure(gateway, engine, scene)
 
@@ -177,6 +168,7 @@ def main() -> None:
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--calls", type=int, help="2000, or 1000 held")
     parser.add_argument("--in-flight", type=int, default=32)
+    parser.add_argument("--tree", type=Path, default=ROOT, help="whose server, in the .venv of that tree")
     options = parser.parse_args()
     allow_many_sockets()
     calls, turns = options.calls or (1000 if options.held else 2000), 1 if options.held else 2
@@ -187,7 +179,7 @@ def main() -> None:
         turns=turns,
         is_held=options.held,
     )
-    figures = asyncio.run(measure_ours(scene))
+    figures = asyncio.run(measure_ours(scene, options.tree.resolve()))
     print(figures)
     result(figures.calls - figures.unrecorded if options.held else figures.cpu_ms)
 

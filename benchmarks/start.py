@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -32,7 +30,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from measuring import ENVIRONMENT, ROOT, cpu_by_process, lightningrl, metrics_of, result, watch_steps
+from measuring import (
+    ENVIRONMENT,
+    ROOT,
+    SERVER,
+    cpu_by_process,
+    lightningrl,
+    metrics_of,
+    program_of,
+    python_of,
+    result,
+    server_of,
+    watch_steps,
+)
 
 EXAMPLE: Final = "examples/text_to_sql"
 MARKED: Final = """
@@ -52,9 +62,8 @@ agent.run_query = marking  # it runs what the model has answered
 """
 PATIENCE_S: Final = 900.0
 TIMED: Final = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
-SERVER: Final = ("lightningrl_server", "lightningrl.server")
 AGENT_CHECK: Final = ("lightningrl_training.agent_check", "lightningrl.training.agent_check")
-"""Modules that are programs, by where a tree may have them."""
+"""The program that imports an agent, by where a tree may have it."""
 FIRST_STEP: Final = 3
 """The first step that `step` counts, and it leaves out the last."""
 
@@ -124,48 +133,37 @@ def seconds_of_steps(run: Path) -> list[float]:
 # ---------------------------------------------------------------------- imports
 
 
-def program_of(python: str, names: tuple[str, ...]) -> str:
-    """The first of these modules that the interpreter has."""
-    code = "import importlib.util, sys\nfor name in sys.argv[1:]:\n    try:\n"
-    code += "        if importlib.util.find_spec(name): print(name)\n    except ModuleNotFoundError: pass\n"
-    return subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout.split()[0]
-
-
 def seconds_of(python: str, statement: str) -> float:
     ran = subprocess.run([python, "-c", TIMED.format(statement)], capture_output=True, text=True, check=True)
     return float(ran.stdout)
 
 
-def server_cpu(python: str, tree: Path) -> float:
+def server_cpu(tree: Path) -> float:
     """CPU seconds of a server process until it answers."""
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"store_url": f"sqlite:///{folder}/store.sqlite", "run_key": "a-key-of-this-run"}
         settings["policies"] = {"policy": {"model": str(tree / EXAMPLE / "starter")}}
-        command = [python, "-m", program_of(python, SERVER)]
-        with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-            assert server.stdin is not None and server.stdout is not None
-            server.stdin.write(json.dumps(settings).encode() + b"\n")
-            server.stdin.flush()
-            assert b"url" in server.stdout.readline()
-            seconds = cpu_by_process(server.pid)[server.pid]
-            server.stdin.close()
-            return seconds
+        with server_of(tree, settings) as (server, _):
+            return cpu_by_process(server.pid)[server.pid]
 
 
 def check_cpu(python: str) -> float:
-    """CPU seconds of the process that imports an agent, for one that imports nothing."""
+    """CPU seconds of the process that imports an agent, for one that imports nothing; NaN = the tree has none."""
+    program = program_of(python, AGENT_CHECK)
+    if program is None:
+        return float("nan")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "agent.py").write_text("def answer(task): return task\n")
-        return ended([python, "-m", program_of(python, AGENT_CHECK), "agent.py:answer", folder]).cpu
+        return ended([python, "-m", program, "agent.py:answer", folder]).cpu
 
 
 def imports(tree: Path, rounds: int) -> None:
-    python = sys.executable if tree == ROOT else str(tree / ".venv/bin/python")
+    python = python_of(tree)
     listing = "from lightningrl.plugins import load_plugins; load_plugins()"
     measures: dict[str, Callable[[], float]] = {
         "import lightningrl": lambda: seconds_of(python, "import lightningrl"),
         "listing plugins": lambda: seconds_of(python, listing),
-        "server until it answers, CPU": lambda: server_cpu(python, tree),
+        "server until it answers, CPU": lambda: server_cpu(tree),
         "check of an agent, CPU": lambda: check_cpu(python),
     }
     seconds = {name: sorted(measure() for _ in range(rounds)) for name, measure in measures.items()}

@@ -24,7 +24,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import httpx
@@ -60,6 +59,7 @@ class AgentLightning:
         self._process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, cwd=Path(self._log.name).parent
         )
+        self.pid = self._process.pid
         self._http = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"authorization": f"Bearer {RUN_KEY}"},
@@ -72,17 +72,11 @@ class AgentLightning:
         await self._post("/api/models", [{"model": "policy", "endpoint": self._engine.url}])
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
         self._process.terminate()
         await asyncio.to_thread(self._process.wait)
         self._log.close()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     async def attempts(self, count: int) -> list[Attempt]:
         names = [f"r{n}" for n in range(len(self._rollouts), len(self._rollouts) + count)]
