@@ -92,6 +92,7 @@ def test_a_python_recipe_may_hold_objects(tmp_path: Path) -> None:
         (MINIMAL + "[loop]\nstps = 4\n", "unknown key 'loop.stps'; did you mean 'steps'?"),
         (MINIMAL + "wieght = 2\n", "unknown key 'rewards.exact.wieght'; did you mean 'weight'?"),
         (MINIMAL + "[loop]\nsteps = -1\n", "'loop.steps'"),
+        (MINIMAL + "[credit]\nwhiten = 3\n", "'credit.whiten': write true or false, got 3"),
         (MINIMAL.replace('[rewards.exact]\nuse = "reward.py:exact"', ""), "'rewards'"),
         ("agent = ", "not valid TOML"),
     ],

@@ -177,7 +177,8 @@ def _sentence(error: ErrorDetails) -> str:
     if error["type"] in {"missing", "too_short"}:
         return f"{key!r} is missing; {MISSING.get(key, 'add it')}"
     got = "" if isinstance(error["input"], dict | list) else f", got {error['input']!r}"
-    return f"{key!r}: {error['msg']}{got}"[:400]
+    wanted = "write true or false" if error["type"].startswith("bool") else error["msg"]
+    return f"{key!r}: {wanted}{got}"[:400]
 
 
 def _learner_slips(data: Mapping[str, Any]) -> dict[str, str]:

@@ -211,4 +211,6 @@ def _sentence(error: ErrorDetails, table: type[pydantic.BaseModel]) -> str:
     remedy = error["msg"].replace("Input should be", "choose" if kind == "literal_error" else "use")
     if kind == "greater_than_equal":
         remedy = f"use a number of at least {error['ctx']['ge']:g}"
+    if kind.startswith(("bool", "int_")):
+        remedy = "use true or false" if kind.startswith("bool") else "use a whole number"
     return f"{key} is {error['input']!r}; {remedy}{also}"

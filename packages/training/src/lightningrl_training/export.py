@@ -2,7 +2,7 @@
 Other forms are made of that folder.
 
 checkpoint ─► folder, with the stops of the starting model and of the run's renderer ─┬─► GGUF file
-           └► adapter                                                                 └─► hub, asked first
+           └► adapter, with the base that its reader has to get                       └─► hub, asked first
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lightningrl_training import policies
 from lightningrl_training.build import build_backends
 from lightningrl_training.checkpoints import find_checkpoint
 from lightningrl_training.models import own_template
-from lightningrl_viewer.reading.model_files import model_format
+from lightningrl_viewer.reading.model_files import PACKAGE, model_format, origin_of
 from lightningrl_viewer.reading.origin import RunOrigin
 
-__all__ = ["ExportForm", "check_upload", "export_policy", "name_stops", "open_to_readers", "stop_tokens"]
+__all__ = ["ExportForm", "check_upload", "export_policy", "name_base", "name_stops", "open_to_readers", "stop_tokens"]
 
 CARRIED = ("bos_token_id", "pad_token_id")
 """Tokens taken from the model's configuration where it had no generation configuration, whose readers ask it alone."""
@@ -104,7 +104,9 @@ def _write_folder(
                 if saved.folder.exists():  # else the run has made newer ones meanwhile, and this one went
                     raise
         backend.export(target, dtype=form.dtype, adapter=form.adapter)
-        if not form.adapter:
+        if form.adapter:
+            name_base(target, config.model, origin.models[name])
+        else:
             name_stops(target, stops)
             if template is not None:
                 (target / "chat_template.jinja").write_text(template, encoding="utf-8")
@@ -138,6 +140,36 @@ def name_stops(folder: Path, stop_token_ids: Sequence[int]) -> None:
     generation.pop("_from_model_config", None)  # by which transformers would make it anew from the model's
     generation["eos_token_id"] = stops if len(stops) > 1 else stops[0]
     path.write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def name_base(folder: Path, wanted: str, model: str) -> None:
+    """Name an adapter's base as its reader finds it: a hub name, or what the recipe says (`wanted`) of a model file,
+    whose folder, `model`, is this machine's cache. A README in place of peft's says how to load both."""
+    origin = origin_of(model)
+    base = model if origin is None else wanted
+    path = folder / "adapter_config.json"
+    config = {**_read(path), "base_model_name_or_path": base}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    head = ["library_name: peft"]
+    if not Path(model).is_absolute():  # the hub takes no other base
+        head = [f"base_model: {base}", *head]
+    lines, place = [], json.dumps(base)
+    if origin is not None:
+        file = Path(str(origin["file"]))
+        parent = json.dumps(str(file.parent))
+        if wanted.startswith(PACKAGE):
+            module = wanted.removeprefix(PACKAGE).partition("/")[0].replace("-", "_")
+            lines = ["from importlib.resources import files", ""]
+            inner = file.parent.parts[len(file.parent.parts) - file.parent.parts[::-1].index(module) :]
+            parent = f"str(files({module!r}){''.join(f' / {part!r}' for part in inner)})".replace("'", '"')
+        place = f"{parent}, gguf_file={json.dumps(file.name)}"
+    lines += ["from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
+    lines += [f"base = AutoModelForCausalLM.from_pretrained({place})"]
+    lines += ['policy = PeftModel.from_pretrained(base, ".")  # "." is the folder that this file is in']
+    (folder / "README.md").write_text(
+        "\n".join(["---", *head, "---", f"LoRA adapters for `{base}`.", "", "```python", *lines, "```", ""]),
+        encoding="utf-8",
+    )
 
 
 def _ids(config: dict[str, Any]) -> list[int]:
