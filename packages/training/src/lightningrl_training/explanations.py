@@ -224,6 +224,4 @@ def explain_target(state: LoopState, loop: LoopConfig, run: Path) -> str:
         if state.step < loop.steps
         else ""
     )
-    return (
-        f"validation reached {state.best_score:.3f} after step {state.step}, of loop.stop_at = {loop.stop_at:g}{more}"
-    )
+    return f"validation reached {state.best_score:.3f} after step {state.step} (loop.stop_at = {loop.stop_at:g}){more}"
