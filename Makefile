@@ -60,24 +60,24 @@ fix: .venv/.installed  ## Mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/results.md; AGAINST=COMMIT: then and now, in turns
+bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/reference/results.md; AGAINST=COMMIT: then and now, in turns
 	@$(BIN)/python benchmarks/against.py $(AGAINST)
 
 bench-peers: .venv/.installed  ## Measure our gateway beside agent-lightning's and our trainer beside TRL's, in turns; a small one: QUICK=1
 	@$(BIN)/python benchmarks/peers/gateways.py $(if $(QUICK),--rounds 1 --quick)
 	@$(BIN)/python benchmarks/peers/trainers.py $(if $(QUICK),--quick)
 
-bench-credit: .venv/.installed  ## Which credit is right, and does it matter? Tables and picture of docs/credit/study.md; a small one: QUICK=1
+bench-credit: .venv/.installed  ## Which credit is right, and does it matter? Tables and picture of docs/explanation/credit/study.md; a small one: QUICK=1
 	@$(BIN)/python benchmarks/credit/study.py $(if $(QUICK),--quick)
 
-table: .venv/.installed  ## Reproduce the learning tables of docs/results.md (3 seeds, control, variants); one of them: make table EXAMPLE=rag
+table: .venv/.installed  ## Reproduce the learning tables of docs/reference/results.md (3 seeds, control, variants); one of them: make table EXAMPLE=rag
 	@$(BIN)/python benchmarks/learning_table.py $(EXAMPLE)
 
 frameworks: .venv/.installed  ## Run agents of other frameworks, ours and their authors' own examples, each in an environment of its own, and print what was recorded; some: make frameworks ONLY="agno their_marvin"
 	@$(BIN)/python scripts/try_frameworks.py $(ONLY)
 
 docs: .venv/.installed  ## Write the documentation as a site: site/index.html
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:  ## Remove .venv and caches
 	@rm -rf .venv .venv-verl .clients .frameworks .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

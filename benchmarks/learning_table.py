@@ -1,4 +1,4 @@
-"""The learning tables of docs/results.md: an example over seeds, with its control and its variants.
+"""The learning tables of docs/reference/results.md: an example over seeds, with its control and its variants.
 
     python benchmarks/learning_table.py rag                    all rows of one example
     python benchmarks/learning_table.py rag --rows seed-0      some rows, by name

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/viewing.md from a run of examples/text_to_sql, in Chromium.
+"""Draw the pictures of docs/how-to/viewing.md from a run of examples/text_to_sql, in Chromium.
 
 python scripts/draw_pages.py runs/text_to_sql-…
 """
@@ -15,7 +15,7 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "viewing"
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "viewing"
 PICTURES: tuple[tuple[str, str, Literal["light", "dark"], int], ...] = (
     ("run", "/", "light", 1280),
     ("rollouts", "/rollouts?mode=train&reward=0.0&peek=ROLLOUT", "light", 1280),

@@ -1,4 +1,4 @@
-"""Writes docs/models.md, the models that work: each row is tried while it is written, with the templates of
+"""Writes docs/reference/models.md, the models that work: each row is tried while it is written, with the templates of
 tests/support/model_families.py and the readers of the server.
 
 python scripts/make_models_page.py            writes the page
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGE: Final = ROOT / "docs" / "models.md"
+PAGE: Final = ROOT / "docs" / "reference" / "models.md"
 SIZES: Final = {"0.135": 0.135e9, "0.5": 0.494e9, "1.5": 1.54e9, "3": 3.09e9, "7": 7.62e9}
 FULL: Final = 4 + 4 + 8
 """Bytes of a parameter that learns: float32 weight, gradient, Adam's two moments."""
@@ -27,7 +27,7 @@ TOOL: Final = {"type": "function", "function": {"name": "add", "description": "d
 CALL: Final = [("add", {"a": 1})]
 HEAD: Final = """# Models that work
 
-A policy is a transformers folder, a name of the Hugging Face hub or a GGUF file ([deploy](deploy.md) has the way
+A policy is a transformers folder, a name of the Hugging Face hub or a GGUF file ([deploy](../how-to/deploy.md) has the way
 back). Its prompts are written by its own chat template, and the tokens of its earlier answers stay as it sampled
 them, calls of tools included. This page is written by `scripts/make_models_page.py`, which tries each row.
 
@@ -164,7 +164,7 @@ def _memory() -> Iterator[str]:
         sizes = (parameters * each / 1e9 for each in (FULL, 4 + adapters, 2 + adapters))
         yield f"| {name} | {' | '.join(f'{size:.1f}' for size in sizes)} |"
     yield ""
-    yield "[What a laptop can train](laptop.md) has measured figures."
+    yield "[What a laptop can train](../how-to/laptop.md) has measured figures."
 
 
 def main() -> int:

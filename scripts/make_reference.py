@@ -1,4 +1,4 @@
-"""Writes docs/reference.md: every key of a recipe, every setting of the backends, every hook, from the code that
+"""Writes docs/reference/recipe.md: every key of a recipe, every setting of the backends, every hook, from the code that
 defines them.
 
 python scripts/make_reference.py
@@ -17,7 +17,7 @@ from typing import Final
 from lightningrl import plugins
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference.md"
+PAGE = ROOT / "docs" / "reference" / "recipe.md"
 CORE = ROOT / "packages" / "core" / "src" / "lightningrl"
 TORCH = ROOT / "packages" / "trainer-torch" / "src" / "lightningrl_torch"
 VERL = ROOT / "packages" / "trainer-verl" / "src" / "lightningrl_verl"

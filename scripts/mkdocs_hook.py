@@ -13,11 +13,11 @@ LEAVING = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)+([^)]+)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A block's title stands above it, for Markdown has no place for it; what belongs to a numbered point is indented
-    by four; a link out of docs/ becomes its path in the repository."""
+    """A block's title is quoted, as the theme asks; what belongs to a numbered point is indented by four; a link out of
+    docs/ becomes its path in the repository."""
     parts = BLOCK.split(markdown)  # text, block, text, …
     parts[::2] = [WITHIN_NUMBER.sub("    ", part) for part in parts[::2]]
-    titled = TITLED.sub(r"`\2`\n\n```\1", "".join(parts))
+    titled = TITLED.sub(r'```\1 title="\2"', "".join(parts))
     below = page.file.src_uri.count("/")
     return LEAVING.sub(
         lambda link: link[0] if link[0].count("../") <= below else f"{link[1]} (`{link[2]}` in the repository)", titled

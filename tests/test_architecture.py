@@ -123,7 +123,7 @@ def imported_names(code: str) -> list[tuple[str, str]]:
 
 
 def test_templates_and_pages_import_public_names_from_the_places_that_the_page_of_plugins_names() -> None:
-    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "plugins.md").read_text(encoding="utf-8")
     table = page.partition("What is imported from where")[2].partition("\n\n")[2].partition("\n\n")[0]
     places = {
         place
@@ -137,7 +137,7 @@ def test_templates_and_pages_import_public_names_from_the_places_that_the_page_o
             is_public = module in places and (not name or name in importlib.import_module(module).__all__)
             if not is_public and not module.startswith("lightningrl_testing."):
                 elsewhere.append(f"{where}: {module} {name}")
-    assert elsewhere == [], "import it from `lightningrl`, or name its place in docs/plugins.md"
+    assert elsewhere == [], "import it from `lightningrl`, or name its place in docs/how-to/plugins.md"
 
 
 def first_party_sources() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""docs/credit/branches.md, run from top to bottom: a run with branches, `lightningrl branch`, and an agent that does
+"""docs/explanation/credit/branches.md, run from top to bottom: a run with branches, `lightningrl branch`, and an agent that does
 not repeat."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BAD = {
 def test_the_page_runs_and_a_rollout_can_be_branched_again(
     run_page: Callable[..., str], tmp_path: Path, warm: WarmCommand
 ) -> None:
-    said = run_page("docs/credit/branches.md")
+    said = run_page("docs/explanation/credit/branches.md")
     rows = [line.split() for line in said.splitlines() if re.match(r" +[01] +[\d.]+ +[\d.]+ +3 +0", line)]
     assert [row[0] for row in rows] == ["0", "1"], said
     assert re.search(

@@ -64,7 +64,7 @@ def run(tmp_path: Path, warm: WarmCommand) -> Iterator[TrainRun]:
 def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(
     run: TrainRun, tmp_path: Path, warm: WarmCommand, tiny_policy: Path
 ) -> None:
-    """At full size 200 moments; prints the figures of docs/results.md (`pytest --long -s`)."""
+    """At full size 200 moments; prints the figures of docs/reference/results.md (`pytest --long -s`)."""
     began = time.monotonic()
     chance = random.Random(SEED)
     counts: dict[Victim, int] = {

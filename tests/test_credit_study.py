@@ -190,7 +190,9 @@ def test_the_command_makes_the_runs_that_are_published(tmp_path: Path) -> None:
         for seed in plan.seeds
     }
     published = json.loads(
-        (Path(__file__).resolve().parents[1] / "docs" / "credit" / "study.json").read_text(encoding="utf-8")
+        (Path(__file__).resolve().parents[1] / "docs" / "explanation" / "credit" / "study.json").read_text(
+            encoding="utf-8"
+        )
     )["runs"]
     assert {(run["game"], run["method"], run["rate"], run["seed"]) for run in published if run["rate"]} == made
 
@@ -240,7 +242,7 @@ def test_the_table_takes_each_methods_best_rate_and_says_what_was_not_reached() 
 
 @pytest.mark.slow
 def test_what_branching_measures_is_what_is_counted_out(tmp_path: Path) -> None:
-    """The real way, through server and workers; docs/credit/study.md says how near at full size."""
+    """The real way, through server and workers; docs/explanation/credit/study.md says how near at full size."""
     build_starter(tmp_path / "policy", GAMES["guess"], skill=0.6, shown=4000, width=32, layers=1)
     found = measure("guess", tmp_path / "policy", tmp_path / "run", samples=sized(8, 64), groups=sized(8, 20))
     assert found.branches > 0 and found.diverged == 0

@@ -25,19 +25,19 @@ PAGES = sorted(
 )
 RUN_OTHERWISE = {
     "docs/index.md": "tests/test_docs.py",  # its lines are README's
-    "docs/dialects.md": "packages/server/tests/test_dialect_docs.py",
-    "docs/structured.md": "packages/trainer-torch/tests/test_torch_structured_output.py",
+    "docs/reference/dialects.md": "packages/server/tests/test_dialect_docs.py",
+    "docs/how-to/agents/structured.md": "packages/trainer-torch/tests/test_torch_structured_output.py",
 }
 """Pages whose blocks are run by a test that does not use `run_page`."""
 NOT_RUN = {
-    "docs/gpu-check.md": "makes a folder from a package registry, for another machine with a GPU",
-    "docs/harnesses.md": "starts coding harnesses of their own registries; scripts/try_clients.py starts each",
-    "docs/laptop.md": "measures this machine for many minutes, with 12 GiB of weights",
-    "docs/postgresql.md": "installs a database server as root; tests/test_postgresql.py trains on one",
-    "docs/results.md": "hours of training and measuring; that its `make` lines are targets is tested below",
+    "docs/how-to/gpu-check.md": "makes a folder from a package registry, for another machine with a GPU",
+    "docs/how-to/agents/harnesses.md": "starts coding harnesses of their own registries; scripts/try_clients.py starts each",
+    "docs/how-to/laptop.md": "measures this machine for many minutes, with 12 GiB of weights",
+    "docs/how-to/postgresql.md": "installs a database server as root; tests/test_postgresql.py trains on one",
+    "docs/reference/results.md": "hours of training and measuring; that its `make` lines are targets is tested below",
 }
 """Pages whose blocks no test can run, and why."""
-OWN_PROJECTS = sorted((ROOT / "docs" / "plugins").glob("*.md"))
+OWN_PROJECTS = sorted((ROOT / "docs" / "how-to" / "plugins").glob("*.md"))
 
 
 def name_of(page: Path) -> str:
@@ -72,22 +72,21 @@ def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path: Path) ->
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     for page in (ROOT / "docs").rglob("*.md"):
-        name = page.relative_to(ROOT / "docs").with_suffix("")
-        folder = tmp_path / "site" / (name.parent if name.name == "index" else name)
-        assert (folder / "index.html").is_file(), name
+        name = page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert (tmp_path / "site" / name).is_file(), name
 
 
 def test_a_blocks_title_stands_in_the_site_and_links_stay_within_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     subprocess.run(command, cwd=ROOT, check=True)
-    page = (tmp_path / "site" / "langchain" / "index.html").read_text(encoding="utf-8")
-    assert "<code>my_graph.py</code>" in page
-    assert 'class="language-python"' in page
+    page = (tmp_path / "site" / "how-to" / "agents" / "langchain.html").read_text(encoding="utf-8")
+    assert '<span class="filename">my_graph.py</span>' in page
+    assert '<span class="kn">import</span>' in page, "code is coloured"
     assert "title=my_graph.py" not in page
     assert "examples/text_to_sql/README.md</code> in the repository" in page
-    numbered = (tmp_path / "site" / "cluster" / "index.html").read_text(encoding="utf-8")
+    numbered = (tmp_path / "site" / "how-to" / "cluster.html").read_text(encoding="utf-8")
     assert "```" not in numbered, "a block within a list is a block"
-    drawn = (tmp_path / "site" / "concepts" / "index.html").read_text(encoding="utf-8")
+    drawn = (tmp_path / "site" / "explanation" / "how-it-works.html").read_text(encoding="utf-8")
     assert "\n   │ ▲" in drawn, "a drawing stays as it is"
 
 
@@ -104,7 +103,7 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
     assert project["build-system"]["build-backend"] == "hatchling.build"
 
 
-FIRST_PAGES = ("README.md", "docs/index.md", "docs/install.md", "packages/core/README.md")
+FIRST_PAGES = ("README.md", "docs/index.md", "docs/how-to/install.md", "packages/core/README.md")
 
 
 @pytest.mark.parametrize("page", FIRST_PAGES)
@@ -178,33 +177,36 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "said"),
     [
-        ("docs/install.md", "langchain"),
-        ("docs/collection.md", "done: 3 steps"),
-        ("docs/plugins.md", "made lightningrl-exact-date"),
-        ("docs/looking.md", "assistant ▸"),
-        ("docs/evaluation.md", "of 10 tasks (above 0: the first is better)"),
-        ("docs/viewing.md", "with everything in it"),
-        ("docs/loggers.md", "(3, 0.6"),
-        ("docs/python.md", "weights of step 4"),
-        ("docs/tasks.md", "17 + 25"),
-        ("docs/credit/judge.md", "turn [[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]"),
-        ("docs/credit/likelihood.md", "[0.0, 0.1, 0.0] [-0.275, -0.35, -0.5]"),
-        ("docs/credit/rewards.md", "F1 0.67"),
-        ("docs/losses.md", "[True, True]"),
-        ("docs/doctor.md", "recipe credit assigner 'grpo' needs 'group'"),
-        ("docs/credit/index.md", "[[1.0, 1.0], [-1.0, -1.0]]"),
-        ("docs/credit/turns.md", "[-0.25, 0.5]\n[0.25, -0.5]"),
-        ("docs/credit/states.md", "{'anchor_hit_rate': 0.8333333333333334, 'zero_step_credit': 0.16666666666666666}"),
-        ("docs/plugins/adapter.md", "made lightningrl-haystack"),
-        ("docs/plugins/backend.md", "made lightningrl-bigram"),
-        ("docs/plugins/credit.md", "succeeded"),
-        ("docs/plugins/intermediate-reward.md", "[-0.1, None]"),
-        ("docs/plugins/dialect.md", "4 passed"),
-        ("docs/plugins/launcher.md", "True"),
-        ("docs/plugins/reward.md", "brief"),
-        ("docs/plugins/command.md", "0 runs"),
-        ("docs/plugins/pages.md", '{"running": 2, "succeeded": 5}'),
-        ("docs/plugins/watchers.md", "1 0.5"),
+        ("docs/how-to/install.md", "langchain"),
+        ("docs/how-to/collection.md", "done: 3 steps"),
+        ("docs/how-to/plugins.md", "made lightningrl-exact-date"),
+        ("docs/how-to/looking.md", "assistant ▸"),
+        ("docs/how-to/evaluation.md", "of 10 tasks (above 0: the first is better)"),
+        ("docs/how-to/viewing.md", "with everything in it"),
+        ("docs/how-to/loggers.md", "(3, 0.6"),
+        ("docs/how-to/python.md", "weights of step 4"),
+        ("docs/how-to/tasks.md", "17 + 25"),
+        ("docs/explanation/credit/judge.md", "turn [[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]"),
+        ("docs/explanation/credit/likelihood.md", "[0.0, 0.1, 0.0] [-0.275, -0.35, -0.5]"),
+        ("docs/reference/rewards.md", "F1 0.67"),
+        ("docs/reference/losses.md", "[True, True]"),
+        ("docs/how-to/doctor.md", "recipe credit assigner 'grpo' needs 'group'"),
+        ("docs/explanation/credit/index.md", "[[1.0, 1.0], [-1.0, -1.0]]"),
+        ("docs/explanation/credit/turns.md", "[-0.25, 0.5]\n[0.25, -0.5]"),
+        (
+            "docs/explanation/credit/states.md",
+            "{'anchor_hit_rate': 0.8333333333333334, 'zero_step_credit': 0.16666666666666666}",
+        ),
+        ("docs/how-to/plugins/adapter.md", "made lightningrl-haystack"),
+        ("docs/how-to/plugins/backend.md", "made lightningrl-bigram"),
+        ("docs/how-to/plugins/credit.md", "succeeded"),
+        ("docs/how-to/plugins/intermediate-reward.md", "[-0.1, None]"),
+        ("docs/how-to/plugins/dialect.md", "4 passed"),
+        ("docs/how-to/plugins/launcher.md", "True"),
+        ("docs/how-to/plugins/reward.md", "brief"),
+        ("docs/how-to/plugins/command.md", "0 runs"),
+        ("docs/how-to/plugins/pages.md", '{"running": 2, "succeeded": 5}'),
+        ("docs/how-to/plugins/watchers.md", "1 0.5"),
     ],
 )
 def test_the_blocks_of_a_page_run_from_top_to_bottom(page: str, said: str, run_page: Callable[..., str]) -> None:

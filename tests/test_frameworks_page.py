@@ -1,4 +1,4 @@
-"""docs/frameworks.md says of each framework what tests/frameworks pins and expects, and nothing else; nothing is
+"""docs/reference/frameworks.md says of each framework what tests/frameworks pins and expects, and nothing else; nothing is
 installed for that."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OURS, THEIRS = (
         for line in part.splitlines()
         if line.startswith("| ") and not line.startswith("| framework")
     ]
-    for part in (ROOT / "docs" / "frameworks.md").read_text().split("\n## Their own examples\n")
+    for part in (ROOT / "docs" / "reference" / "frameworks.md").read_text().split("\n## Their own examples\n")
 )
 
 

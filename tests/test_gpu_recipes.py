@@ -29,7 +29,7 @@ from lightningrl_training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "examples").glob("*/gpu/*.toml"))
-PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("verl.md", "cluster.md")}
+PAGES = {name: (ROOT / "docs" / "how-to" / name).read_text(encoding="utf-8") for name in ("verl.md", "cluster.md")}
 TOML_BLOCKS = [
     pytest.param(textwrap.dedent(match[2]), id=f"{name}-{number}")
     for name, page in PAGES.items()

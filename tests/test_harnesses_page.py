@@ -1,4 +1,4 @@
-"""docs/harnesses.md says of each client what tests/clients pins, starts and expects, and nothing else; nothing is
+"""docs/how-to/agents/harnesses.md says of each client what tests/clients pins, starts and expects, and nothing else; nothing is
 installed for that."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "tests" / "clients" / "clients.toml").read_text())
-PAGE = (ROOT / "docs" / "harnesses.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "agents" / "harnesses.md").read_text()
 HEAD = ("| harness", "| client", "|--")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]

@@ -309,7 +309,7 @@ PAGES = {"command": "count", "dialect": "ollama"}
 
 def write_package(kind: str, folder: Path) -> Path:
     """The package of a page, its plugin's file in its place."""
-    write_blocks(ROOT / "docs" / "plugins" / f"{kind}.md", folder)
+    write_blocks(ROOT / "docs" / "how-to" / "plugins" / f"{kind}.md", folder)
     project = folder / f"lightningrl-{PAGES[kind]}"
     if not project.is_dir():
         source = project / "src" / f"lightningrl_{PAGES[kind]}"

@@ -1,4 +1,4 @@
-"""The manifest of docs/cluster.md is YAML of fields that Kubernetes has, and its command is one of ours."""
+"""The manifest of docs/how-to/cluster.md is YAML of fields that Kubernetes has, and its command is one of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightningrl.keys import KEY_VARIABLE
 from lightningrl_client.commands import parse_workers
 
 yaml: Any = importlib.import_module("yaml")
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "cluster.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
 POD = "spec.template.spec"
 FIELDS = {
     "Secret": {

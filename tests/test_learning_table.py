@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md: each run is told apart and says what it cost."""
+"""The pictures of docs/reference/results.md: each run is told apart and says what it cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/models.md says what its script finds."""
+"""docs/reference/models.md says what its script finds."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def test_the_page_of_models_is_current() -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
     assert page == module.page(), "write it anew: python scripts/make_models_page.py"

@@ -1,4 +1,4 @@
-"""Every fenced block of docs/policies.md runs, in the order in which a reader meets them."""
+"""Every fenced block of docs/how-to/agents/policies.md runs, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.slow
 def test_the_policies_page_runs_from_top_to_bottom(run_page: Callable[..., str]) -> None:
-    said = run_page("docs/policies.md")
+    said = run_page("docs/how-to/agents/policies.md")
     assert all(f"{policy} (" in said for policy in ("writer", "critic", "clerk")) and ", frozen)" in said
     for call in ("call 0 · writer · writer", "call 1 · critic · critic", "call 2 · clerk · clerk"):
         assert call in said

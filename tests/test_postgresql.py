@@ -53,7 +53,7 @@ def run(tmp_path: Path, warm: WarmCommand) -> Iterator[TrainRun]:
 def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_double_nothing(
     run: TrainRun, tiny_policy: Path, postgresql: PostgreSQL
 ) -> None:
-    """At full size 100 moments, and trainers among the victims; prints the figures of docs/postgresql.md (`pytest
+    """At full size 100 moments, and trainers among the victims; prints the figures of docs/how-to/postgresql.md (`pytest
     --long -s`)."""
     began = time.monotonic()
     chance = random.Random(SEED)

@@ -41,7 +41,7 @@ PPO: dict[str, Any] = {
     "credit": {"use": "reinforce"},
     "samples": {"rows": "call"},
 }
-"""The recipe of docs/verl.md."""
+"""The recipe of docs/how-to/verl.md."""
 
 
 @pytest.fixture

@@ -508,7 +508,7 @@ def on_python_3_13(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., st
 
 @pytest.mark.long
 def test_the_pages_script_trains_reads_and_exports_on_python_3_13(on_python_3_13: Callable[..., str]) -> None:
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "python.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^```python title=train_first.py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert "weights of step 4" in on_python_3_13("venv/bin/python", "-c", script)
     on_python_3_13("test", "-f", "weights/model.safetensors", "-a", "-f", "runs/first/curve.png")

@@ -1,5 +1,5 @@
-"""Tables, picture and numbers of the study, from what its runs left: docs/credit/study.json, study.png, and the tables
-of study.md."""
+"""Tables, picture and numbers of the study, from what its runs left: study.json, study.png and the tables of study.md
+in docs/explanation/credit."""
 
 from __future__ import annotations
 

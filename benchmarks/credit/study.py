@@ -3,7 +3,7 @@ they learn.
 
     python benchmarks/credit/study.py tau       agreement of each method's credit with the true advantage
     python benchmarks/credit/study.py learn     rollouts and tokens until the target: games × methods × seeds × rates
-    python benchmarks/credit/study.py picture   tables and picture of what is there: docs/credit/study.{md,json,png}
+    python benchmarks/credit/study.py picture   what is there: docs/explanation/credit/study.{md,json,png}
     python benchmarks/credit/study.py           all three, one after the other (`make bench-credit`)
 
     --quick                                        one game, four methods, two seeds, few rollouts: minutes, for a test
@@ -202,7 +202,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="where they begin")
     parser.add_argument("--rates", nargs="+", type=float, help="learning rates")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "credit", help="where runs are kept")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "credit", help="where the page is")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "explanation" / "credit", help="where the page is")
     return parser.parse_args(arguments)
 
 

@@ -1,5 +1,5 @@
 """The viewer in a real headless Chromium (`make test-browser`): every page of a run that has ended and of one that
-trains, the keyboard walk, an interval dragged, axe. `scripts/draw_pages.py` draws the pictures of docs/viewing.md.
+trains, the keyboard walk, an interval dragged, axe. `scripts/draw_pages.py` draws the pictures of docs/how-to/viewing.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every fenced block of docs/autogen.md runs, in the order in which a reader meets them."""
+"""Every fenced block of docs/how-to/agents/autogen.md runs, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.slow
 def test_the_autogen_page_runs_from_top_to_bottom(run_page: Callable[..., str]) -> None:
-    said = run_page("docs/autogen.md")
+    said = run_page("docs/how-to/agents/autogen.md")
     assert "succeeded" in said
     assert "writer" in said
     assert "reviewer" in said

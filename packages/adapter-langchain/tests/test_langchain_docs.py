@@ -1,4 +1,4 @@
-"""Every fenced block of docs/langchain.md runs, in the order in which a reader meets them."""
+"""Every fenced block of docs/how-to/agents/langchain.md runs, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.mark.slow
 def test_the_langchain_page_runs_from_top_to_bottom(run_page: Callable[..., str]) -> None:
-    said = run_page("docs/langchain.md")
+    said = run_page("docs/how-to/agents/langchain.md")
     assert "succeeded" in said
     assert "writer" in said and "review" in said

@@ -1,4 +1,4 @@
-"""Every fenced block of docs/opentelemetry.md runs, in the order in which a reader meets them."""
+"""Every fenced block of docs/how-to/agents/opentelemetry.md runs, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightningrl_client.recipe_file import load_recipe
 
 @pytest.mark.slow
 def test_the_opentelemetry_page_runs_from_top_to_bottom(tmp_path: Path, run_page: Callable[..., str]) -> None:
-    said = run_page("docs/opentelemetry.md")
+    said = run_page("docs/how-to/agents/opentelemetry.md")
     assert "succeeded" in said
     assert "writer" in said
     assert "reviewer" in said

@@ -31,7 +31,7 @@ from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 from lightningrl_testing.live_gateway import live_gateway
 
-CREDIT_PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "credit.md"
+CREDIT_PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "plugins" / "credit.md"
 RELATIVE: list[Baseline] = ["grpo", "dr_grpo", "rloo"]
 
 
@@ -45,7 +45,7 @@ def values_of(advantages: Advantages) -> set[float]:
 
 
 def last_call(**names: Any) -> CreditAssigner:
-    """The credit assigner that docs/plugins/credit.md shows, as it is printed there, but for `names` of its module."""
+    """The credit assigner that docs/how-to/plugins/credit.md shows, as it is printed there, but for `names` of its module."""
     block = re.search(r"```python title=my_credit\.py\n(.*?)```", CREDIT_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     namespace: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from lightningrl_testing.credit_conformance import CreditConformance, grpo_advan
 from lightningrl_testing.groups import make_group
 from lightningrl_training.build import build_credit
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "plugins" / "credit.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "plugins" / "credit.md"
 REMEDY = "credit assigner .* needs 'large_group'; the median of few says little: set loop.group_size to 4 or more"
 
 

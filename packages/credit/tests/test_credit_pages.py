@@ -12,16 +12,18 @@ from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl_training.build import build_credit
 
-DOCS = Path(__file__).parents[3] / "docs" / "credit"
+DOCS = Path(__file__).parents[3] / "docs"
 PARTS = [
-    (page.name, title, body)
-    for page in sorted(DOCS.glob("*.md"))
+    (page.relative_to(DOCS).as_posix(), title, body)
+    for page in sorted([*(DOCS / "explanation" / "credit").glob("*.md"), *(DOCS / "reference").glob("*rewards.md")])
     for title, body in re.findall(
         r"^```toml title=(\S+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
     if "[credit]" in body
 ]
-INLINE = re.findall(r"`options = (\{.*?\})`", (DOCS / "turns.md").read_text(encoding="utf-8"))
+INLINE = re.findall(
+    r"`options = (\{.*?\})`", (DOCS / "explanation" / "credit" / "turns.md").read_text(encoding="utf-8")
+)
 
 
 def build(folder: Path, part: str) -> None:

@@ -47,7 +47,7 @@ from lightningrl_training.evaluator import Evaluator
 
 NAP_S = 0.05
 OK, ERROR, TIMEOUT, UNKNOWN = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
-PAGES = Path(__file__).parents[3] / "docs" / "credit"
+PAGES = Path(__file__).parents[3] / "docs" / "reference"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -593,7 +593,9 @@ async def test_turn_rewards_have_all_their_time_however_long_they_waited_for_oth
 
 def test_every_reward_of_ours_is_in_the_table_that_says_how_it_finds_its_call() -> None:
     table = [
-        line for line in (PAGES / "intermediate.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+        line
+        for line in (PAGES / "intermediate-rewards.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
     ]
     named = {
         name for line in table for name in load_plugins().intermediate_rewards if f"`{name}`" in line.split("|")[1]
@@ -609,7 +611,7 @@ def test_json_is_compared_by_what_it_says() -> None:
     assert json.loads(canonical('"ü"')) == "ü"
 
 
-@pytest.mark.parametrize("page", ["intermediate.md", "rewards.md"])
+@pytest.mark.parametrize("page", ["intermediate-rewards.md", "rewards.md"])
 async def test_the_parts_of_recipes_on_the_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

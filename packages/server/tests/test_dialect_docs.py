@@ -1,4 +1,4 @@
-"""Every Python and TOML block of docs/dialects.md runs."""
+"""Every Python and TOML block of docs/reference/dialects.md runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightningrl.recipe_tables import PolicyConfig, UpstreamConfig
 from lightningrl_server.settings import read_upstream
 from lightningrl_testing.live_gateway import live_gateway
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "dialects.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "dialects.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [match.groups() for match in FENCE.finditer(PAGE.read_text(encoding="utf-8"))]
 

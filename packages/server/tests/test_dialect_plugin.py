@@ -1,4 +1,4 @@
-"""A dialect of a user's: the project of `docs/plugins/dialect.md`, one declaration and one format, known wherever
+"""A dialect of a user's: the project of `docs/how-to/plugins/dialect.md`, one declaration and one format, known wherever
 dialects are."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lightningrl_server.settings import ServerSettings
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway
 from lightningrl_testing.whole_path import running_services
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "plugins" / "dialect.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "plugins" / "dialect.md"
 ASKED: Any = {"model": "llama", "messages": [{"role": "user", "content": "What is 6*7?"}]}
 
 

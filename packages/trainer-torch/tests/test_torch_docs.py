@@ -9,6 +9,6 @@ import pytest
 
 @pytest.mark.slow
 def test_the_critic_page_runs_from_top_to_bottom(run_page: Callable[..., str]) -> None:
-    said = run_page("docs/credit/critic.md")
+    said = run_page("docs/explanation/credit/critic.md")
     assert "[True, True]" in said
     assert "[3.0, 6.0]" in said

@@ -281,7 +281,7 @@ async def test_a_pretrained_policy_keeps_to_a_schema_and_its_logprobs_are_the_mo
 @pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 16])
 async def test_speed_of_bound_rows_is_logged(smollm2: tuple[TorchEngine, LoadedPolicy], rows: int) -> None:
-    """`pytest --long -k speed -o log_cli=true -o log_cli_level=INFO` on this file says what docs/structured.md quotes."""
+    """`pytest --long -k speed -o log_cli=true -o log_cli_level=INFO` on this file says what docs/how-to/agents/structured.md quotes."""
     engine, policy = smollm2
     messages = [{"role": "user", "content": "Write many words."}]
     prompt = tuple(policy.whole.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))

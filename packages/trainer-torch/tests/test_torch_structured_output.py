@@ -30,7 +30,7 @@ from lightningrl_torch.testing import make_model, make_tokenizer
 
 jsonschema: Any = import_module("jsonschema")
 pytestmark = pytest.mark.slow
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "structured.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "agents" / "structured.md"
 USER: Any = {"role": "user", "content": "Which?"}
 
 

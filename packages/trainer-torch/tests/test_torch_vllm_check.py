@@ -70,7 +70,7 @@ def test_settings_of_an_engine_that_does_not_run_are_refused() -> None:
 
 
 def test_the_settings_of_the_page_are_settings() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs/vllm.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs/how-to/vllm.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     settings = Settings(policy="policy", **tomllib.loads(block)["learner"])
     assert settings.vllm == VllmSettings() and settings.engine == "vllm"

@@ -182,7 +182,7 @@ async def test_the_server_answers_its_address_with_a_sentence_with_and_without_p
 
 
 async def test_pages_of_another_package_are_mounted_beside_the_viewer(tmp_path: Path) -> None:
-    blocks = (ROOT / "docs" / "plugins" / "pages.md").read_text(encoding="utf-8").split("```")
+    blocks = (ROOT / "docs" / "how-to" / "plugins" / "pages.md").read_text(encoding="utf-8").split("```")
     plugin: dict[str, Any] = {"__name__": "lightningrl_states.plugin"}
     exec(next(block for block in blocks if block.startswith("python")).partition("\n")[2], plugin)
     store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")

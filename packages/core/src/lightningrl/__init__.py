@@ -1,7 +1,7 @@
 """LightningRL: train the language model inside any agent with reinforcement learning; the agent's code does not change.
 
 The names in `__init__.pyi` are all that a recipe, a reward, a credit assigner, a plugin or a hand-written agent needs.
-They are imported when first used. What else may be imported, and from where, is in docs/plugins.md.
+They are imported when first used. What else may be imported, and from where, is in docs/how-to/plugins.md.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ Reference = Annotated[str | Any, pydantic.BeforeValidator(_name_of_path), pydant
 
 
 class TasksConfig(Table):
-    """Sources of tasks (docs/tasks.md): files, data sets, or callables that return `Task`s or dicts with its fields."""
+    """Sources of tasks (docs/how-to/tasks.md): files, data sets, or callables that return `Task`s or their fields."""
 
     train: Reference
     """`"data.jsonl"` (`.json`, `.csv`, `.parquet`), `"hf:NAME:SPLIT"`, `"data.py:load"`; read once, at the start."""
@@ -243,7 +243,7 @@ class IntermediateConfig(Table):
     """One automatic intermediate reward (AIR). Its values are turn rewards, which credit per turn adds up."""
 
     use: Reference
-    """One of the library by its name (docs/credit/intermediate.md), or your own."""
+    """One of the library by its name (docs/reference/intermediate-rewards.md), or your own."""
     weight: float = 1.0
     """0.0 = switched off: it adds nothing."""
     form: Literal["plain", "potential"] = "plain"
@@ -258,7 +258,7 @@ class CreditConfig(Table):
     """The method that spreads a return over calls."""
 
     use: Reference = "grpo"
-    """One of docs/credit/index.md, or your own."""
+    """One of docs/explanation/credit/index.md, or your own."""
     compare: Literal["group", "role"] = "group"
     """Calls that a call is compared with: its group's, or those of its role there (Dr. MAS, arXiv 2602.08847)."""
     per_reward: bool = False

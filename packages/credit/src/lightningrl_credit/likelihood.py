@@ -114,7 +114,7 @@ class _Likelihood:
 class InformationGain(_Likelihood):
     """IGPO: a call is paid by how much likelier it made the gold answer; the last of a history has the outcome.
 
-    It helped on neither of our tasks (docs/credit/likelihood.md).
+    It helped on neither of our tasks (docs/explanation/credit/likelihood.md).
     """
 
     def __init__(

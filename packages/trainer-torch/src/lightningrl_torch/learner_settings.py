@@ -61,9 +61,9 @@ class LearnerSettings(SettingsTable):
     """Most tokens of prompt and completion together; None = the model's."""
 
     learning_rate: AtLeast0 | Literal["auto"] | None = None
-    """AdamW's. None = the usual one of what learns and of the policy's size (docs/laptop.md has the table): 2e-5 for
-    all weights of 135 million parameters, 3e-4 for adapters. "auto" = that, confirmed or moved by a probe on the first
-    step's own rows, before its update."""
+    """AdamW's. None = the usual one of what learns and of the policy's size (docs/how-to/laptop.md has the table): 2e-5
+    for all weights of 135 million parameters, 3e-4 for adapters. "auto" = that, confirmed or moved by a probe on the
+    first step's own rows, before its update."""
     warmup_steps: Whole = 0
     """Over which the learning rate rises from 0."""
     total_steps: Count | None = None
@@ -79,7 +79,7 @@ class LearnerSettings(SettingsTable):
 
     loss: str = "ppo_clip"
     """`ppo_clip`, `gspo` (one ratio a call), `cispo` (clipped weights), `reinforce` (no ratio), or your own:
-    `"file.py:loss"`, see docs/losses.md."""
+    `"file.py:loss"`, see docs/reference/losses.md."""
     clip_low: AtLeast0 | None = None
     """See `clip_high`."""
     clip_high: AtLeast0 | None = None

@@ -114,7 +114,7 @@ class Settings(LearnerSettings):
 
     engine: Literal["torch", "vllm"] = "torch"
     """The part that decodes: our engine, on the learner's weights, or vLLM, in this process, with a copy of them after
-    each step (docs/vllm.md). Learning and logprobs are the same."""
+    each step (docs/how-to/vllm.md). Learning and logprobs are the same."""
     vllm: VllmSettings | None = None
     """A table with any of `gpu_memory_utilization`, `kv_cache_gb`, `enforce_eager`, `sleep`; None = its defaults."""
     max_batch: Count = 128

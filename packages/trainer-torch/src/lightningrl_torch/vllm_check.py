@@ -60,7 +60,7 @@ def installed_vllm(version: Callable[[str], str] = importlib.metadata.version) -
     if installed is None:
         raise BackendError(
             f"engine 'vllm' needs vLLM, which is not installed; pip install 'vllm{RANGE}' beside lightningrl on a "
-            'machine with a GPU (docs/vllm.md has the build for CPUs), or use learner.engine = "torch"'
+            'machine with a GPU (docs/how-to/vllm.md has the build for CPUs), or use learner.engine = "torch"'
         )
     numbers = tuple(int(part) for part in installed.split(".")[:2])
     if not OLDEST <= numbers < NEWEST:

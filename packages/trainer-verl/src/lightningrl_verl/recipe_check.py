@@ -169,7 +169,7 @@ def _check_gpus(settings: Settings) -> None:
     if settings.nodes + settings.rollout_nodes > 1:
         raise BackendError(
             f"the layout asks for {settings.nodes + settings.rollout_nodes} nodes, and no Ray cluster is named; "
-            "set backends.verl.address (see docs/cluster.md)"
+            "set backends.verl.address (see docs/how-to/cluster.md)"
         )
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if gpus < settings.gpus:

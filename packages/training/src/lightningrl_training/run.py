@@ -327,7 +327,7 @@ def evaluate(
     policy        `"runs/mine"`, `"runs/mine@best"`, `"runs/mine@40"`; a transformers folder; `"MODEL@https://…/v1"`
     recipe        agent, tasks and rewards; None = the run's
     against       another policy on the same tasks, or a file of an earlier evaluation
-    tasks         a file of tasks (docs/tasks.md), `"hf:NAME:SPLIT"`, `"file.py:name"`; None = the validation tasks
+    tasks         a file of tasks (docs/how-to/tasks.md), `"hf:NAME:SPLIT"`, `"file.py:name"`; None = validation tasks
     limit         so many of them, at random
     samples       of each task; several give pass@k
     temperature   None = as validation samples; several samples as training does

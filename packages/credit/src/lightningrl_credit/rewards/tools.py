@@ -1,5 +1,5 @@
-"""Tools of a call, where all intermediate rewards find the call that they pay (docs/credit/intermediate.md), and the
-automatic ones: how tools ended, what they were called with, and budgets of a call or of the whole rollout.
+"""Tools of a call, where all intermediate rewards find the call that they pay (docs/reference/intermediate-rewards.md),
+and the automatic ones: how tools ended, what they were called with, and budgets of a call or of the whole rollout.
 
 LatencyBudget    seconds of a call and its tools; of the rollout, from its first call's start to the call's end
 TokenBudget      completion tokens

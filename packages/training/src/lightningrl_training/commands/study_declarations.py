@@ -60,7 +60,7 @@ RecipeOption = Annotated[
 TasksOption = Annotated[
     str | None,
     typer.Option(
-        help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/tasks.md); by default the validation tasks."
+        help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/how-to/tasks.md); by default the validation tasks."
     ),
 ]
 TemperatureOption = Annotated[

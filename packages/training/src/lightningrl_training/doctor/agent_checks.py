@@ -168,7 +168,7 @@ def roles_named(seen: Observation) -> Finding:
     if seen.missing_roles:
         return failed(
             seen.missing_roles,
-            "correct the name, or name the role where the agent makes the call: docs/hand-written.md",
+            "correct the name, or name the role where the agent makes the call: docs/how-to/agents/hand-written.md",
         )
     needed = seen.recipe.credit.compare == "role" or "agents" in seen.requires or _names_roles(seen)
     if needed and roles[None]:

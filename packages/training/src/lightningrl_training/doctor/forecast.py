@@ -40,7 +40,7 @@ __all__ = [
 
 BEYOND: Final = 1.5
 """Factor by which the range goes beyond the best of today's groups: a better policy has better ones. Chosen with runs
-of text_to_sql, math_tools, rag and two_policies in view (docs/doctor.md)."""
+of text_to_sql, math_tools, rag and two_policies in view (docs/how-to/doctor.md)."""
 HALF_WAY_NATS: Final = 5.0
 """Nats by which a rollout's log-probability has moved when half of the way is gone. Chosen with text_to_sql and
 math_tools."""
