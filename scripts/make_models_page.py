@@ -27,8 +27,8 @@ TOOL: Final = {"type": "function", "function": {"name": "add", "description": "d
 CALL: Final = [("add", {"a": 1})]
 HEAD: Final = """# Models that work
 
-A policy is a transformers folder, a name of the Hugging Face hub or a GGUF file ([deploy](../how-to/deploy.md) has the way
-back). Its prompts are written by its own chat template, and the tokens of its earlier answers stay as it sampled
+A policy is a transformers folder, a name of the Hugging Face hub or a GGUF file ([deploy](../how-to/deploy.md) has the
+way back). Its prompts are written by its own chat template, and the tokens of its earlier answers stay as it sampled
 them, calls of tools included. This page is written by `scripts/make_models_page.py`, which tries each row.
 
 ## Tools, by family
