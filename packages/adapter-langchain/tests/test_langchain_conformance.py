@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from opentelemetry.sdk.trace import Tracer
 from sizes import sized
 
 from lightningrl import conventions
@@ -67,3 +69,18 @@ class TestLangChainAdapter(AdapterConformance):
             ("draft", True),
             ("review", False),
         }
+
+    def test_calls_that_begin_at_once_in_threads_of_a_node_hang_below_its_one_span(
+        self, process: InstrumentedProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = Tracer.start_span
+
+        def slow_for_nodes(tracer: Tracer, name: str, *args: Any, **kwargs: Any) -> Any:
+            if name.startswith(conventions.INVOKE_AGENT):
+                time.sleep(0.1)
+            return start(tracer, name, *args, **kwargs)
+
+        monkeypatch.setattr(Tracer, "start_span", slow_for_nodes)
+        (rollout,) = process.run_many(load("threads"), 1)
+        spans = process.spans(rollout)
+        assert {span.parent_id for span in spans} - {span.span_id for span in spans} == {""}

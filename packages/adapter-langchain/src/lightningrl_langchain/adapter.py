@@ -3,6 +3,7 @@ tree of runs, starts and ends spans, and knows which chat model is calling in th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -49,6 +50,7 @@ class Handler(BaseCallbackHandler):
     def __init__(self) -> None:
         self._tracer: Tracer | None = None
         self._runs: dict[UUID, Run] = {}
+        self._opens_host = threading.RLock()  # a node may call models from threads of its own
         self._asked = AskedTools()
         self._calling: ContextVar[UUID | None] = ContextVar("lightningrl_langchain_call", default=None)
 
@@ -229,15 +231,16 @@ class Handler(BaseCallbackHandler):
         host = None if run is None else run.host
         if host is None:
             return None
-        if host.span is None:
-            role = host.role or host.name
-            attributes = {conventions.OPERATION_NAME: conventions.INVOKE_AGENT, conventions.AGENT_NAME: role}
-            host.span = self._require_tracer().start_span(
-                f"{conventions.INVOKE_AGENT} {role}",
-                self._below(host.parent),
-                attributes=attributes,
-                start_time=host.started_ns,
-            )
+        with self._opens_host:
+            if host.span is None:
+                role = host.role or host.name
+                attributes = {conventions.OPERATION_NAME: conventions.INVOKE_AGENT, conventions.AGENT_NAME: role}
+                host.span = self._require_tracer().start_span(
+                    f"{conventions.INVOKE_AGENT} {role}",
+                    self._below(host.parent),
+                    attributes=attributes,
+                    start_time=host.started_ns,
+                )
         return trace.set_span_in_context(host.span)
 
     def _require_tracer(self) -> Tracer:
