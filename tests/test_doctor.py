@@ -405,6 +405,10 @@ def test_what_a_large_policy_s_memory_goes_to_is_said(seen: Observation) -> None
         if row.check == "memory"
     )
     assert "0.54 GB are weights, 0.54 GB their gradient, 1.08 GB Adam's moments, 3.84 GB activations" in said
+    few = replace(speed, weight_bytes=270 * 10**6, moment_bytes=2.0)
+    seen = replace(seen, speed=few, machine=machine)
+    said = next(row.finding.evidence for row in diagnose(seen).rows if row.check == "memory")
+    assert "0.27 GB are weights, 0.54 GB their gradient, 0.27 GB Adam's moments, 4.92 GB activations" in said
 
 
 def test_memory_that_was_given_back_has_been_seen() -> None:

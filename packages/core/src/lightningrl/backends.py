@@ -198,16 +198,18 @@ class Speed:
     does; so the next two. None = the backend does not say."""
     sampled_cpu: float | None = None
     learned_cpu: float | None = None
+    weight_bytes: int | None = None
+    """Memory of the weights. None = 4 bytes for each parameter."""
+    moment_bytes: float = 8.0
+    """Memory of the optimiser for each parameter that learns."""
 
 
 @runtime_checkable
 class SpeedMeter(Protocol):
-    """A backend that knows how fast it is: the run says what a step will take, and gives rollouts the time that they
-    need."""
+    """A backend that knows how fast it is, so that the run can say what a step will take."""
 
     def measure(self) -> Speed | None:
-        """Blocking, once, before anything is asked of it; nothing is learned. None = fast enough that nobody waits
-        for it."""
+        """Blocking, before anything is asked of it; nothing is learned. None = fast enough that nobody waits for it."""
         ...
 
 
@@ -226,9 +228,8 @@ class TokenScorer(Protocol):
     """A backend that tells how likely tokens are, beside serving and learning. Blocking; call it in a thread."""
 
     def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> Sequence[Array]:
-        """For each its tokens' logprobs, of the weights of now; `reference`: of those that it started from. Computed
-        in forward passes of bounded tokens. Raises BackendError where it keeps no reference, or tokens are not the
-        policy's."""
+        """For each its tokens' logprobs, of the weights of now; `reference`: of those that it started from. Raises
+        BackendError where it keeps no reference, or tokens are not the policy's."""
         ...
 
 
@@ -237,7 +238,6 @@ class Valuer(Protocol):
     """A backend with a critic. Blocking; call it in a thread."""
 
     def values(self, continuations: Sequence[Continuation]) -> Sequence[Array]:
-        """For each the value after its context and after each of its tokens, one more than tokens. Computed in
-        forward passes of bounded tokens. Raises BackendError where there is no critic, or tokens are not the
-        policy's."""
+        """For each the value after its context and after each of its tokens, one more than tokens. Raises
+        BackendError where there is no critic, or tokens are not the policy's."""
         ...

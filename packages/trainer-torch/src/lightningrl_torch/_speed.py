@@ -15,7 +15,7 @@ from lightningrl.types import Sample, SamplingSettings
 from lightningrl_torch._packing import make_row
 from lightningrl_torch.engine import TorchEngine
 
-__all__ = ["measure"]
+__all__ = ["Memory", "measure"]
 
 T = TypeVar("T")
 
@@ -27,8 +27,15 @@ WORDS: Final = 200
 """Tokens of the vocabulary; which ones does not matter."""
 
 
+class Memory(NamedTuple):
+    """Memory of weights, in bytes, and of the optimiser, in bytes for each number that learns."""
+
+    weights: int
+    moments: float
+
+
 def measure(
-    engine: TorchEngine, rehearse: Callable[[Sequence[Sample]], None], *, parameters: int, trained: int
+    engine: TorchEngine, rehearse: Callable[[Sequence[Sample]], None], *, parameters: int, trained: int, memory: Memory
 ) -> Speed:
     """Takes some seconds where a policy is slow. `rehearse` computes rows' gradient."""
     rng = random.Random(0)  # noqa: S311 - which tokens does not matter
@@ -49,6 +56,8 @@ def measure(
     return Speed(
         parameters=parameters,
         trained=trained,
+        weight_bytes=memory.weights,
+        moment_bytes=memory.moments,
         read=speed(CALLS * READ, reading.wall),
         sampled=speed(sampled, sampling.wall),
         calls=CALLS,

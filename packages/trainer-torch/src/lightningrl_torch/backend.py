@@ -28,7 +28,8 @@ from lightningrl.errors import BackendError
 from lightningrl.types import Array, IntArray, Sample
 from lightningrl_torch._packing import make_row
 from lightningrl_torch._size import engine_threads, is_large
-from lightningrl_torch._speed import measure
+from lightningrl_torch._speed import Memory, measure
+from lightningrl_torch.bits import MOMENT_BYTES, check_bits, silence_bits
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.device import cpu_threads, return_memory
 from lightningrl_torch.engine import TorchEngine
@@ -57,8 +58,10 @@ class TorchBackend:
     __signature__ = inspect.signature(Settings)
 
     def __init__(self, **settings: Any) -> None:
+        silence_bits()
         with cpu_threads(1):
             asked = Settings(**settings)
+            check_bits(asked)
             self._policy = LoadedPolicy(asked)
             self.settings = self._policy.settings
             self._reference = _reference(self._policy, self.settings)
@@ -267,6 +270,7 @@ class TorchBackend:
             lambda rows: LEARNING.submit(rehearse, rows).result(),
             parameters=self._policy.parameters,
             trained=trained,
+            memory=Memory(self._policy.weight_bytes, MOMENT_BYTES[self.settings.optimizer]),
         )
 
     def save(self, folder: Path) -> None:

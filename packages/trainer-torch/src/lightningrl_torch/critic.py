@@ -19,6 +19,7 @@ from lightningrl.errors import ConfigError
 from lightningrl_torch._models import ModelTraits, read_traits
 from lightningrl_torch._packing import Batch
 from lightningrl_torch._scoring import read_states
+from lightningrl_torch.bits import make_optimizer
 from lightningrl_torch.policy import load_weights, silence_dropout
 from lightningrl_torch.settings import CriticSettings, Settings
 
@@ -59,9 +60,8 @@ class Critic:
                 for name, parameter in self._model.named_parameters()
                 if id(parameter) not in unused
             }
-        self.optimizer = torch.optim.AdamW(
-            list(self.parameters.values()), lr=own.rate, betas=settings.betas, weight_decay=0.0
-        )
+        group = {"params": list(self.parameters.values()), "weight_decay": 0.0}
+        self.optimizer = make_optimizer([group], settings, rate=own.rate, fused=False)
 
     @property
     def model(self) -> PreTrainedModel:

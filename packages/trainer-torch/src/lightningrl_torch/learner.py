@@ -35,6 +35,7 @@ from lightningrl_torch._probe import MOST_TOKENS, Probe, probe_rates
 from lightningrl_torch._samples import check_samples, count_targets, deal, some_rows
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch._size import choose_rate, tokens_at_once
+from lightningrl_torch.bits import check_same, make_optimizer
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
 from lightningrl_torch.device import watch_memory
@@ -71,11 +72,8 @@ class Learner:
         matrices = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
         vectors = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=self.rate,
-            betas=(settings.betas[0], settings.betas[1]),
-            fused=True,
+        self.optimizer = make_optimizer(
+            [group for group in groups if group["params"]], settings, rate=self.rate, fused=True
         )
 
     def learn(self, samples: Sequence[Sample]) -> LearnReport:
@@ -381,6 +379,7 @@ class Learner:
         return {
             "step": self.step,
             "rate": self.rate,
+            "optimizer_name": self._settings.optimizer,
             "optimizer": self.optimizer.state_dict(),
             "random": self.random.getstate(),
             **critic,
@@ -388,6 +387,7 @@ class Learner:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
+        check_same(state.get("optimizer_name", "adamw"), self._settings)
         self.optimizer.load_state_dict(state["optimizer"])
         version, internal, gauss = state["random"]
         self.random.setstate((version, tuple(internal), gauss))

@@ -24,8 +24,9 @@ def create_backend(**settings: Any) -> TorchBackend:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises ConfigError for a policy's settings that cannot be, and BackendError where its engine is not installed.
-    Imports torch where a GPU or a loss of the user's own is asked for."""
+    """Raises ConfigError for a policy's settings that cannot be, and BackendError where its engine, or bitsandbytes, is
+    needed and not installed. Imports torch where a GPU or a loss of the user's own is asked for."""
+    from lightningrl_torch.bits import check_bits
     from lightningrl_torch.losses import LOSSES
     from lightningrl_torch.settings import Settings
     from lightningrl_torch.vllm_check import check_vllm
@@ -33,6 +34,7 @@ def check_recipe(recipe: Recipe) -> None:
     served_by_vllm: list[str] = []
     for name, policy in recipe.all_policies.items():
         settings = Settings(policy=policy.model, name=name, **recipe.options_of(policy))
+        check_bits(settings)
         if settings.engine == "vllm":
             served_by_vllm.append(name)
         if settings.device == "cuda":

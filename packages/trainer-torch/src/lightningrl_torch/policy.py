@@ -91,6 +91,12 @@ class LoadedPolicy:
         return sum(one.numel() for one in named)
 
     @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights."""
+        weights = self.light.parameters.values() if self.light else self.whole.model.parameters()
+        return sum(weight.numel() * weight.element_size() for weight in weights)
+
+    @property
     def model(self) -> PreTrainedModel:
         """The model that the learner calls."""
         return self.whole.model

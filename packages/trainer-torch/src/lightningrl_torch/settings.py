@@ -97,6 +97,8 @@ class Settings(LearnerSettings):
     max_staleness: Whole = 0
     """The run's `loop.max_staleness`. Above 0 the engine serves on a copy of the weights while the learner learns."""
 
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """`adamw8bit`: its two moments take 2 bytes a weight in place of 8 (bitsandbytes; docs/how-to/laptop.md)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate, over calls of `learn`."""
     max_tokens_per_microbatch: Count | None = None

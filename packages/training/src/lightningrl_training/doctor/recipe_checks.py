@@ -132,10 +132,11 @@ def memory_enough(seen: Observation) -> Finding:
 
 
 def _explain_memory(speed: Speed, used: int) -> str:
-    """The parts of a large policy's memory on a CPU: float32, and AdamW has two moments of all that learns."""
-    weights, gradient = 4 * speed.parameters, 4 * speed.trained
-    rest = used - weights - 3 * gradient
-    sizes = f"{_gb(weights)} are weights, {_gb(gradient)} their gradient, {_gb(2 * gradient)} Adam's moments"
+    """The parts of a large policy's memory on a CPU; AdamW has two moments of all that learns."""
+    weights = 4 * speed.parameters if speed.weight_bytes is None else speed.weight_bytes
+    gradient, moments = 4 * speed.trained, speed.moment_bytes * speed.trained
+    rest = used - weights - gradient - moments
+    sizes = f"{_gb(weights)} are weights, {_gb(gradient)} their gradient, {_gb(moments)} Adam's moments"
     return f"{sizes}, {_gb(rest)} activations, words, keys and values, and processes" if rest > 0 else sizes
 
 
