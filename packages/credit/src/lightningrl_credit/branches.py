@@ -16,6 +16,7 @@ With `train`, calls that the branches sampled are trained as well, each against 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -28,32 +29,30 @@ from lightningrl_credit.spread import to_tokens
 __all__ = ["Branches", "states"]
 
 
+@dataclass(kw_only=True, eq=False)
 class Branches:
     """Measured advantages, for agents and tools that repeat when run again; `branches_diverged` counts where not."""
 
-    requires: frozenset[str] = frozenset({"branches"})
+    requires: frozenset[str] = field(init=False, default=frozenset({"branches"}))
+    samples: int = 4
+    """Branches from each state, K (VinePPO: 9)."""
+    points: int = 0
+    """Most states of a rollout, where the call before was least likely (entropy-guided, AT²PO, 2601.04767); 0 = all."""
+    rollouts: int = 0
+    """The first so many rollouts of a group; 0 = all. The others have their return's difference to the mean."""
+    equal: bool = False
+    """Branch, too, where all rollouts of a group earned the same."""
+    train: bool = False
+    """Train the branches, too."""
 
-    def __init__(
-        self, *, samples: int = 4, points: int = 0, rollouts: int = 0, equal: bool = False, train: bool = False
-    ) -> None:
-        """Measure by branches.
-
-        samples    branches from each state, K (VinePPO: 9)
-        points     at most so many states of a rollout, where the call before was least likely (entropy-guided, AT²PO,
-                   arXiv 2601.04767); 0 = all
-        rollouts   the first so many rollouts of a group; 0 = all. The others have the difference of their return to
-                   the mean
-        equal      also branch where all rollouts of a group earned the same
-        train      train the branches, too
-        """
-        for name, value, least in (("samples", samples, 1), ("points", points, 0), ("rollouts", rollouts, 0)):
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("samples", self.samples, 1),
+            ("points", self.points, 0),
+            ("rollouts", self.rollouts, 0),
+        ):
             if value < least:
                 raise ConfigError(f"credit assigner 'branches': {name} is {value!r}; set it to {least} or more")
-        self.samples = samples
-        self.points = points
-        self.rollouts = rollouts
-        self.equal = equal
-        self.train = train
 
     def branch_points(self, trajectories: Sequence[Trajectory], /) -> Mapping[BranchPoint, int]:
         rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]

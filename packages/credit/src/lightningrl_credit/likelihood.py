@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -60,20 +61,23 @@ _NEVER = 1e-3
 logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class _Likelihood:
     """The base of both: two terms, each with a baseline of its own, the outcome's and the turns'."""
 
-    requires: frozenset[str]
+    requires: frozenset[str] = field(init=False)
+    gamma: InitVar[float] = 1.0
+    compared: Compared = "turn"
+    baseline: Baseline = "grpo"
+    epsilon: float = 1e-6
 
-    def __init__(self, *, gamma: float, compared: Compared, baseline: Baseline, epsilon: float) -> None:
-        check_baseline(baseline)
-        if compared not in get_args(Compared):
-            raise ConfigError(f"credit assigner 'likelihood': compared {compared!r} is none of 'turn', 'all'")
-        self.compared: Compared = compared
-        self.baseline: Baseline = baseline
-        self.epsilon = epsilon
-        self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
+    def __post_init__(self, gamma: float) -> None:
+        check_baseline(self.baseline)
+        if self.compared not in get_args(Compared):
+            raise ConfigError(f"credit assigner 'likelihood': compared {self.compared!r} is none of 'turn', 'all'")
+        self._turns = TurnReturns(gamma=gamma, baseline=self.baseline, epsilon=self.epsilon)
         """Numbers the turns, and discounts along histories."""
+        self.requires = frozenset({"logprobs", *(["group"] if self.baseline != "none" else [])})
 
     def _outcomes(self, rewarded: Sequence[Trajectory]) -> FloatArray:
         returns = np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)
@@ -111,44 +115,33 @@ class _Likelihood:
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class InformationGain(_Likelihood):
     """IGPO: a call is paid by how much likelier it made the gold answer; the last of a history has the outcome.
 
     It helped on neither of our tasks (docs/explanation/credit/likelihood.md).
     """
 
-    def __init__(
-        self,
-        *,
-        answer: str | Answer = "{answer}",
-        follows: Follows = "history",
-        gamma: float = 1.0,
-        turn_weight: float = 1.0,
-        compared: Compared = "turn",
-        baseline: Baseline = "grpo",
-        epsilon: float = 1e-6,
-    ) -> None:
-        """`answer`: the task's answer in the policy's words, as a text with `{answer}` in it or a function of the task;
-        it stands where a completion begins. Of a list of answers the likeliest counts. `follows`: a call's next one
-        goes on with its `history`, or is the `role`'s next one, whatever its prompt. `turn_weight` multiplies the
-        gains' advantages.
-        """
-        super().__init__(gamma=gamma, compared=compared, baseline=baseline, epsilon=epsilon)
-        if isinstance(answer, str) and "{answer}" not in answer:
+    answer: str | Answer = "{answer}"
+    """The task's answer in the policy's words, where a completion begins: a text with `{answer}` in it or a function of
+    the task. Of a list of answers the likeliest counts."""
+    follows: Follows = "history"
+    """A call's next one goes on with its `history`, or is the `role`'s next one, whatever its prompt."""
+    turn_weight: float = 1.0
+    """Factor of the gains' advantages."""
+
+    def __post_init__(self, gamma: float) -> None:
+        super().__post_init__(gamma)
+        if isinstance(self.answer, str) and "{answer}" not in self.answer:
             raise ConfigError(
-                f"credit assigner 'likelihood': answer {answer!r} has no {{answer}} in it; "
+                f"credit assigner 'likelihood': answer {self.answer!r} has no {{answer}} in it; "
                 "write it where the answer stands"
             )
-        if follows not in get_args(Follows):
-            raise ConfigError(f"credit assigner 'likelihood': follows {follows!r} is none of 'history', 'role'")
-        self.answer = answer
-        self.follows: Follows = follows
-        self.turn_weight = turn_weight
+        if self.follows not in get_args(Follows):
+            raise ConfigError(f"credit assigner 'likelihood': follows {self.follows!r} is none of 'history', 'role'")
         self._has_warned = False
-        is_of_task = isinstance(answer, str)
-        self.requires = frozenset(
-            {"logprobs", *(["answers"] if is_of_task else []), *(["group"] if baseline != "none" else [])}
-        )
+        if isinstance(self.answer, str):
+            self.requires |= {"answers"}
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Find `gain` of each call, 0.0 for the last of a history, and `answer`, the right answer's probability in the
@@ -228,45 +221,35 @@ class InformationGain(_Likelihood):
         return [self.answer.replace("{answer}", as_text(answer)) for answer in answers]
 
 
+@dataclass(kw_only=True, eq=False)
 class Hindsight(_Likelihood):
-    """HCAPO: of a rollout that succeeded, calls that its success makes likelier have more of the outcome."""
+    """HCAPO: of a rollout that succeeded, calls that its success makes likelier have more of the outcome.
 
-    def __init__(
-        self,
-        *,
-        hint: str = "This is how the task below was solved in the end: {output}\n\n",
-        omega: float = 1.0,
-        temperature: float = 5.0,
-        bounds: Sequence[float] = (0.8, 1.2),
-        smoothing: float = 1.0,
-        success: float = 0.0,
-        gamma: float = 1.0,
-        compared: Compared = "turn",
-        baseline: Baseline = "grpo",
-        epsilon: float = 1e-6,
-    ) -> None:
-        """`hint` goes before the call's prompt, with the rollout's output for `{output}`. `omega`, `temperature` (τ)
-        and `bounds` of ρ are the paper's; so is a `smoothing` α of 0.5: Q_t ← α Q_t + (1 - α) Q_{t+1} (appendix A;
-        1.0 = none). A rollout with a reward above `success` succeeded.
-        """
-        super().__init__(gamma=gamma, compared=compared, baseline=baseline, epsilon=epsilon)
-        low, high = bounds if len(bounds) == 2 else (1.0, 0.0)
+    `omega`, `temperature` (τ) and `bounds` of ρ are the paper's; so is a `smoothing` α of 0.5: Q_t ← α Q_t + (1 - α)
+    Q_{t+1} (appendix A; 1.0 = none).
+    """
+
+    hint: str = "This is how the task below was solved in the end: {output}\n\n"
+    """Stands before the call's prompt, with the rollout's output for `{output}`."""
+    omega: float = 1.0
+    temperature: float = 5.0
+    bounds: Sequence[float] = (0.8, 1.2)
+    smoothing: float = 1.0
+    success: float = 0.0
+    """A rollout with a reward above it succeeded."""
+
+    def __post_init__(self, gamma: float) -> None:
+        super().__post_init__(gamma)
+        low, high = self.bounds if len(self.bounds) == 2 else (1.0, 0.0)
         if not 0.0 <= low <= 1.0 <= high:
             raise ConfigError(
-                f"credit assigner 'likelihood': bounds {bounds!r} do not hold 1 between them; try [0.8, 1.2]"
+                f"credit assigner 'likelihood': bounds {self.bounds!r} do not hold 1 between them; try [0.8, 1.2]"
             )
-        if temperature <= 0.0 or not 0.0 < smoothing <= 1.0:
+        if self.temperature <= 0.0 or not 0.0 < self.smoothing <= 1.0:
             raise ConfigError(
-                f"credit assigner 'likelihood': temperature {temperature!r} is to be above 0, smoothing {smoothing!r} "
-                "above 0 and at most 1; try 5.0 and 0.5"
+                f"credit assigner 'likelihood': temperature {self.temperature!r} is to be above 0, smoothing "
+                f"{self.smoothing!r} above 0 and at most 1; try 5.0 and 0.5"
             )
-        self.hint = hint
-        self.omega = omega
-        self.temperature = temperature
-        self.bounds = (low, high)
-        self.smoothing = smoothing
-        self.success = success
-        self.requires = frozenset({"logprobs", *(["group"] if baseline != "none" else [])})
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Find `ratio`, ρ of each call; 1.0 throughout where the rollout did not succeed."""

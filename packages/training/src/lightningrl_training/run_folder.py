@@ -31,11 +31,7 @@ from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpo
 from lightningrl_training.tasks import TaskSets, decode_digests, digest_tasks, encode_digests, explain_other_tasks
 from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, place_models, read_run_file
 
-__all__ = [
-    "RunFolder",
-    "default_run",
-    "explain_name",
-]
+__all__ = ["RunFolder", "default_run", "explain_name"]
 
 FREE_ON_RESUME = re.compile(
     r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience|stop_at)|runtime|store_url|loggers"

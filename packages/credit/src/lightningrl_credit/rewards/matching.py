@@ -18,6 +18,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from lightningrl.errors import ConfigError
@@ -87,12 +88,15 @@ _CURRENCY = re.compile(r"^([-+]?)[$€£]+\s*")
 _DIVISION = re.compile(rf"({_NUMBER.pattern})\s*/\s*({_NUMBER.pattern})")
 
 
+@dataclass(kw_only=True, eq=False)
 class _Matching:
     """Base of rewards that compare the output's text with right answers."""
 
-    def __init__(self, field: str | None, extract: str | None, answer_field: str | None) -> None:
-        self.field = field
-        self.answer_field = answer_field
+    field: str | None = None
+    extract: InitVar[str | None] = None
+    answer_field: str | None = None
+
+    def __post_init__(self, extract: str | None) -> None:
         self._extract = Extract(extract)
 
     def _texts(self, task: Task, output: Any) -> tuple[str, list[str]]:
@@ -102,20 +106,12 @@ class _Matching:
         ]
 
 
+@dataclass(kw_only=True, eq=False)
 class Exact(_Matching):
     """Gives 1.0 if the output says the answer, else 0.0."""
 
-    def __init__(
-        self,
-        *,
-        field: str | None = None,
-        extract: str | None = None,
-        answer_field: str | None = None,
-        normalized: bool = True,
-    ) -> None:
-        """`normalized`: regardless of case, punctuation, articles and spaces."""
-        super().__init__(field, extract, answer_field)
-        self.normalized = normalized
+    normalized: bool = True
+    """Regardless of case, punctuation, articles and spaces."""
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         given, right = self._texts(task, output)
@@ -124,29 +120,20 @@ class Exact(_Matching):
         return float(given in [answer.strip() for answer in right])
 
 
+@dataclass(kw_only=True, eq=False)
 class Numeric(_Matching):
     """Gives 1.0 if the output is the answer's number, else 0.0. Raises ValueError for a task whose answer is none."""
 
-    def __init__(
-        self,
-        *,
-        field: str | None = None,
-        extract: str | None = None,
-        answer_field: str | None = None,
-        tolerance: float = 1e-6,
-        absolute: float = 0.0,
-    ) -> None:
-        """`tolerance` is relative, a share of the larger of both; `absolute` is for answers near 0.
+    tolerance: float = 1e-6
+    """Relative: a share of the larger of both."""
+    absolute: float = 0.0
+    """For answers near 0; the larger allowance counts."""
 
-        The larger allowance counts.
-        """
-        super().__init__(field, extract, answer_field)
-        if not (tolerance >= 0 and absolute >= 0):
-            raise ConfigError(
-                f"reward 'numeric': tolerance {tolerance!r} and absolute {absolute!r} must not be negative"
-            )
-        self.tolerance = tolerance
-        self.absolute = absolute
+    def __post_init__(self, extract: str | None) -> None:
+        super().__post_init__(extract)
+        if not (self.tolerance >= 0 and self.absolute >= 0):
+            both = f"tolerance {self.tolerance!r} and absolute {self.absolute!r}"
+            raise ConfigError(f"reward 'numeric': {both} must not be negative")
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         text, right = self._texts(task, output)
@@ -167,11 +154,6 @@ class Numeric(_Matching):
 
 class F1(_Matching):
     """Harmonic mean of precision and recall over the words of the normalised texts."""
-
-    def __init__(
-        self, *, field: str | None = None, extract: str | None = None, answer_field: str | None = None
-    ) -> None:
-        super().__init__(field, extract, answer_field)
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         given, right = self._texts(task, output)

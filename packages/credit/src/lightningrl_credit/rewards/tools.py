@@ -8,6 +8,7 @@ TokenBudget      completion tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, get_args
@@ -115,6 +116,7 @@ class ExecutionErrors(ToolStatusReward):
 _REFUSED = frozenset({ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL})
 
 
+@dataclass(kw_only=True, eq=False)
 class ValidArguments:
     """Gives each call the mean over its tools; None without tools, or where nobody told arguments or status.
 
@@ -122,24 +124,18 @@ class ValidArguments:
     that do not fit the schema that the call's own request gave for the tool.
     """
 
-    def __init__(
-        self,
-        *,
-        ok: float = 0.0,
-        error: float = -0.1,
-        offered: bool = True,
-        schemas: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        """`schemas`: JSON schema of the arguments by the tool's name, in place of the one that was offered; `offered`
-        False = no other ones. A tool without one may be called with any object.
-        """
-        self.ok = ok
-        self.error = error
-        self.offered = offered
+    ok: float = 0.0
+    error: float = -0.1
+    offered: bool = True
+    """False = no schemas but `schemas`. A tool without one may be called with any object."""
+    schemas: InitVar[Mapping[str, Mapping[str, Any]] | None] = None
+    """JSON schema of the arguments by the tool's name, in place of the one that was offered."""
+
+    def __post_init__(self, schemas: Mapping[str, Mapping[str, Any]] | None) -> None:
         self._checks: dict[str, Callable[[Any], bool]] = {
             name: build_check(schema, what=f"the schema of tool {name!r}") for name, schema in (schemas or {}).items()
         }
-        if offered:
+        if self.offered:
             load_jsonschema("what tools are called with ('offered' of 'valid_arguments')")
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:

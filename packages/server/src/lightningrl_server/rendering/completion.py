@@ -17,15 +17,7 @@ from lightningrl.types import FinishReason, Transition
 from lightningrl_server.rendering.arguments import is_utf8, parse_arguments, with_texts, write_arguments
 from lightningrl_server.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 
-__all__ = [
-    "Choice",
-    "CompletionText",
-    "ShownText",
-    "TextDelta",
-    "ToolReading",
-    "ToolRequest",
-    "read_recorded",
-]
+__all__ = ["Choice", "CompletionText", "ShownText", "TextDelta", "ToolReading", "ToolRequest", "read_recorded"]
 
 _MARKS = ("<think>", "<tool_call>", "<｜DSML｜tool_calls>")
 """Markup that opens something else than content, and may come in several tokens."""

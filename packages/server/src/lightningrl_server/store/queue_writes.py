@@ -24,17 +24,7 @@ from lightningrl_server.store.tables import attempts, calls, other_calls, reward
 from lightningrl_server.store.tool_calls import append_spans, append_tool_calls
 from lightningrl_server.store.transaction import WITH_ROLLOUT, PreparedStatement, Transaction, over
 
-__all__ = [
-    "cancel",
-    "create_rollouts",
-    "expire",
-    "finish",
-    "heartbeat",
-    "interrupt",
-    "lease",
-    "release",
-    "retry",
-]
+__all__ = ["cancel", "create_rollouts", "expire", "finish", "heartbeat", "interrupt", "lease", "release", "retry"]
 
 OUTPUT_LIMIT = 16 * 2**20
 """Bytes of JSON that an agent may return."""

@@ -10,16 +10,7 @@ from lightningrl_server.gateway.dialects.checks import check_count, is_nothing
 from lightningrl_server.gateway.dialects.schemas import check_schema
 from lightningrl_server.gateway.request import ForcedCall, Refusal
 
-__all__ = [
-    "ToolChoice",
-    "ToolOffer",
-    "function_tool",
-    "hosted_hint",
-    "place_tools",
-    "read_choice",
-    "read_offer",
-    "read_tools",
-]
+__all__ = ["function_tool", "hosted_hint", "place_tools", "read_choice", "read_offer", "read_tools"]
 
 T = TypeVar("T")
 
