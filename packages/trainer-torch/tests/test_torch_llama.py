@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from lightningrl_torch._forward import Forward, build_forward
@@ -21,6 +25,7 @@ from lightningrl_torch._llama import LARGE, LlamaForward, join_rows, multiply
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._plain import PlainForward
 from lightningrl_torch._prefill import Prefiller
+from lightningrl_torch._prompt_attention import LEAST, plan_calls
 from lightningrl_torch._slots import KeyValues, SlotCache
 from lightningrl_torch.testing import make_config, make_model
 
@@ -142,7 +147,7 @@ def largest_difference(one: list[Tensor], other: list[Tensor]) -> float:
 
 
 def flat(prefixes: list[KeyValues]) -> list[Tensor]:
-    return [states for kv in prefixes for pair in kv for states in pair]
+    return [state for kv in prefixes for states in kv for state in states.unbind()]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -169,7 +174,7 @@ def test_prompts_of_any_length_are_one_pass_and_go_on_where_a_remembered_one_end
     alone = [kv for prompt in PROMPTS for kv in forward.prefill([prompt], [[]])]
     together = forward.prefill(PROMPTS, [[], [], []])
     assert largest_difference(flat(together), flat(alone)) < 1e-5
-    beginning = [(keys[:, :5], values[:, :5]) for keys, values in alone[0]]
+    beginning = [states[:, :, :5] for states in alone[0]]
     for new in (PROMPTS[2][5:], PROMPTS[2][5:6]):
         resumed = forward.prefill([new, PROMPTS[1]], [beginning, []])
         whole = forward.prefill([(*PROMPTS[2][:5], *new), PROMPTS[1]], [[], []])
@@ -253,3 +258,101 @@ def test_large_matrices_are_multiplied_as_small_ones_are(rows: int) -> None:
     assert weight.numel() >= LARGE
     for one in (None, bias):
         assert largest_difference([multiply(x, weight, one)], [torch.nn.functional.linear(x, weight, one)]) < 1e-5
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what a GPU would be started for: operations that are no mere view."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **kwargs or {})
+
+
+def waiting_prompts(number: int, *, lengths: tuple[int, int] = (20, 20)) -> list[tuple[int, ...]]:
+    rng = random.Random(number)
+    return [tuple(rng.randrange(256) for _ in range(rng.randint(*lengths))) for _ in range(number)]
+
+
+def test_many_waiting_prompts_start_hardly_more_operations_than_a_few() -> None:
+    """Attention and copies were started prompt by prompt and layer by layer: on a GPU half of a batch's time."""
+    model = make_model()
+    forward = build_forward(model, read_traits(model, "policy"), autocast=False)
+    counts = []
+    for prompts in (waiting_prompts(4), waiting_prompts(64)):
+        with torch.no_grad(), Operations() as operations:
+            prefiller, cache = Prefiller(forward, batch_tokens=4096, cache_tokens=4096), SlotCache(forward.layers)
+            cache.join(prefiller.prefill(prompts))
+        counts.append(operations.count)
+    assert counts[1] - counts[0] <= 60, "one copy for each prompt that is remembered"
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "lora"])
+@pytest.mark.parametrize("least", [0.0, 0.5, 1.0])
+@torch.inference_mode()
+def test_prompts_that_wait_together_have_the_keys_and_values_of_each_alone(
+    name: str, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any lengths, new ones beside those that go on from remembered ones, in a few passes."""
+    monkeypatch.setitem(LEAST, "cpu", least)
+    model = MODELS[name]()
+    forward = build_forward(model, read_traits(model, name), autocast=False)
+    shared = waiting_prompts(1, lengths=(40, 40))[0]
+    longer = [(*shared[:30], *prompt) for prompt in waiting_prompts(5, lengths=(1, 9))]
+    prompts = [*waiting_prompts(9, lengths=(1, 60)), *longer, (*shared, 1), shared[:20], longer[0], ()]
+    prefiller = Prefiller(forward, batch_tokens=128, cache_tokens=4096)
+    prefiller.prefill([shared])
+    found = prefiller.prefill(prompts)
+    alone = [forward.prefill([prompt], [[]])[0] if prompt else [] for prompt in prompts]
+    assert largest_difference(flat(found), flat(alone)) < 1e-5
+
+    together, one_by_one = SlotCache(forward.layers), SlotCache(forward.layers)
+    together.join(found)
+    for kv in alone:
+        one_by_one.join([kv])
+    for row, prompt in enumerate(prompts):
+        for layer, other in zip(together.layers, one_by_one.layers, strict=True):
+            for buffer, expected in zip(layer.buffers, other.buffers, strict=True):
+                found_states, states = (
+                    memory[row, :, cache.end - len(prompt) : cache.end]
+                    for memory, cache in ((buffer, together), (expected, one_by_one))
+                )
+                torch.testing.assert_close(found_states, states, atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_prompts_that_wait_together_pay_once_for_their_common_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computed all of it where none had come before them."""
+    model = make_model()
+    forward = build_forward(model, read_traits(model, "policy"), autocast=False)
+    passes: list[list[int]] = []
+    compute = forward.prefill
+
+    def count(sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
+        passes.append(sorted(map(len, sequences)))
+        return compute(sequences, before)
+
+    monkeypatch.setattr(forward, "prefill", count)
+    schema = tuple(range(1, 51))
+    prompts = [(*schema, 60 + number, *range(number)) for number in range(4)]
+    found = Prefiller(forward, batch_tokens=4096, cache_tokens=4096).prefill(prompts)
+    assert passes == [[51], [2, 3, 4]]
+    assert largest_difference(flat(found), flat([compute([prompt], [[]])[0] for prompt in prompts])) < 1e-5
+
+
+@given(
+    tokens=st.lists(st.tuples(st.integers(1, 300), st.sampled_from([0, 0, 5, 200])), min_size=1, max_size=40),
+    least=st.floats(0.0, 1.0),
+)
+def test_a_call_of_attention_is_padded_no_further_than_its_share(tokens: list[tuple[int, int]], least: float) -> None:
+    new, past = ([pair[side] for pair in tokens] for side in (0, 1))
+    calls = plan_calls(new, past, least)
+    assert sorted(number for call in calls for number in call) == list(range(len(tokens)))
+    for call in calls:
+        assert len({past[number] > 0 for number in call}) == 1
+        widest = max(new[number] for number in call)
+        area = len(call) * widest * (widest + max(past[number] for number in call))
+        assert sum(new[number] * (new[number] + past[number]) for number in call) >= least * area * (1 - 1e-9)

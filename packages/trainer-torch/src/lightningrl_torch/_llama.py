@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lightningrl_torch._prompt_attention import PromptAttention
 from lightningrl_torch._slots import KeyValues, SlotCache
 
 if TYPE_CHECKING:
@@ -163,52 +164,34 @@ class LlamaForward:
         return self._head(F.rms_norm(x, x.shape[-1:], self._norm, self._eps))
 
     def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
-        """One pass over all tokens of all sequences, without padding."""
+        """One pass over all tokens of all sequences, which only attention pads."""
         device = self._embeddings.device
-        starts = [past[0][0].shape[1] if past else 0 for past in before]
-        lengths = [len(sequence) for sequence in sequences]
-        flat = torch.tensor([token for sequence in sequences for token in sequence], device=device)
-        positions = torch.cat(
-            [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        ).to(device)
-        cosines, sines = self._rotation(
-            positions, max(start + length for start, length in zip(starts, lengths, strict=True))
+        starts = [past[0].shape[2] if past else 0 for past in before]
+        attention = PromptAttention(
+            [len(sequence) for sequence in sequences], [past[0] if past else None for past in before], device
         )
-        remembered: list[KeyValues] = [[] for _ in sequences]
+        order = attention.order
+        flat = torch.tensor([token for number in order for token in sequences[number]], device=device)
+        places = [range(starts[number], starts[number] + len(sequences[number])) for number in order]
+        positions = torch.tensor([position for place in places for position in place], device=device)
+        cosines, sines = self._rotation(positions, max(place.stop for place in places))
+        states = self._embeddings.new_empty(
+            (2 * self.layers, self._kv_heads, len(flat), self._head_dim), dtype=self._dtype
+        )
         x = self._embeddings[flat]
         last = self._layers[-1]
         for number, layer in enumerate(self._layers):
             queries, keys, values = self._attended(layer, x, cosines, sines)
-            mixed = []
-            split = [part.split(lengths) for part in (queries, keys, values)]  # type: ignore[no-untyped-call]
-            for index, (q, k, v) in enumerate(zip(*split, strict=True)):
-                k, v = k.transpose(0, 1), v.transpose(0, 1)
-                if before[index]:
-                    k, v = (torch.cat((past, new), 1) for past, new in zip(before[index][number], (k, v), strict=True))
-                # not a view of what all tokens of the pass have in this layer
-                remembered[index].append((k.contiguous(), v.contiguous()))
-                if layer is not last:
-                    mixed.append(self._attend(q.transpose(0, 1), k, v))
+            states[2 * number], states[2 * number + 1] = keys.transpose(0, 1), values.transpose(0, 1)
             if layer is not last:  # of the last one nobody reads more than keys and values
-                x = x + layer.output(torch.cat(mixed))
+                x = x + layer.output(attention.attend(number, queries, keys, values))
                 x = x + self._mlp(layer, x)
+        remembered: list[KeyValues] = [[] for _ in sequences]
+        at = 0
+        for number in order:
+            new = states[:, :, at : (at := at + len(sequences[number]))]
+            remembered[number] = [torch.cat((*before[number], new), 2)]
         return remembered
-
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """One sequence's newest tokens (heads, new, head_dim) on all of it: (new, heads · head_dim)."""
-        new, all_tokens = queries.shape[1], keys.shape[1]
-        mask = None
-        if 1 < new < all_tokens:
-            mask = torch.ones((new, all_tokens), dtype=torch.bool, device=keys.device).tril(all_tokens - new)
-        mixed = F.scaled_dot_product_attention(
-            queries[None],
-            keys[None],
-            values[None],
-            attn_mask=mask,
-            is_causal=new == all_tokens,
-            enable_gqa=self._heads != self._kv_heads,
-        )
-        return mixed[0].transpose(0, 1).reshape(new, -1)
 
     def _attended(self, layer: _Layer, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of tokens, each (tokens, heads, head_dim), turned to their positions."""

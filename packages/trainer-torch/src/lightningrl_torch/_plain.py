@@ -90,10 +90,8 @@ class PlainForward:
                 logits_to_keep=1,
             )
         layers: Any = cache.layers
-        return [
-            [(layer.keys[row, :, : len(sequence)], layer.values[row, :, : len(sequence)]) for layer in layers]
-            for row, sequence in enumerate(sequences)
-        ]
+        states = [states for layer in layers for states in (layer.keys, layer.values)]
+        return [[one[row : row + 1, :, : len(sequence)] for one in states] for row, sequence in enumerate(sequences)]
 
     def _computing(self) -> torch.autocast:
         return torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=self._autocast)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 __all__ = ["KeyValues", "SlotCache", "SlotLayer"]
 
-KeyValues = list[tuple[Tensor, Tensor]]
-"""`kv[layer]` = keys and values of one sequence, each (heads, tokens, head_dim)."""
+KeyValues = list[Tensor]
+"""Keys and values of one sequence, (states, heads, tokens, head_dim) each: joined, states 0 and 1 are the first layer's
+keys and values, 2 and 3 the second's, and so on. Nothing = no tokens."""
 
 _ROWS, _COLUMNS, _STEP = 8, 256, 64
 
@@ -76,21 +77,34 @@ class SlotCache:
 
     def join(self, prefixes: Sequence[KeyValues]) -> None:
         """Append one row for each prefix (possibly of no tokens)."""
-        lengths = [kv[0][0].shape[1] if kv else 0 for kv in prefixes]
+        lengths = [kv[0].shape[2] if kv else 0 for kv in prefixes]
         first, count = self.rows, len(prefixes)
         widest = max(self.width, *lengths)
         self._reserve(first + count, widest)
         self.rows = first + count
         self.start = min(self.start, self.end - widest)
-        for number, (kv, length) in enumerate(zip(prefixes, lengths, strict=True), start=first):
-            window = slice(self.end - length, self.end)
-            if not kv:
-                continue
-            for layer, sequence in zip(self.layers, kv, strict=True):
-                if not layer.buffers:
-                    layer.make(*sequence)
-                for buffer, states in zip(layer.buffers, sequence, strict=True):
-                    buffer[number, :, window] = states
+        if any(lengths):
+            self._write(prefixes, slice(self.end - max(lengths), self.end), first)
+
+    def _write(self, prefixes: Sequence[KeyValues], window: slice, first: int) -> None:
+        """Copy prefixes into rows from `first`, each to the end of the window. Each layer's are one copy: what stands
+        left of a shorter one is a token of any."""
+        distinct = {id(kv): kv for kv in prefixes if kv}
+        parts = zip(*distinct.values(), strict=True)
+        states = [one for part in parts for one in (part[0] if len(part) == 1 else torch.cat(part, 2)).unbind()]
+        starts, at = {}, 0
+        for place, kv in distinct.items():
+            starts[place] = at
+            at += kv[0].shape[2]
+        lengths = torch.tensor([kv[0].shape[2] if kv else 0 for kv in prefixes])
+        begins = torch.tensor([starts.get(id(kv), 0) for kv in prefixes])
+        behind = torch.arange(window.start - window.stop, 0)
+        tokens = (begins[:, None] + (lengths[:, None] + behind).clamp(min=0)).to(states[0].device)
+        for layer, keys, values in zip(self.layers, states[::2], states[1::2], strict=True):
+            if not layer.buffers:
+                layer.make(keys, values)
+            for buffer, source in zip(layer.buffers, (keys, values), strict=True):
+                buffer[first : self.rows, :, window] = source[:, tokens].transpose(0, 1)
 
     def make_room(self) -> None:
         """Make sure that the next decoding step's column exists."""
