@@ -6,9 +6,8 @@
         seen.result = search("x")
 
 In a worker, reports are kept with the rollout and handed in before its result. In a process that the agent has started
-(forked, or its `OPENAI_BASE_URL` is the attempt's), each is posted at once. Anywhere else they are no rollout's: a line
-in the log, nothing more, so that the same agent serves in production. Other languages: `POST $OPENAI_BASE_URL/rewards`
-and `…/tool_calls`.
+(forked, or its `OPENAI_BASE_URL` is the attempt's), each is posted at once. Elsewhere they are only a line in the log,
+so that the same agent serves in production. Other languages: `POST $OPENAI_BASE_URL/rewards` and `…/tool_calls`.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ def report_reward(name: str, value: float | None, *, call: str | None = None) ->
     """Report a reward under `name`: of the rollout, or of the model call whose answer has the id `call` (`reply.id`).
 
     The last value of a name stands; None = nobody scored it. A recipe takes the rollout's with `use = "reported"`;
-    those of calls with an intermediate reward of that `use`, which turn-wise credit reads. Raises ValueError for a
-    value that is no finite number.
+    those of calls with an intermediate reward of that `use`. Raises ValueError for a value that is no finite number.
     """
     if not name or not isinstance(name, str):
         raise ValueError(f"reward name {name!r} is no name; give a text such as 'format'")

@@ -63,8 +63,7 @@ def work(
     workers: WorkersOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Run agents for a Lightning Server that runs elsewhere, until it is stopped: the recipe's workers, or those that
-    --workers says."""
+    """Run agents for a Lightning Server that runs elsewhere, until stopped: the recipe's workers, or --workers'."""
     from lightningrl_client.runtime.recipe_pool import work_command
 
     work_command(recipe, server=server, key=key, settings=read_settings(settings, workers=workers))

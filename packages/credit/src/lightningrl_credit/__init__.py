@@ -2,8 +2,7 @@
 
     group ─► returns(trajectory): one per call ─► baseline over the group, or over each role's calls ─► Advantages
 
-docs/explanation/credit/index.md has the table of methods, with formulas and sources. The names in `__init__.pyi` are
-public.
+docs/explanation/credit/index.md has the table of methods, with formulas and sources. Public names: `__init__.pyi`.
 """
 
 from lightningrl.lazy import lazy_names

@@ -37,8 +37,7 @@ def baseline_advantages(
     Mean and standard deviation weigh each trajectory once, split evenly over its returns, so long episodes count no
     more than short ones; with one return per trajectory these are the ordinary ones. The standard deviation is the
     sample's (ddof = 1), as in verl and TRL; ε is verl's. `lengths`: sampled tokens of each return's call, which `opo`
-    weighs by; None = equal. One trajectory, or returns that are all equal but for rounding, give exact zeros, except
-    with `none`, which has no baseline.
+    weighs by; None = equal. One trajectory, or returns equal but for rounding, give exact zeros, except with `none`.
 
     Raises ConfigError where `maxrl` has a return below 0.
     """

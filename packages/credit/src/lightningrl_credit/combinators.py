@@ -41,8 +41,7 @@ _Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
 class Combination:
     """The base of all of them.
 
-    A whole has `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load` where a
-    part has them.
+    A whole has a part's `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load`.
     """
 
     score: Callable[..., Awaitable[Evidence]]

@@ -9,8 +9,7 @@
     per = "group"   s_i ∈ [0, 1]       in the outcome's place, or beside it with a baseline of its own
                                        (RULER of OpenPipe's ART)
 
-A grade of 0.5 says nothing: it is worth 0, so that turns do not pay by their number. The judge's answers are recorded
-with the rollout and never trained.
+A grade of 0.5 is worth 0, so that turns do not pay by number. The judge's answers are recorded and never trained.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
     p_t = exp(1/L Σ_j log π(a*_j | h_t, a*_{<j}))   h_t: the prompt of call t; p_1 is that of the empty history  (eq. 2)
     r_t = p_{t+1} - p_t                             for all but the last call of a history                       (eq. 3)
-    A_t = Σ_{k ≥ t} γ^{k-t} Â_k                     Â_k = baseline(r_k) of a call with a next one,
-                                                    of the last baseline(R)
+    A_t = Σ_{k ≥ t} γ^{k-t} Â_k                     Â_k = baseline(r_k) before another call, else baseline(R)
 
 `Hindsight` (HCAPO, arXiv 2603.08754): how much likelier a call is once one knows that the rollout succeeded.
 

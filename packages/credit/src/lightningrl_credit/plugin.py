@@ -12,8 +12,7 @@ from lightningrl.plugins import Plugin, hookimpl
 
 
 class _Lazy:
-    """A factory by its place in this package, `"module:name"`, which is imported when it is called or its settings are
-    read."""
+    """A factory by its place in this package, `"module:name"`, imported when it is called or its settings are read."""
 
     def __init__(self, place: str, *arguments: Any) -> None:
         """`arguments` go before the settings."""

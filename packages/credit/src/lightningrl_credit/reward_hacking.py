@@ -4,8 +4,7 @@
     farming  P_now > P_then, beyond noise, and within groups the rollouts that are paid more do no better:
              corr(P_i, R_i) ≤ 0
 
-P_i is the sum of rollout i's plain intermediate rewards, over all its calls, and R_i its outcome. The potential form
-pays nothing in sum.
+P_i sums rollout i's plain intermediate rewards over its calls; R_i is its outcome. Potentials pay nothing in sum.
 """
 
 from __future__ import annotations

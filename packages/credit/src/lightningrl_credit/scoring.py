@@ -131,8 +131,7 @@ class Scorer:
         farmed: Sequence[str] = (),
     ) -> None:
         """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal
-        are left out of the step and its means (DAPO); others stand in for them. `farmed`: turn rewards that a policy
-        could farm.
+        are left out of the step and its means (DAPO); others stand in for them. `farmed`: turn rewards one could farm.
         """
         self._credit = credit
         self._rewards = rewards

@@ -74,8 +74,7 @@ def spread(
     """Advantages of the group, its returns compared within all of it or, with `set_of`, within calls of equal `set_of`.
 
     A trajectory without a reward stays out of every mean and gets None throughout; so do calls that are not trainable,
-    though their returns enter the mean. `counted`: each of the `rollouts` weighs the same in a mean, or each of the
-    `calls`.
+    though their returns enter the mean. `counted`: `rollouts` weigh the same in a mean, or `calls`.
     """
     return to_tokens(group, call_advantages(group, assigner, set_of=set_of, counted=counted))
 

@@ -72,8 +72,7 @@ def trained_calls_of(recipe: Recipe) -> dict[str, TrainedCalls]:
 def calls_left_out(
     calls: Sequence[Transition], trained: Mapping[str, TrainedCalls], side: Collection[str] | None = None
 ) -> dict[str, LeftOut]:
-    """Reasons of an attempt's calls that are not trained, by id. `trained`: by policy; `side`: the side calls, where
-    they are known."""
+    """Reasons of an attempt's calls that are not trained, by id. `trained`: by policy; `side`: side calls, if known."""
     side = side_calls(calls) if side is None else side
     reasons = ((call.id, _reason(call, trained.get(call.policy), is_side=call.id in side)) for call in calls)
     return {call_id: reason for call_id, reason in reasons if reason is not None}

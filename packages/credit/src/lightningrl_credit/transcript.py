@@ -7,8 +7,7 @@
     {"turn": 2, "by": "policy", "text": "3 €"}
     {"output": "3 €"}
 
-A rollout's text can end no line and open none, and holds no token of a chat template, whatever it tries. It can still
-try to talk a judge into something.
+A rollout's text can end or open no line, and holds no token of a chat template. It may still talk to the judge.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@
 | ReBN, GEM, arXiv 2510.01051 | baseline = "none", and `credit.whiten = true`: returns normalised over the batch      |
 
 One mean over the discounted returns of all turns would tell the early turns of four equal successes that they were bad,
-by their position alone: so the outcome is compared before it is discounted. With γ = 1 and no turn rewards this is
-identical assignment.
+by their position alone: so the outcome is compared before it is discounted. With γ = 1 and no turn rewards: identical.
 """
 
 from __future__ import annotations

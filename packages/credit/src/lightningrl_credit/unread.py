@@ -17,8 +17,7 @@ __all__ = ["unread_rewards"]
 def unread_rewards(recipe: Recipe, scorer: Scorer, credited: Sequence[CreditedGroup]) -> str | None:
     """Say in a sentence that intermediate rewards change no advantage, even if half a group earns more by its calls.
 
-    None where they do, where there are none, and where no group can tell. Credit is assigned anew: not for a method
-    that remembers.
+    None where they do, there are none, or no group can tell. Credit is assigned anew: not for a method with memory.
     """
     names = [name for name, reward in recipe.intermediate_rewards.items() if reward.weight != 0.0]
     group = next((each.group for each in credited if _can_tell(each.group)), None)

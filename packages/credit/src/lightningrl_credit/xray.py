@@ -96,8 +96,7 @@ def read_table(
 ) -> XRay:
     """Read a table. Methods that no step allowed are left out.
 
-    `methods`: name and summary of the table's rows, the run's own first. `most`: rollouts that are shown, those that
-    methods disagree on most.
+    `methods`: name and summary of the table's rows, the run's first. `most`: shown rollouts, with most disagreement.
     """
     names = [name for name, _ in methods]
     shown = [number for number, tokens in enumerate(table.tokens) if number == 0 or tokens]

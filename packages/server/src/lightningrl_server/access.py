@@ -75,8 +75,7 @@ class Access:
         return worker
 
     def is_worker(self, request: Request, key: str = "") -> bool:
-        """True where a worker's key is shown, or the run's. `key` stands in place of the header's. Raises Forbidden for
-        a wrong one."""
+        """True for a worker's key or the run's. `key` stands in place of the header's. Raises Forbidden for another."""
         if key:
             self.worker_shown(request, key)
             return True
@@ -89,8 +88,7 @@ class Access:
             raise Forbidden(f"the key of worker {worker!r} does not speak for {worker_id[:200]!r}; use that one's own")
 
     async def attempt(self, request: Request) -> None:
-        """Raise Forbidden, UnknownRecord or AttemptOver unless the run key, the worker key or the key of the path's
-        attempt is shown.
+        """Raise Forbidden, UnknownRecord or AttemptOver without the key of the run, a worker or the path's attempt.
 
         Whoever has none of them learns nothing about what exists.
         """

@@ -1,5 +1,4 @@
-"""The server's application: control API, engine link and gateway on one port; and the control API"s description,
-generated from its endpoints.
+"""The server's application: control API, engine link and gateway on one port; and its generated description.
 
 /api/v1/…       control API             run key; a worker's key to lease and report; an attempt's key for itself
 /api/v1/engines engine link (WebSocket) run key

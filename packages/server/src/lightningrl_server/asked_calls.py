@@ -64,8 +64,7 @@ def join_to_answers(
 ) -> list[ToolCallRecord]:
     """Return the records, those of `loose` spans with the id of the call that asked and the transition that it is of.
 
-    Of calls that are alike, the one asked first goes to the tool that ran first. What fits none, or one of several by
-    its name alone, stays as it is.
+    Of calls alike, the first asked goes to the first tool. What fits none, or several by name alone, stays as it is.
     """
     by_id = {call.id: call for call in asked}
     taken = {record.tool_call.id for record in records}

@@ -22,8 +22,7 @@ class _TooLarge(Exception):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """`uvicorn.Config(http=BoundedHttp)`. Connections that are kept alive between requests are closed by uvicorn's own
-    timeout."""
+    """`uvicorn.Config(http=BoundedHttp)`. Idle connections are closed by uvicorn's own timeout."""
 
     HEAD_S: ClassVar[float] = 30.0
     """Seconds for a request's head, from its first byte, or from the connection where none comes."""
@@ -122,8 +121,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
     def _body_s_left(self) -> float:
-        """Seconds that the next piece of the body may take. Example: 40 KiB that came in 65 s, at 4 KiB a second, are 5
-        s ahead of 60 + 10."""
+        """Seconds that the body's next piece may take. 40 KiB in 65 s, at 4 KiB a second, are 5 s ahead of 60 + 10."""
         return max(0.0, self.BODY_S + self._body_bytes / self.PACE - self._waited_s)
 
     def _wait(self, seconds: float | None) -> None:

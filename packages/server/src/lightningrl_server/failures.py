@@ -77,8 +77,7 @@ ERROR_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Resp
 
 
 class BoundedBodies:
-    """Refuses larger request bodies of the control API and of reports (the gateway bounds its own), and endless paths
-    of all."""
+    """Refuses larger bodies of the control API and of reports (the gateway bounds its own), and any endless path."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app

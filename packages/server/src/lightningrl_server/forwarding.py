@@ -120,8 +120,7 @@ class ExportForwarder:
                     await self._send(client, *self._take())
 
     def _take(self) -> tuple[bytes, int]:
-        """Return a batch and how many are in it: requests in protobuf are joined by writing them one after the
-        other."""
+        """Return a batch and how many are in it: protobuf requests are joined one after the other."""
         bodies: list[bytes] = []
         size = total = 0
         while self._waiting and (not bodies or size + len(self._waiting[0][0]) <= BATCH_BYTES):

@@ -43,8 +43,7 @@ class StartWatch:
         self._worked_cpu_s = 0.0
 
     def give_up(self, elapsed_s: float, cpu_s: float | None) -> str | None:
-        """Return why to wait no longer; None = wait on. `cpu_s` is what the process has used; None = this system does
-        not say."""
+        """Return why to wait no longer; None = wait on. `cpu_s`: what the process used; None where nobody says."""
         if elapsed_s >= self._most_s:
             return f"was not ready after {elapsed_s:.0f} s"
         if cpu_s is None:
@@ -67,8 +66,7 @@ class StartWords:
     def explain(self, elapsed_s: float, cpu_s: float | None, load: float | None) -> str:
         """Return the sentence. None = this system does not say.
 
-        `cpu_s` is the CPU time that the process has used, `load` the number of processes that want to run, for each
-        core.
+        `cpu_s` is the CPU time that the process has used, `load` the number of processes that want to run, per core.
         """
         loads = "it loads the policies' tokenizers"
         if cpu_s is None:
@@ -124,8 +122,7 @@ class ServerProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it and wait until it answers. Raises ServerError with the server's own sentence (port in use, no room,
-        …)."""
+        """Start it and wait for its answer. Raises ServerError with the server's sentence (port in use, no room, …)."""
         if self.is_running:
             raise ServerError(f"the server at {self._url!r} runs already; stop it first")
         with open_private(self._log_path) if self._log_path else contextlib.nullcontext() as log:
@@ -226,8 +223,7 @@ def _load() -> float | None:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU time that a process has used, with children that have ended; None where this system does not say, or it is
-    gone."""
+    """CPU time that a process has used, with children that have ended; None where nobody says, or it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

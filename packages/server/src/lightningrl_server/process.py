@@ -68,8 +68,7 @@ def main() -> int:
 def run_server(
     settings: ServerSettings, *, on_ready: Callable[[str], None] | None = None, lifeline: bool = False
 ) -> None:
-    """Serve until SIGTERM or SIGINT (or, with `lifeline`, the end of stdin). Calls `on_ready(url)` once requests are
-    answered.
+    """Serve until SIGTERM or SIGINT (with `lifeline`, stdin's end). Calls `on_ready(url)` once requests are answered.
 
     Raises ServerError (port in use), StoreError, ConfigError (a policy's tokenizer).
     """

@@ -41,8 +41,7 @@ AgentFunction = Callable[[str], Any]
 
 
 def play_tools(body: dict[str, Any]) -> dict[str, Any]:
-    """Play the model: ask for the tools that the prompt names (`TOOL=add ARGS={"a": 1, "b": 2}`), then answer
-    `done`."""
+    """Play the model: ask for tools that the prompt names (`TOOL=add ARGS={"a": 1, "b": 2}`), then answer `done`."""
     messages = body["messages"]
     if any(message["role"] == "tool" for message in messages):
         return {"content": "done"}

@@ -57,8 +57,7 @@ class CreditConformance:
         raise NotImplementedError
 
     def expected(self, rewards: Sequence[float]) -> list[float] | None:
-        """Return the advantages of a group without turn rewards, one per trajectory; of an assigner that tells calls
-        apart, those of rollouts with one call.
+        """Return a group's advantages without turn rewards, one per trajectory; if calls differ, of one-call rollouts.
 
         None, unless overridden = only what holds for every assigner is asked.
         """
@@ -257,8 +256,7 @@ class CreditConformance:
                 np.testing.assert_allclose(tokens, value, atol=1e-6, rtol=1e-6)
 
     def test_a_better_outcome_is_credited_no_less(self) -> None:
-        """Rollouts of one length and without turn rewards are ordered as their outcomes, whatever share each call
-        has."""
+        """Rollouts of one length without turn rewards are ordered as their outcomes, whatever share each call has."""
         advantages = self._assign(make_group(*((reward,) * 3 for reward in self.outcomes)))
         totals = [sum(float(np.mean(tokens)) for tokens in credit if tokens is not None) for credit in advantages]
         ranked = sorted(range(len(totals)), key=lambda rollout: self.outcomes[rollout])

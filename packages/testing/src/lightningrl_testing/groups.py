@@ -93,8 +93,7 @@ def make_group(
     """Make a group with one trajectory per argument and one call per number in it: the call's turn reward.
 
     None = nobody scored it. Without `rewards` there are no turn rewards: the return of a trajectory is its last number,
-    as in `make_group((0.0,), (1.0,))`. Calls grow one history, alternate between the agents `write` and `check`, and
-    differ in length.
+    as in `make_group((0.0,), (1.0,))`. Calls grow one history, of `write` and `check` in turn, and differ in length.
     """
     trajectories = []
     for i, turns in enumerate(turn_rewards):

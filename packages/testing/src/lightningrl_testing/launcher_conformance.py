@@ -3,8 +3,7 @@
     class TestMyLauncher(LauncherConformance):
         def create_launcher(self): return MyLauncher()
 
-Workers run where it says, with what they are given; what fails there is said here; nothing of them is left when it has
-stopped.
+Workers run where it says, with what they are given; what fails there is said here; nothing is left at its stop.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""An ASGI app on a loopback port, up and gone at once: uvicorn without the polls that cost each test a third of a
-second.
+"""An ASGI app on a loopback port, up and gone at once: uvicorn without polls, which cost each test a third of a second.
 
 async with serving(app) as url: ...
 """

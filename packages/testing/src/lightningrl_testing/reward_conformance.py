@@ -1,5 +1,4 @@
-"""The conformance suite of rewards: subclass it in a test file, give the reward and some trajectories, and pytest runs
-it.
+"""The conformance suite of rewards: subclass it in a test file, give the reward and trajectories, and pytest runs it.
 
 class TestExactMatch(RewardConformance):
     def make_reward(self): return exact_match

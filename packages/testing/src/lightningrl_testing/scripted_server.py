@@ -44,8 +44,7 @@ __all__ = ["RecordedCall", "RecordedSpan", "ScriptedServer"]
 Answer = Callable[[dict[str, Any]], "dict[str, Any] | tuple[int, str, str] | Response"]
 """Makes the assistant's message from a request body, which has its `messages` in every dialect.
 
-Also what our gateway would never say: (status, error code, error message), or a whole response as another provider
-writes it.
+Also what our gateway would never say: (status, error code, error message), or another provider's whole response.
 """
 T = TypeVar("T")
 

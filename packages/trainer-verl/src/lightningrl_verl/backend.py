@@ -59,8 +59,7 @@ _METRICS = {
 
 
 class VerlBackend:
-    """Implements `lightningrl.backends.Backend`. Raises BackendError or ConfigError for a run that cannot be, before
-    Ray starts."""
+    """Implements `lightningrl.backends.Backend`. Raises BackendError or ConfigError, before Ray starts."""
 
     def __init__(self, settings: Settings) -> None:
         """Made by `plugin.create_backend`, which prepares the environment before verl is imported."""
@@ -140,8 +139,7 @@ class VerlBackend:
         return settings.describe(parameters=parameters, trained=trained, dtype=dtype, where=where)
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimiser and schedule (actor, and critic) as verl does; on a cluster, `folder` must be shared
-        storage."""
+        """Write weights, optimiser and schedule (actor, and critic) as verl does; a cluster needs a shared `folder`."""
         version = self.engine.info.version
         self._shared = self._shared or _above_checkpoints(folder)
         scratch = folder.with_name(f".{folder.name}.new")

@@ -34,8 +34,7 @@ there."""
 
 
 class VerlEngine:
-    """Implements `lightningrl.backends.Engine`. Calls may come from any event loop; `hold` and `release` from any
-    thread."""
+    """Implements `lightningrl.backends.Engine`. Any event loop may call it; any thread `hold` and `release`."""
 
     def __init__(
         self,
@@ -75,8 +74,7 @@ class VerlEngine:
         self._version = version
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """The completion as one chunk: verl's replicas answer whole. Raises ContextOverflow, EngineUnavailable,
-        BackendError."""
+        """The completion as one chunk, as replicas answer. Raises ContextOverflow, EngineUnavailable, BackendError."""
         room = self._context_length - len(request.prompt_ids)
         if room < 1:
             raise ContextOverflow(
@@ -175,8 +173,7 @@ class VerlEngine:
 
 
 def sampling_parameters(sampling: SamplingSettings, room: int) -> dict[str, Any]:
-    """vLLM's sampling parameters (`vllm.SamplingParams`); stop strings are found here, so that the tokens stay
-    whole."""
+    """vLLM's sampling parameters (`vllm.SamplingParams`); stop strings are found here: tokens stay whole."""
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

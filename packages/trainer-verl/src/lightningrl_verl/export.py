@@ -74,8 +74,7 @@ def _exact_merger(config: Any, dtype: torch.dtype) -> Any:
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
     class ExactMerger(FSDPModelMerger):  # type: ignore[misc]
-        """verl's rounds everything to bfloat16; here weights are joined as the trainer has them, and adapters stay
-        so."""
+        """verl's rounds everything to bfloat16; here weights are joined as trained, and adapters stay so."""
 
         def _load_and_merge_state_dicts(
             self, world_size: int, total_shards: int, *_: object

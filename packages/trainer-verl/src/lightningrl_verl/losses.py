@@ -1,5 +1,4 @@
-"""LightningRL's losses and its advantage estimator, registered with verl. Loaded in every verl process by the
-`verl.plugins` entry point.
+"""LightningRL's losses and advantage estimator, loaded in every verl process by the `verl.plugins` entry point.
 
     rows carry  A'_t = weight_t · advantage_t        (credit is assigned and weighed before verl sees a row)
     estimator   hands A' through, token by token
@@ -31,8 +30,7 @@ __all__ = ["ESTIMATOR", "call_numbers", "policy_loss", "precomputed"]
 
 ESTIMATOR = "lightningrl"
 LEAST_LOG_RATIO = -103.0
-"""Log-ratio of a token whose probability has become 0: the logarithm of float32's least number. A step that went so
-far is to be seen."""
+"""Log-ratio of a token whose probability became 0: the log of float32's least number. So large a step is to be seen."""
 
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
@@ -101,11 +99,9 @@ def call_numbers(mask: Tensor) -> Tensor:
 
 
 def _describe(old: Tensor, new: Tensor, losses: TokenLosses) -> dict[str, float]:
-    """Means over the microbatch's sampled tokens, `METRIC` before the names that the torch backend gives them; old is
-    what ratios are to.
+    """Means over a microbatch's sampled tokens, `METRIC` before the torch backend's names; old is what ratios are to.
 
-    verl averages all of it over microbatches: `probability_gap_max` is the largest gap only where a step is one
-    microbatch.
+    verl averages all over microbatches: `probability_gap_max` is the largest gap only in steps of one microbatch.
     """
     log_ratio = (new - old).clamp(min=LEAST_LOG_RATIO)
     by_token = {"kl_rollout": approximate_kl(log_ratio), "ratio": (new - old).exp(), **losses.metrics}

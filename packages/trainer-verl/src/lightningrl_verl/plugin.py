@@ -1,5 +1,4 @@
-"""Registers the backend and the Ray workers. Imports neither torch, Ray nor verl: the factories do, when a run asks for
-them."""
+"""Registers the backend and the Ray workers. Imports neither torch, Ray nor verl: the factories do, when asked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The Ray actor of a node: it runs the same supervisor that `lightningrl work` is. Its end, its driver's or its node's
-ends the workers."""
+"""A node's Ray actor: it runs the supervisor of `lightningrl work`. Workers end with it, its driver or its node."""
 
 from __future__ import annotations
 

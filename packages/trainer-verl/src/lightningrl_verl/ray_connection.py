@@ -28,8 +28,7 @@ _JOINING = threading.Lock()
 
 
 class Connection:
-    """A process's connection to a cluster: one for all who join, trainer and workers, in whatever order they come and
-    go."""
+    """A process's connection to a cluster: one for trainer and workers, in whatever order they come and go."""
 
     current: Connection | None = None
     """Connection of this process; None = it is not connected, or was before anybody joined here."""

@@ -80,8 +80,7 @@ class RayLauncher:
         self._placed: set[Any] = set()
 
     async def start(self, count: int, plan: WorkerPlan) -> None:
-        """Join the cluster, or start one on this machine, and have the workers started. Raises ConfigError or
-        WorkerPoolError."""
+        """Join a cluster, or start one here, and start the workers. Raises ConfigError or WorkerPoolError."""
         settings = plan.settings
         self._connection = await asyncio.to_thread(join_or_start, self._address)
         self._here = find_place()
@@ -233,8 +232,7 @@ async def follow(answer: Any) -> Any:
 
 
 def relative_agent(settings: WorkerSettings) -> str:
-    """The agent's file relative to the recipe's folder where it lies below, so that it is found wherever the folder
-    is."""
+    """The agent's file, relative where it lies below the recipe's folder, so that it is found wherever that is."""
     source, _, name = settings.agent.rpartition(":")
     if source.endswith(".py") and Path(source).is_absolute() and Path(source).is_relative_to(settings.base_dir):
         return f"{Path(source).relative_to(settings.base_dir)}:{name}"

@@ -158,8 +158,7 @@ def has_gpu() -> bool:
 
 
 def runs_on_cpu(settings: Settings) -> bool:
-    """True if verl runs on the CPU: asked for, or neither a GPU nor a cluster here, and the support package is
-    installed."""
+    """True if verl runs on the CPU: asked for, or with the support package and neither GPU nor cluster here."""
     wanted = settings.device == "cpu" or (settings.device == "auto" and settings.address is None and not has_gpu())
     return wanted and importlib.util.find_spec("lightningrl_verl_cpu") is not None
 

@@ -42,8 +42,7 @@ class Rows:
 def choose_samples(samples: Iterable[Sample], settings: Settings) -> list[Sample]:
     """The samples that verl's loss needs: those with an advantage, and all of them where the loss has other terms.
 
-    Where verl averages, all of them too if one has an advantage: the weights, 1 / all tokens, and verl's own division
-    then cancel.
+    Where verl averages, all of them too if one has an advantage: weights, 1 / all tokens, and verl's division cancel.
     """
     rows = list(samples)
     teaching = teaching_rows(rows)
@@ -67,8 +66,7 @@ def row_weights(sample: Sample, scale: float, *, as_reward: bool) -> np.ndarray[
 def build_rows(
     samples: Sequence[Sample], prompt: str, step: int, *, scale: float = 1.0, as_reward: bool = False
 ) -> Rows:
-    """Rows of one learning step. `step` is the version that the weights will have. Raises BackendError for samples verl
-    cannot train."""
+    """Rows of a learning step. `step`: the weights' next version. Raises BackendError for samples verl cannot train."""
     sessions: dict[str, int] = {}
     counts: dict[str, int] = {}
     rows = Rows(keys=[], fields=[], tags=[], temperature=_temperature(samples))
@@ -96,8 +94,7 @@ def build_rows(
 
 
 def separate_calls(sample: Sample) -> list[Sample]:
-    """The sample as rows in which something stands between two calls: verl's losses see the mask alone, and tell calls
-    apart by its gaps.
+    """The sample as rows with something between two calls: verl's losses see the mask alone, and calls by its gaps.
 
     mask    ··████··████████··    two calls meet       rows    ··████··████······
     calls     0000  11112222                                   ············2222··

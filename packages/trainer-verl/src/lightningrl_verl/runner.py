@@ -62,8 +62,7 @@ class Learned:
 
 
 class EndlessPrompts(Dataset[dict[str, Any]]):
-    """verl's data set (`data.custom_cls`): prompts without text, as many as anybody asks for. The tasks are
-    LightningRL's."""
+    """verl's data set (`data.custom_cls`): textless prompts, as many as are asked for. The tasks are LightningRL's."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -81,8 +80,7 @@ class EndlessPrompts(Dataset[dict[str, Any]]):
 
 
 class BatchManager:
-    """verl's agent-loop manager (`agent_loop_manager_class`): prompts that verl wants wait here for the rows of a
-    `learn`."""
+    """verl's agent-loop manager (`agent_loop_manager_class`): prompts that verl wants wait for a `learn`'s rows."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -137,8 +135,7 @@ class Runner:
         self._is_set_up = threading.Event()
 
     def start(self) -> int:
-        """Load models, start replicas, hand them the weights. Returns the weights' version once verl waits for its
-        first batch."""
+        """Load models, start replicas, hand them the weights. Returns their version once verl waits for a batch."""
         self._thread.start()
         self._is_set_up.wait()
         if self._failure is not None:
@@ -187,8 +184,7 @@ class Runner:
             ray.util.remove_placement_group(group)
 
     def _placement_groups(self) -> list[Any]:
-        """Ray keeps them, with verl's fixed names, until the whole job ends; the next trainer could not make its
-        own."""
+        """Ray keeps them, with verl's fixed names, until the whole job ends; the next trainer could make none."""
         pools = list(getattr(getattr(self._trainer, "resource_pool_manager", None), "resource_pool_dict", {}).values())
         for manager in ("llm_server_manager", "standalone_server_manager"):
             replicas = getattr(getattr(self._trainer, manager, None), "rollout_replicas", [])

@@ -3,8 +3,7 @@
     fit thread   sample() ─ begins a turn ─ waits ─────────► rows: verl's own sampling, update, transfer ─► sample() …
     our thread           take() ─► rows into TransferQueue ─► give() ─ waits until the next turn: all of that is done
 
-`trainer.v1.sampler.custom_sampler` is verl's seam for this; verl's own buffers ask TransferQueue every two seconds
-instead.
+`trainer.v1.sampler.custom_sampler` is verl's seam for this; verl's own buffers poll TransferQueue every two seconds.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class Turns:
                 raise TrainingOver
 
     def wait_begun(self, timeout_s: float | None = None) -> bool:
-        """Ours: True once verl waits for a batch, False when its loop has ended. Raises what ended it, or
-        TimeoutError."""
+        """Ours: True once verl waits for a batch, False when its loop ended. Raises its error, or TimeoutError."""
         with self._changed:
             came = self._changed.wait_for(
                 lambda: self._over or self._failure is not None or self._begun > self._given, timeout_s

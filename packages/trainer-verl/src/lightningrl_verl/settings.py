@@ -1,5 +1,4 @@
-"""Every setting of the verl backend. Those that the torch backend has too mean the same here. Imports neither torch,
-Ray nor verl."""
+"""Every setting of the verl backend; those of the torch backend mean the same. Imports neither torch, Ray nor verl."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class Settings(LearnerSettings):
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
     """`sync`: rollouts and learning take turns on the same GPUs. `colocate_async`: the same GPUs, rollouts go on across
-    updates. `separate_async`: replicas have GPUs of their own and sample while the learner learns. How far:
-    `loop.max_staleness`."""
+    updates. `separate_async`: replicas with their own GPUs sample during learning (`loop.max_staleness`)."""
     sync_every: Count = 1
     """`separate_async`: learning steps between two transfers of the weights to the replicas."""
     nodes: Count = 1
@@ -77,8 +75,7 @@ class Settings(LearnerSettings):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """`auto` = CUDA where there is a GPU, else the CPU, which needs the test-support package lightningrl-verl-cpu."""
     address: str | None = None
-    """Ray cluster to join, `host:port` or `auto`; None = RAY_ADDRESS where it is set, else a Ray of our own on this
-    machine."""
+    """Ray cluster to join, `host:port` or `auto`; None = RAY_ADDRESS if set, else a Ray of our own here."""
     start_timeout_s: Annotated[float, Field(ge=1, strict=True)] = 1800.0
     """Time that verl may take to load models and start its replicas."""
 
@@ -146,8 +143,7 @@ class Settings(LearnerSettings):
 
     @property
     def learns_silent_rows(self) -> bool:
-        """True if the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy
-        bonus, the user."""
+        """True if the loss has a term where the advantage is 0: of a critic, a KL, an entropy bonus, the user."""
         extra = {name for name, value in flatten(self.verl) if value}
         own = self.own_loss is not None and self.own_loss.has_other_terms
         return self.critic is not None or self.kl_coef > 0 or self.entropy_coef > 0 or own or bool(extra & _OTHER_TERMS)

@@ -58,8 +58,7 @@ _OPEN = (
 
 
 def build_config(settings: Settings, *, context_length: int, cpu: bool, resume_from: Path | None = None) -> Any:
-    """verl's config as an OmegaConf `DictConfig`. Raises ConfigError naming a key that verl does not have, or verl's
-    own objection."""
+    """verl's config as an OmegaConf `DictConfig`. Raises ConfigError with a key that verl lacks, or its objection."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict
@@ -195,8 +194,7 @@ def _optimiser(prefix: str, settings: Settings, *, learning_rate: float) -> dict
 
 
 def _correction(settings: Settings) -> dict[str, Any]:
-    """Ratios to the rollout's logprobs without another forward pass; with a cap, to the recomputed ones,
-    importance-weighted."""
+    """Ratios to the rollout's logprobs without another forward pass; with a cap, to recomputed ones, weighted."""
     if not settings.is_corrected and settings.critic is None:
         return {"algorithm.rollout_correction.bypass_mode": True}
     values: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": False}

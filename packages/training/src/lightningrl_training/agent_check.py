@@ -3,8 +3,7 @@ worker would say what is wrong with them a minute later.
 
     check_agent ─► python -m lightningrl_training.agent_check FILE:NAME FOLDER ADAPTER… ─► its sentence, as ConfigError
 
-The process has a worker's environment, so that a client made at import finds its key; nothing that it imports reaches
-ours.
+The process has a worker's environment, so that a client made at import finds its key; its imports stay its own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The files that a run made in its folder, and their removal. Whatever else lies there is somebody's, and stays as it
-is.
+"""The files that a run made in its folder, and their removal. What else lies there is somebody's, and stays.
 
 names of ours, in their places       store.sqlite-wal · logs/worker-3.log · branches/step-40/g17-3/store.sqlite
 what a checkpoint's files.json lists  checkpoints/step-000010/policies/policy/state.pt
@@ -59,8 +58,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone, and so is what a link
-    leads to."""
+    """Remove a checkpoint, at once as one that counts. Other folders are left alone, and so is what a link leads to."""
     if folder.is_symlink():
         folder.unlink()
         return

@@ -125,8 +125,7 @@ class Parts:
 def build_credit(
     recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None
 ) -> tuple[Evaluator, Scorer]:
-    """The evaluator and the scorer that the recipe asks for; `models` by policy, for its tokenizers. Raises ConfigError
-    or PluginError."""
+    """Evaluator and scorer of a recipe; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
     *parts, assigner, judge, _, _ = gather(
         *(partial(_reward, name, recipe, plugins) for name in recipe.rewards),
         *(partial(_turn_reward, name, recipe, plugins) for name in recipe.intermediate_rewards),
@@ -156,8 +155,7 @@ def build_credit(
 
 
 def build_scorer(recipe: Recipe, assigner: CreditAssigner, *, farmed: Sequence[str] = ()) -> Scorer:
-    """A scorer with credit by `assigner`, all else as the recipe has it; `farmed`: turn rewards that a policy could
-    farm. Raises ConfigError."""
+    """A scorer by `assigner`, else as in the recipe; `farmed`: turn rewards a policy could farm. Raises ConfigError."""
     return Scorer(
         credit=assigner,
         rewards=RewardWeights(

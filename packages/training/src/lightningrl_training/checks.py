@@ -23,9 +23,7 @@ def build_checked(
 ) -> Parts:
     """Build the recipe's parts. Raises ConfigError with a sentence for each thing that is wrong with it.
 
-    will_work    workers start in a moment and say what is wrong with the agent: it is imported here only where
-                 something
-                 else is wrong
+    will_work    workers start in a moment and say what is wrong with the agent: imported here only for other problems
     wrong        sentences about keys that the recipe is read without (`read_recipe`)
     """
     if will_work and not wrong:

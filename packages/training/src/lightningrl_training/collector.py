@@ -1,5 +1,4 @@
-"""Collection as a stream: groups of rollouts are ordered, and come back rewarded, each as soon as its last rollout has
-ended.
+"""Collection as a stream: groups of rollouts are ordered, and come back rewarded once their last has ended.
 
 order({position: specs}) ─► store ─► workers ─► one long poll for all that is out ─► rewards ─► branches ─► take() ─►
 RewardedGroup
@@ -214,14 +213,12 @@ class Collector:
                 self._arrived.set()
 
     async def _poll(self, waiting: Sequence[str], missing: Sequence[int]) -> Sequence[str]:
-        """Wait for rollouts to end; `()` where others are wanted meanwhile. `missing`: how many each group still
-        wants."""
+        """Wait for rollouts to end; `()` where others are wanted meanwhile. `missing`: how many a group wants."""
         changed = asyncio.create_task(self._changed.wait())
         if not waiting:
             await changed
             return ()
-        # in order, all of them are wanted: some at a time, so that rewards begin early; else the first that completes
-        # a group
+        # in order, all are wanted: some at a time, so that rewards begin early; else the first that completes a group
         some = max(len(waiting) // 2, max(missing)) if self.in_order else min(count for count in missing if count)
         poll = asyncio.create_task(self.rollouts.wait(waiting, POLL_S, min(some, FETCH)))
         try:
@@ -271,8 +268,7 @@ class Phase:
     """Advice for a person who mended the rewards."""
 
     async def take(self, taken: Sequence[RewardedGroup], missing: int) -> RewardedGroup:
-        """The next of `missing` groups, beside those taken before. Raises RewardError once more rewards failed than
-        may."""
+        """The next of `missing` groups, besides those taken. Raises RewardError once more rewards failed than may."""
         had, to_come = self.group_size * len(taken), self.group_size * missing
 
         def show() -> None:
@@ -307,8 +303,7 @@ def measure_phases(groups: Sequence[RewardedGroup], began: float, ready: float) 
 
 
 class _Batches:
-    """Scores on their way into the store: while one request is under way, all that are made meanwhile wait for the
-    next."""
+    """Scores on their way into the store: while a request is under way, those made meanwhile wait for the next."""
 
     def __init__(self, send: Callable[[Sequence[Score]], Awaitable[None]]) -> None:
         self._send = send

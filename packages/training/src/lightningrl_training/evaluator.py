@@ -72,8 +72,7 @@ class Evaluator:
 
     async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """The trajectories with their rewards; where an outcome is dropped or a reward failed, `reward=None`. Each
-        value is kept by `keep` as it is made; values that were kept before, by the same reward, are taken as they
-        are."""
+        value is kept by `keep` as it is made; values kept before, by the same reward, are taken as they are."""
         called = await self._reward_all_calls(trajectories)
         together: dict[str, list[str]] = {}
         """Rollouts that a witness sees at once."""

@@ -124,8 +124,7 @@ class _Queue:
         self._working: asyncio.Task[None] | None = None
 
     async def ask(self, asker: object, request: Continuation) -> Any:
-        """Compute in the next batch; a failed batch is retried one by one, and the error of a second failure is
-        raised."""
+        """Compute in the next batch; a failed batch is retried one by one, and a second error is raised."""
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         if asker not in self._gathered:

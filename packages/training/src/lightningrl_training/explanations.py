@@ -107,9 +107,8 @@ def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
 def explain_cache(
     trajectories: Sequence[Trajectory], asked: Collection[str] = (), *, is_validation: bool = False
 ) -> str | None:
-    """Rollouts that made no model call although others of their group did, or earlier ones of their task (`asked`: ids
-    of tasks that calls were made for), or in a validation of which no rollout made one, any other of the run; None =
-    there are none."""
+    """Rollouts without a model call although others of their group, or earlier ones of their task (`asked`: ids of such
+    tasks), or, in a validation where no rollout made one, any other of the run did; None = there are none."""
     silent = [
         rollout
         for rollout in trajectories

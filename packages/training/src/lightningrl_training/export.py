@@ -1,5 +1,4 @@
-"""Exports a policy as a transformers folder that names where it stops: every token at which the run's answers ended.
-Other forms are made of that folder.
+"""Exports a policy as a transformers folder that names each token where answers ended; other forms are made of it.
 
 checkpoint ─► folder, with the stops of the starting model and of the run's renderer ─┬─► GGUF file
            └► adapter, with the base that its reader has to get                       └─► hub, asked first

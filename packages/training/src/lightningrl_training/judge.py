@@ -100,8 +100,7 @@ class Questions:
         return text
 
     async def _try(self, judge: Judge, body: Mapping[str, Any]) -> tuple[int | None, Any, str | None, float]:
-        """Make a call and record it, whatever came of it: status, answer, problem, seconds that the endpoint asks to
-        wait."""
+        """Make a call and record it, whatever came of it: status, answer, problem, the endpoint's wait in s."""
         status: int | None = None
         answer: Any = None
         problem: str | None = None

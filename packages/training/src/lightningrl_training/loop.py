@@ -330,8 +330,7 @@ class Trainer:
         return min(loop.tasks_per_step - teaching, loop.tasks_per_step * (1 + loop.dynamic_sampling) - count)
 
     async def _fill(self, collector: Collector, missing: int) -> None:
-        """Order groups up to the capacity: what the step still wants, and the steps that may be collected ahead of
-        it."""
+        """Order groups up to the capacity: what the step still wants, and the steps that may be collected ahead."""
         # step 3 of 10 wants 2 more groups, 4 tasks a step, max_staleness = 2: 2 + 2 * 4 = 10 groups are out
         # step 10 of 10 is the last, so nothing is ordered ahead: 2 are out
         loop = self.recipe.loop
@@ -364,8 +363,7 @@ class Trainer:
         await self._forget_rollouts()
 
     async def _forget_rollouts(self) -> None:
-        """Forget rollouts that no kept checkpoint goes on from. A kill in between leaves some for the next
-        checkpoint."""
+        """Forget rollouts that no kept checkpoint goes on from. A kill in between leaves some for the next."""
         # step 40, keep_rollouts = 5, kept checkpoints of steps 30 and 40: rollouts of steps up to 30 may go
         # tasks_per_step = 4, but checkpoint 30 is done with positions below 112 alone (28 steps' worth): groups of the
         # last 30 - 28 = 2 steps stay, for a straggler's position belongs to a step long past, and is ordered again

@@ -61,8 +61,7 @@ def resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: P
 
 
 def check_on_hub(name: str, model: str) -> None:
-    """Raise ConfigError where a policy's model is a hub name that is neither in this machine's cache nor on the hub.
-    Asks the hub, for seconds."""
+    """Raise ConfigError for a hub name of a policy that is neither in the cache nor on the hub, asked for seconds."""
     if Path(model).is_absolute() or _in_cache(model) is not None:
         return
     from huggingface_hub import HfApi
@@ -94,8 +93,7 @@ def check_on_hub(name: str, model: str) -> None:
 
 
 def check_lengths(recipe: Recipe, name: str, model: str) -> None:
-    """Raise ConfigError where a completion of the policy may be as long as all that its model reads, so that no prompt
-    fits before it."""
+    """Raise ConfigError where a policy's completion may be as long as its model's context, so that no prompt fits."""
     limit = recipe.options_of(recipe.all_policies[name]).get("context_length") or _context_length(model)
     too_long = [
         f"{table}.max_tokens is {sampling.max_tokens}, but policy {name!r} reads {limit} tokens, prompt and completion "
@@ -108,8 +106,7 @@ def check_lengths(recipe: Recipe, name: str, model: str) -> None:
 
 
 def own_template(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Path) -> str | None:
-    """The text of the chat template that the recipe in `folder` puts in place of the model's; None = it puts none.
-    Raises ConfigError."""
+    """The chat template that the recipe in `folder` puts in place of the model's; None = none. Raises ConfigError."""
     if policy.chat_template is None:
         return None
     if policy.renderer not in ("auto", "default"):
@@ -123,8 +120,7 @@ def own_template(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Pa
 def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str, recipe_folder: Path) -> str | None:
     """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does
     not fit, a template that does not compile, switches that it never reads. Returns why it cannot be offered tools;
-    None = it can, or a model that was not fetched yet will say so later. Reads the tokenizer alone, and fetches
-    nothing."""
+    None = it can, or a model that was not fetched yet says it later. Reads the tokenizer alone."""
     check_renderer(policy.renderer, name)
     own, folder = own_template(name, policy, recipe_folder), Path(model)
     # the usual, without a tokenizer
@@ -181,8 +177,7 @@ def _needs_template(policy: PolicyConfig | OtherPolicyConfig) -> bool:
 
 
 def _checked_folder(folder: Path, policy: PolicyConfig | OtherPolicyConfig) -> Path:
-    """A local model folder that can be served: weights' config, a fast tokenizer, and a chat template or a named
-    renderer."""
+    """A local model folder that can be served: weights' config, fast tokenizer, and chat template or named renderer."""
     for needed in ("config.json", "tokenizer.json"):
         if not (folder / needed).is_file():
             raise ConfigError(

@@ -35,8 +35,7 @@ __all__ = [
 
 
 def gather(*calls: Callable[[], Any], problems: Sequence[str] = ()) -> list[Any]:
-    """Call each and return their results. Where some of them are refused, or there are `problems` already, ConfigError
-    with all the sentences."""
+    """Call each and return their results. ConfigError with all sentences, of those refused and `problems`."""
     results: list[Any] = []
     sentences: list[Any] = [*problems]
     for call in calls:
@@ -98,8 +97,7 @@ def check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
 def check_critic(
     recipe: Recipe, assigner: CreditAssigner, capabilities: Capabilities | None, *, is_paid_by_role: bool
 ) -> None:
-    """Raise ConfigError for a critic that nobody teaches, and for one that would have to expect several returns at a
-    time."""
+    """Raise ConfigError for a critic that nobody teaches, and for one that would expect several returns at a time."""
     if isinstance(assigner, CriticTeacher):
         if is_paid_by_role:
             raise ConfigError(

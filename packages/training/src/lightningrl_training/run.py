@@ -69,8 +69,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """One row for each step that anything was measured at, in order; step 0 is the untrained policy's
-        validation."""
+        """A row for each step with measurements, in order; step 0 is the untrained policy's validation."""
         from lightningrl_viewer.reading.metrics import read_metrics
 
         path = self.folder / "metrics.jsonl"
@@ -181,8 +180,7 @@ class Run:
         settings   by dotted key, as to `train`: `{"rewards.brief.weight": 0.2}`
         steps      only of these
 
-        Other rewards and evidence are taken from the record where what computed them is the same. Raises
-        LightningError.
+        Other rewards and evidence are the record's where what computed them is the same. Raises LightningError.
         """
         from lightningrl_training.lab.recredit import rescore
 
@@ -237,8 +235,7 @@ class Run:
         push_to_hub: str | None = None,
     ) -> int:
         """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they
-        are of. Whoever serves the folder stops where the run's answers ended: its generation configuration names all
-        tokens at which they did.
+        are of. Its generation configuration names all tokens at which the run's answers ended, so servers stop there.
 
         step         whose weights: `"best"` by validation, `"newest"`, or a step; None = the best, if any was validated
         dtype        `"float32"`, `"bfloat16"` or `"float16"`; None = the dtype of the folder that the run started from

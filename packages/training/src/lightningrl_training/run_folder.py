@@ -157,8 +157,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def making(self, *names: str) -> Iterator[None]:
-        """Keep in mind what the body makes in these folders, whose files we do not name: it is the run's, and goes with
-        it."""
+        """Keep in mind what the body makes in these folders, whose files we do not name: the run's, it goes with it."""
         before = {path for name in names for path in (self.path / name).glob("*")}
         try:
             yield
@@ -219,8 +218,7 @@ class RunFolder:
                 remove_checkpoint(old.folder.parent)
 
     def write_view_key(self, key: str) -> None:
-        """For Prometheus (`credentials_file`), and for whoever lost the link: it opens the run's pages and metrics, of
-        this start."""
+        """For Prometheus (`credentials_file`), and who lost the link: it opens pages and metrics of this start."""
         _write_durably(self.path / "view.key", key)
 
     def has_rollouts(self) -> bool:
@@ -254,8 +252,7 @@ class RunFolder:
                 self._tell({**saved, "store": moved})
 
     def _empty(self) -> None:
-        """Remove what the run made, but for the mark that the folder is ours. Nothing goes where the database is not
-        there."""
+        """Remove what the run made, but the mark that the folder is ours. Nothing without a database."""
         if not self.store_url.startswith("sqlite"):
             from lightningrl_server.store.postgresql import drop_schema
 

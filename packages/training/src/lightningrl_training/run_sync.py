@@ -1,5 +1,4 @@
-"""Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already; and
-whether it is cancelled.
+"""Asynchronous work for callers that wait, a notebook's thread with an event loop, too; and if it is cancelled.
 
 run_sync(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
        ▲                   └─ @in_caller build() ─┐
@@ -86,8 +85,7 @@ def _serve(asked: SimpleQueue[Callable[[], None]], done: Future[Any]) -> None:
 
 
 def in_caller(function: Callable[P, T]) -> Callable[P, T]:
-    """Have a function called in the thread that waits for this work in `run_sync`; here, where none does. What it
-    raises is raised here."""
+    """Call a function in the thread that waits for this work in `run_sync`, else here. Raises what it raises."""
 
     @wraps(function)
     def ask(*arguments: P.args, **options: P.kwargs) -> T:
@@ -110,8 +108,7 @@ def in_caller(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C acts instead of raising, so that it never tears what waits here apart; where somebody else handles it, it
-    stays theirs."""
+    """Ctrl-C acts instead of raising, so that it tears nothing that waits here; another's handler stays."""
     is_ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

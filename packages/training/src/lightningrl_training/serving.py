@@ -1,5 +1,4 @@
-"""A run's world but for its loop: servers, workers and engines, built in order, watched while they run, taken down
-together.
+"""A run's world but for its loop: servers, workers and engines, built in order, watched, taken down together.
 
 Parts ─► ServerProcess ─► WorkerPool ─► each policy's Backend + EngineLink ─► RunningServices
 

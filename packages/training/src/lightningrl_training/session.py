@@ -41,8 +41,7 @@ Announce = Callable[[Address], None]
 async def train_run(
     recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, progress: Progress, announce: Announce
 ) -> LoopState:
-    """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run
-    that fails.
+    """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, failed or not.
 
     `announce` is called when workers can join.
     """

@@ -20,8 +20,7 @@ __all__ = ["forecast_step", "give_time"]
 ANSWERS: Final = 8
 """Whole answers that fit into a rollout's time, where nobody gave it one."""
 LONGER: Final = 3
-"""Most times that a sampled answer is as long as the likeliest; a 135 M model's sums of two numbers were up to so
-many."""
+"""Most times that a sampled answer is as long as the likeliest; a 135 M model's sums of two were up to so many."""
 UNITS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -35,8 +34,7 @@ def give_time(recipe: Recipe, speed: Speed | None) -> Recipe:
 
 
 def forecast_step(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> list[str]:
-    """Forecast a step, in parts of a sentence. `seen`: rollouts of the policy as it is; without any, each is taken to
-    sample one answer as long as it may be."""
+    """Forecast a step, in parts of a sentence. `seen`: rollouts of the policy; none = each is one longest answer."""
     each = _expect(recipe, seen)
     rollouts, steps = recipe.loop.tasks_per_step * recipe.loop.group_size, recipe.loop.steps
 
@@ -92,8 +90,7 @@ def _expect(recipe: Recipe, seen: Sequence[Trajectory]) -> _Rollout:
 
 
 def _read(calls: Sequence[Transition], group_size: int) -> float:
-    """Prompt tokens of a rollout that the engine computes: what a call continues it has, and what a group begins with
-    is read once."""
+    """Prompt tokens of a rollout that the engine computes: none that a call continues, a group's beginning once."""
     lengths = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in calls}
     return sum(
         max(0, len(call.prompt_ids) - lengths[call.parent_id])

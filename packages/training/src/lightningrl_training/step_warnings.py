@@ -126,8 +126,7 @@ MOST: Final = 0.8
 
 
 def has_stood_still(rows: Sequence[Mapping[str, float]], top: float) -> bool:
-    """True where no validation was better than that before the first step, unless a policy earned `top` from the
-    start."""
+    """True where no validation was better than before the first step, unless a policy earned `top` from the start."""
     first, *later = _scores(rows) or (top,)
     return bool(later) and first < top and max(later) <= first
 

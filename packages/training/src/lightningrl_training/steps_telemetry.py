@@ -56,9 +56,8 @@ def note(span: Span, attributes: Mapping[str, str | float]) -> None:
 
 @contextmanager
 def open_spans(config: TelemetryConfig | None, environment: Mapping[str, str], *, run: str) -> Iterator[StepSpans]:
-    """To the provider that this process has; else to the recipe's `telemetry.forward`; else to where OpenTelemetry's
-    own variables say; else nowhere. `run` names it in the resource. Raises ConfigError for a header whose variable is
-    not set."""
+    """To this process's provider; else to the recipe's `telemetry.forward`; else where OpenTelemetry's variables say;
+    else nowhere. `run` names it in the resource. Raises ConfigError for a header whose variable is not set."""
     from opentelemetry.sdk.trace import TracerProvider
 
     from lightningrl_client.telemetry.spans import WorkerTracerProvider

@@ -255,8 +255,7 @@ def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
 
 
 def _of_cell(value: Any) -> Any:
-    """A table's value as a file of text has it: dates and decimals as text, NaN, which pandas writes for what is
-    missing, as None."""
+    """A table's value as a file of text has it: dates and decimals as text, NaN, pandas' missing value, as None."""
     if isinstance(value, Mapping):
         return {key: _of_cell(inner) for key, inner in value.items()}
     if isinstance(value, list):

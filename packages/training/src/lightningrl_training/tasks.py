@@ -58,8 +58,7 @@ class TaskSets:
 
     @classmethod
     def load(cls, recipe: Recipe, resolve: Callable[[Any], Callable[..., Any]]) -> TaskSets:
-        """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task found in both
-        sets."""
+        """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task in both sets."""
         tasks, columns = recipe.tasks, columns_of(recipe)
         train, validation = gather(
             lambda: read_tasks("train", tasks.train, tasks.options, resolve, columns),
@@ -129,8 +128,7 @@ def explain_few_tasks(recipe: Recipe, train: Sequence[Task]) -> str | None:
 
 def plan_group(tasks: Sequence[Task], recipe: Recipe, position: int) -> list[RolloutSpec]:
     """The rollouts of the task at `position` of the endless stream of training tasks: all of them, shuffled afresh in
-    each epoch. Their `step` is that which takes them if all are taken in order; which step trained them, the ledger
-    says."""
+    each epoch. Their `step` takes them if all are taken in order; which one trained them, the ledger says."""
     epoch, offset = divmod(position, len(tasks))
     task = tasks[_order(recipe.loop.seed, epoch, len(tasks))[offset]]
     group, step = f"g{position:06d}", position // recipe.loop.tasks_per_step

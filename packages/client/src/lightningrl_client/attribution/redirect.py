@@ -1,10 +1,9 @@
 """Redirection of this process: its HTTP clients send the agent's model calls to the gateway.
 
 `send` is patched on the client *classes*, when the agent imports them: httpx and httpx2 (the OpenAI and Anthropic SDKs,
-most frameworks), requests, and aiohttp, which frameworks use alone or as a transport of httpx. So clients made at
-import time, SDKs, LangChain's cached clients and wrapped transports are all covered.
-`ThreadPoolExecutor.submit` carries the context along. `Thread.start` does not: a long-lived thread would carry its
-first rollout into later ones.
+most frameworks), requests, and aiohttp, alone or as a transport of httpx. So clients made at import, SDKs, LangChain's
+cached clients and wrapped transports are covered. `ThreadPoolExecutor.submit` carries the context along. `Thread.start`
+does not: a long-lived thread would carry its first rollout into later ones.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ _role: ContextVar[str | None] = ContextVar("lightningrl_role", default=None)
 
 @contextmanager
 def role(name: str) -> Iterator[None]:
-    """Name the role of every model call and tool inside; nested names are joined by `/`. Outside of a rollout nothing
-    happens.
+    """Name the role of every model call and tool inside; nested names are joined by `/`. No effect outside a rollout.
 
     Raises ValueError for an empty name.
     """

@@ -9,8 +9,7 @@ A call's id is the same on every retry of it, so that the gateway records the ca
 exception, or a status of 400 and more) gives its id back, and the next request of the same rollout with the same body
 takes it up again: that is the retry, whoever makes it (the SDK, the user's own loop), with or without
 `x-stainless-retry-count`. A request whose answer came has used its id up: asking the same thing again is a new sample.
-A process that is forked starts a ledger of its own: what it asks is never a retry of what its parent or its siblings
-asked.
+A forked process starts its own ledger: what it asks is never a retry of its parent's or siblings'.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class ServerClient:
     """Talks to one server. Make it and use it on one event loop."""
 
     def __init__(self, base_url: str, key: str, *, patience_s: float = 60.0, timeout_s: float = 60.0) -> None:
-        """`key` is the run key, or a scoped one for its own attempt. While the server cannot be reached, requests are
-        repeated for `patience_s`."""
+        """`key`: the run's, or an attempt's own. Requests are repeated for `patience_s` without a server."""
         self._url = base_url.rstrip("/")
         self._patience_s = patience_s
         self._timeout_s = timeout_s

@@ -23,8 +23,7 @@ def machine_address() -> str:
 
 
 def reachable_url(server_url: str) -> str:
-    """The url for workers: where the server listens on every address (0.0.0.0), that of this machine; otherwise as it
-    is."""
+    """The url for workers: where the server listens on every address (0.0.0.0), this machine's; else as it is."""
     parts = urlsplit(server_url)
     if parts.hostname not in {"0.0.0.0", "::"}:  # noqa: S104  compared with, not bound to
         return server_url

@@ -63,8 +63,7 @@ class Attempt:
 
     def revoke(self) -> bool:
         """Stop the agent, because the attempt was taken away. False = it cannot be stopped from inside: it is not on
-        the loop. One that has ended needs no stopping: the server may know of it already while a heartbeat is on its
-        way."""
+        the loop. One that has ended needs none: the server may know of it before a heartbeat that is on its way."""
         with self._lock:
             if self._has_ended:
                 return True

@@ -1,5 +1,4 @@
-"""Workers in threads of this process, for an agent that no other process can import: a notebook's cell, a closure, an
-instance.
+"""Workers in threads of this process, for an agent that no other can import: a notebook's cell, a closure, an instance.
 
 WorkerPool ─► ThreadLauncher ─► ThreadWorker ─► the leases, gateway, attribution and traces of a worker process
 

@@ -1,5 +1,4 @@
-"""A run's workers as trainer and command line hold them: started by a launcher, wherever it is, known by what the
-server says of them.
+"""A run's workers as trainer and command line hold them: started by a launcher, known by what the server says of them.
 
 WorkerPool ─ start, stop ─► WorkerLauncher ─► Supervisor ─► workers ─ ready, failed, lost ─► server ─► WorkerPool
 """
@@ -57,8 +56,7 @@ class WorkerPool:
     ) -> None:
         """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the
         workers' machine, less the variables that are `withheld`; `base_urls` are the agent's model endpoints beside the
-        hosts of the `dialects`; `launcher` says where workers run, None = as processes of this machine. Raises
-        ConfigError.
+        hosts of the `dialects`; `launcher` says where workers run, None = here, as processes. Raises ConfigError.
         """
         for name, value in (("workers", workers), ("concurrency", concurrency)):
             if value < 1:
@@ -89,8 +87,7 @@ class WorkerPool:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Have the workers started; returns when the first has imported the agent. Raises ConfigError or
-        WorkerPoolError."""
+        """Start workers; returns when the first has imported the agent. Raises ConfigError or WorkerPoolError."""
         self._tasks = [asyncio.create_task(self._launch()), asyncio.create_task(self._watch())]
         await self._until(self._first_ready)
 

@@ -1,5 +1,4 @@
-"""Keeps N workers of this machine alive. `lightningrl train` and `lightningrl work` have one; over Ray every node has
-one.
+"""Keeps N workers of this machine alive. `lightningrl train` and `lightningrl work` have one; so has every Ray node.
 
 spawn ─► attempts … ─┬─ an attempt overran ──► kill, report `timeout` ──────────────┐
   ▲                  └─ the process ended ───► report `infrastructure_error`, pause ─┤

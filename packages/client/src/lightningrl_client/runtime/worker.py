@@ -63,8 +63,7 @@ class Workplace:
 
     @classmethod
     def open(cls, settings: WorkerSettings, agent: Callable[..., Any] | None = None) -> Workplace:
-        """Patch the process and load the agent. `agent`: an object of this process, which is not the agent's alone
-        then. Raises LightningError."""
+        """Patch the process and load the agent. `agent`: an object of this shared process. Raises LightningError."""
         is_guest = agent is not None
         scope = RolloutScope(exclusive=settings.concurrency == 1 and not is_guest)
         redirection = Redirection(
@@ -281,8 +280,7 @@ class Worker:
         return output
 
     def _revoke(self, attempt: Attempt) -> None:
-        """In the heart's thread. An agent that cannot be stopped ends with its process; the supervisor starts
-        another."""
+        """In the heart's thread. An agent that cannot be stopped ends with its process; another is started."""
         if attempt.revoke():
             return
         client = self._client()

@@ -111,8 +111,7 @@ class WorkerProcess:
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: wait for the worker's end, and kill what it leaves behind.
 
-        Group and session have the worker's pid. While the worker has not been reaped, no other process can have that
-        id.
+        Group and session have the worker's pid. Until the worker has been reaped, no other process can have it.
         """
         if sys.platform == "linux":
             with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here, so that the kernel has reaped it

@@ -1,5 +1,4 @@
-"""The `opentelemetry` adapter: roles, spans and tools of any framework that somebody else's instrumentation already
-describes.
+"""The `opentelemetry` adapter: roles, spans and tools of any framework that others' instrumentation describes.
 
     OpenInference, GenAI-convention or OpenLLMetry spans, of whatever provider  ─►  RolloutSpanProcessor
       runs when an HTTP request leaves  ─►  call_origin: the model's span, and the agent around it

@@ -52,9 +52,8 @@ class Execution:
     score = "answer"    1.0 for exit status 0 and the task's answer on stdout, else 0.0
     score = "number"    the number on the last line of stdout
 
-    A program gains nothing by its tricks: killed, too late, too much output, another exit status for a number, no
-    number, one that is not finite or out of range is 0.0, or the least of a declared range. A command that cannot be
-    started is yours: the reward fails.
+    No trick pays: killed, too late, too much output, another exit status for a number, no number, one that is not
+    finite or out of range is 0.0, or the least of a declared range. The reward fails if the command cannot start.
     """
 
     def __init__(

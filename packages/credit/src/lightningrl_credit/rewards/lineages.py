@@ -1,5 +1,4 @@
-"""Lineages of an attempt's calls, and potentials along them: no discount or potential crosses from one branch of a
-history to another."""
+"""Lineages of an attempt's calls, and potentials along them: no discount or potential crosses branches of a history."""
 
 from __future__ import annotations
 
@@ -15,11 +14,9 @@ __all__ = ["Joins", "discount_of", "following", "shape", "successors"]
 
 
 def following(transitions: Sequence[Transition]) -> list[list[int]]:
-    """For each call the calls that came of it, itself first: all later ones but those that grew beside it from its
-    root.
+    """For each call the calls that came of it, itself first: all later ones but those grown beside it from its root.
 
-    A root is a history's first call. The choices of one call, which share prompt and start, have a root that is none of
-    them:
+    A root is a history's first call. A call's choices, which share prompt and start, have a root that is none of them:
 
         main ─► left                  following(main) = main left right        following(left) = left
              └► right                 following(right) = right

@@ -39,8 +39,7 @@ from lightningrl.processes import MARK, die_with_parent, kill_descendants, make_
 __all__ = ["DaemonThreads", "FunctionProcesses", "ProcessEnded", "is_function_process", "scratch_prefix"]
 
 PATIENCE_S: Final = 1.0
-"""Wait for a turn after which a call gets another process, up to the limit: quick functions keep to one, with its
-state."""
+"""Wait for a turn after which a call gets another process, up to the limit: quick ones keep to one, with its state."""
 WATCH_S: Final = 0.25
 """Time between two looks of the fork server for its parent."""
 _LENGTH: Final = struct.Struct("<Q")

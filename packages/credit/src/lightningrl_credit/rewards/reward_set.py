@@ -111,8 +111,7 @@ class RewardSet:
     ) -> RewardResult:
         """Ask all rewards but those with a value in `earlier`. `keep(name, value)` is awaited as each value is made.
 
-        Raises RewardError where a reward returned something that is no number at all, a defect of the function; of
-        several, the first.
+        Raises RewardError, of several the first, where a reward returned no number at all, a defect of the function.
         """
         values = dict(earlier or {})
         asked = [reward for reward in self._rewards if reward.name not in values]
@@ -238,8 +237,7 @@ def describe_failure(name: str, why: str) -> str:
 def is_being_cancelled() -> bool:
     """True if somebody cancels the running task.
 
-    Another CancelledError came out of something that the task awaits, and is a failure like others: of a task that
-    somebody else gave up, say.
+    Another CancelledError came out of what the task awaits (given up by somebody else, say): a failure like others.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

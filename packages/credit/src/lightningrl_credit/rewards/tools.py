@@ -57,8 +57,7 @@ def value_over_tools(
 ) -> float | None:
     """Mean over the tools that the call's answer asked for by id, so that several in one call pay no more than one.
 
-    Tools that were only told to be of the call, however many, may lower that and never raise it; without a value of an
-    asked one, the worst of them counts.
+    Tools only told to be of the call may lower that, never raise it; without an asked one's value, their worst counts.
     """
     # Asked and failed: -0.1. An agent that tells 99 more of the call, all of them ok, still has -0.1.
     asked = [value for tool in tools if tool.id in call.tool_call_ids and (value := value_of(tool)) is not None]

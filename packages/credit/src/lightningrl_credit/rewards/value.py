@@ -74,8 +74,7 @@ def read_value(
 ) -> float | None:
     """Read the value as a float.
 
-    Raises RewardError for another type, which is the function's own defect; BadValue where it is not finite, beyond
-    `GREATEST`, or out of range.
+    Raises RewardError for another type, the function's defect; BadValue if not finite, beyond `GREATEST`, out of range.
     """
     if value is None:
         return None

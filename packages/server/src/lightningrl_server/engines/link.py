@@ -96,8 +96,7 @@ class EngineLink:
         return EngineLinks([self]).call_speed
 
     async def start(self, *, wait_s: float = 60.0) -> None:
-        """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in
-        time."""
+        """Connect; returns once the server knows the engine. Raises ServerError when it refuses or is out of reach."""
         if self._runner is None:
             self._runner = asyncio.create_task(self._run(), name="engine-link")
         connected = asyncio.create_task(self._connected.wait())

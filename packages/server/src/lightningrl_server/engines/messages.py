@@ -122,8 +122,7 @@ def _little_endian(values: array.array[Any]) -> array.array[Any]:
 
 
 async def first_to_end(*halves: Coroutine[Any, Any, None]) -> None:
-    """A link's reader and its writer, until one of them ends or fails: the other is then stopped. Raises what ended
-    it."""
+    """A link's reader and its writer, until one ends or fails: the other is then stopped. Raises what ended it."""
     tasks = [asyncio.create_task(half) for half in halves]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -80,8 +80,7 @@ class EngineRegistry:
         policy.refresh()
 
     def hold(self, engine: Engine, *, held: bool = True) -> None:
-        """Let new calls wait while those in flight go on; where it is no longer `held`, serve again, what waits
-        first."""
+        """Let new calls wait, those in flight go on; where it is no longer `held`, serve again, what waits first."""
         policy = self._policies[engine.info.policy]
         for seat in policy.seats:
             if seat.engine is engine:

@@ -1,5 +1,4 @@
-"""The gateway's routes: model calls of rollouts, each under its attempt's own path and key; and the endpoints beside a
-model call.
+"""The gateway's routes: model calls of rollouts, each under its attempt's path and key; and what stands beside them.
 
 /rollouts/{rollout}/attempts/{n}{base}/{endpoint}   POST   each dialect's (`lightningrl.dialects`): policy or upstream
 /rollouts/{rollout}/attempts/{n}/v1/models[/{name}] GET    the policies by name
@@ -65,8 +64,7 @@ class _ForwardEndpoint(Endpoint[R]):
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The policies by name, as OpenAI's API lists models; and one model that would be answered, whatever the agent
-    calls it."""
+    """The policies by name, as OpenAI lists models; and one model that would be answered, whatever its name."""
 
     services: Services
 
@@ -138,8 +136,7 @@ def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
 
 
 async def _refuse_upgrade(websocket: WebSocket) -> None:
-    """Say at once that calls come over HTTP. Codex then sends its call there; after any other status it first tries for
-    7 s."""
+    """Say at once that calls come over HTTP. Codex then sends it there; after another status it tries for 7 s."""
     sentence = "calls are not answered over a WebSocket; send each as a POST, streamed or not\n"
     await websocket.send_denial_response(PlainTextResponse(sentence, status_code=426))
 

@@ -1,12 +1,10 @@
-"""Tools as the dialogue shows them: what an answer asked for, and the result that a later request of the attempt
-brings.
+"""Tools as the dialogue shows them: what an answer asked for, and the result that a later request brings.
 
 answer    tool_calls  [call_1: search {"q": "x"}]                                ─► waiting
 request   … {"role": "tool", "tool_call_id": "call_1", "content": "3 results"}     ─► a ToolCallRecord of that call
 restart   waiting is read again from the recorded completions; the store records nothing twice
 
-Nobody measured such a tool: its duration is 0, and its status is `unknown` unless the dialogue itself says that it
-failed.
+Nobody measured such a tool: its duration is 0, its status `unknown` unless the dialogue says that it failed.
 """
 
 from __future__ import annotations
@@ -120,8 +118,7 @@ class AskedTools:
             self._recorded.update((call_id, call.transition) for call_id in call.transition.tool_call_ids)
 
     def find(self, request: CallRequest, parent_id: str | None = None) -> list[ShownTool]:
-        """The tools that are waited for and whose results stand in the request. `parent_id`: the call that it goes on
-        from."""
+        """Tools that are waited for, with results in the request. `parent_id`: the call that it goes on from."""
         if not self._waiting and not self._recorded:
             return []
         results: dict[str, Mapping[str, Any]] = {}
@@ -154,8 +151,7 @@ class AskedTools:
     def _by_name(
         self, messages: Sequence[Mapping[str, Any]], parent_id: str | None, results: Mapping[str, Any]
     ) -> dict[str, Mapping[str, Any]]:
-        """Results of the last answer that came without our ids: by name and arguments of the call that they answer, in
-        order."""
+        """Results of the last answer that came without our ids: by name and arguments of their call, in order."""
         # A client with ids of its own, or with none (`t?`), goes on from the answer that asked for call_1 and call_2:
         #     assistant [tA: search {"q": 1}, tB: search {"q": 2}]      tool tB "two"      tool tA "one"
         #     tB is search {"q": 2}, as is call_2; tA is search {"q": 1}, as is call_1
@@ -199,8 +195,7 @@ def _digest(message: Mapping[str, Any]) -> bytes:
 def _answered(
     calls: Sequence[Mapping[str, Any]], following: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], tuple[str, str]]]:
-    """Each result with the name and arguments of the call that it answers: by the client's own id, else by name, else
-    in order."""
+    """Each result with name and arguments of its call: by the client's own id, else by name, else in order."""
     left = list(calls)
     for message in following:
         if message["role"] != "tool" or not left:

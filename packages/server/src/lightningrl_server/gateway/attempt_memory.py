@@ -41,8 +41,7 @@ GivenAnswer = Answer | tuple[CallRecord, ...]
 class Retries:
     """The logical calls of one attempt: each is recorded once, and its retries are answered with what was recorded.
 
-    A client tells a retry by a stable call id, or (OpenAI's and Anthropic's SDKs) by counting how often it sent the
-    body.
+    A client tells a retry by a stable call id, or (OpenAI's and Anthropic's SDKs) by how often it sent the body.
     """
 
     def __init__(self) -> None:
@@ -52,8 +51,7 @@ class Retries:
         """Calls by their body."""
         self._failed: Counter[str] = Counter()
         self._unseen: defaultdict[str, list[str]] = defaultdict(list)
-        """Answers by body whose client left before they were sent. The next call of this body is a retry, though it may
-        not say so."""
+        """Answers by body whose client left before they were sent. The body's next call is a retry, said or not."""
 
     def restore(self, calls: Iterable[CallRecord]) -> None:
         """Take over what the store has, as after a restart of the server."""

@@ -293,8 +293,7 @@ class PolicyCalls:
     async def _commit(
         self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], *, was_shown: bool
     ) -> tuple[Answer, bool]:
-        """Record the call: its answer, and True if it is that of an earlier call. `was_shown`: the agent saw its
-        text."""
+        """Record the call: its answer, and True if it is an earlier call's. `was_shown`: the agent saw its text."""
         # From here on the call exists whether or not the client still listens: memory and store must agree.
         keeping = asyncio.ensure_future(self._keep(call, prompt, choices, call.key))
         try:

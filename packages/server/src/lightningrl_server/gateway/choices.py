@@ -181,8 +181,7 @@ def choose_sampling(
     renderer: PolicyRenderer,
     prompt_tokens: int,
 ) -> SamplingSettings:
-    """The settings of a call: the rollout's or the `default` ones, within what the context leaves and the request asks
-    for. Raises ContextOverflow."""
+    """A call's settings: the rollout's or `default`, within what context and request allow. Raises ContextOverflow."""
     room = engine.context_length - prompt_tokens
     if room < 1:
         raise context_overflow(engine.context_length, str(prompt_tokens))
@@ -203,8 +202,7 @@ def bind_answer(
     renderer: PolicyRenderer,
     prompt_ids: Sequence[int],
 ) -> str:
-    """The grammar of the answer that the call asks for; empty where it asks for none, or where engine or markup allow
-    none, which is counted, and said once."""
+    """The grammar that the call asks for; empty for none, or where engine or markup allow none (counted, said once)."""
     wanted, forced, tools = request.format, request.forced, request.tools or ()
     if wanted is None and forced is None:
         return ""

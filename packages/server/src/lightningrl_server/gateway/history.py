@@ -8,8 +8,7 @@
     call r2   previous = r1, [instructions] m2 ─► tokens of r1 + a0 + m2      same instructions and tools: a prefix
     call r3   previous = r2, other instructions ─► rendered again from the messages, which only this process has
 
-Messages are compared by meaning: text, tool calls by id, name and parsed arguments. Hashes keep it linear and forget
-the text.
+Messages are compared by meaning: text, tool calls by id, name and parsed arguments. Hashes keep it linear and textless.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class Match:
     covered: int = 0
     """Number of the messages that the call's tokens stand for."""
     is_break: bool = False
-    """The messages extend an earlier call's, but its tokens cannot begin this prompt (an edited answer, other tools,
-    another policy)."""
+    """The messages extend an earlier call's, but not its tokens (an edited answer, other tools, another policy)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -179,8 +177,7 @@ class History:
 
 
 def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None = None) -> str:
-    """The digests as the store keeps them. `head`: digest of the instructions, where a later call may go on from this
-    one by its id."""
+    """The digests as the store keeps them. `head`: the instructions', where a later call may go on by its id."""
     key = f"{prompt.hex()}.{answer.hex()}.{tools.hex()}"
     return key if head is None else f"{key}.{head.hex()}"
 
@@ -222,8 +219,7 @@ digest_no_tools = lru_cache(partial(digest_tools, None))
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """`Transition.offered`: names and schemas of the arguments, the same text for the same tools. Empty for more than
-    are kept."""
+    """`Transition.offered`: names and schemas of the arguments, one text for the same tools. Empty beyond the limit."""
     if not tools or len(pack(tools)) > _MOST_OFFERED:
         return ""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
@@ -239,8 +235,7 @@ def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _same_numbers(value: Any) -> Any:
-    """The value with one spelling of each number: a policy's `20.0` is `20` once a client in JavaScript sends it
-    back."""
+    """The value with one spelling of each number: a policy's `20.0` is `20` once JavaScript sends it back."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, dict):

@@ -132,8 +132,7 @@ class Services:
 
 
 class Endpoint(Generic[R]):
-    """The common part of all calls: a key, a bounded body, a model that is a policy's or the upstream's, errors in one
-    format."""
+    """The common part of all calls: a key, a bounded body, a policy's or the upstream's model, one format of errors."""
 
     def __init__(self, services: Services, dialect: Dialect, path: str) -> None:
         self._services = services
@@ -265,8 +264,7 @@ def _too_large(limit: int, when: str = "") -> Refusal:
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises Refusal beyond the limit or where the headers say what no call may, _ClientGone where it
-    never comes."""
+    """The whole body. Raises Refusal beyond the limit or for headers that no call may have, _ClientGone without one."""
     if len(named_role(headers) or "") > LONGEST_ROLE:
         raise Refusal(
             f"the role in 'x-lightningrl-agent' is longer than {LONGEST_ROLE} characters; give it a shorter name"

@@ -49,8 +49,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(2, "lightningrl-gateway")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, which reads a text of `size` characters; short ones on the loop, which is cheaper.
-        Raises what it raises."""
+        """The result of `work`, or its error, of `size` characters; short ones on the loop, which is cheaper."""
         if size < LONG:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -108,8 +107,7 @@ class PromptBuilder:
 
     async def build(self) -> Prompt:
         """The tokens of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool
-        call. Raises Refusal; ContextOverflow for one that is far beyond a known context, before it is tokenised to its
-        end."""
+        call. Raises Refusal; ContextOverflow for one that is far beyond a known context, before all is tokenised."""
         request = self.request
         tools = digest_tools(request.tools, self.policy) if request.tools else digest_no_tools(self.policy)
         head = None
@@ -176,8 +174,7 @@ class PromptBuilder:
         return Prompt(ids, array, suffix_start, parent_id, is_break, digest, tools, head)
 
     async def _bridged(self, call: PastCall, new: tuple[Mapping[str, Any], ...]) -> tuple[tuple[int, ...], int] | None:
-        """The tokens of an earlier call with those of the new messages, and where these begin; None = they cannot be
-        told."""
+        """An earlier call's tokens with the new messages', and where these begin; None = they cannot be told."""
 
         def bridge() -> tuple[tuple[int, ...], int] | None:
             past, completion = call.prompt_ids.tolist(), call.completion_ids.tolist()
@@ -232,8 +229,7 @@ def _forced(ids: tuple[int, ...], forced: ForcedCall, policy: str, renderer: Pol
 
 
 def _refuse_edits(request: CallRequest, prompt_tokens: int) -> None:
-    """Raise Refusal where an edit would change the prompt: the policy would learn from one that the agent did not
-    write."""
+    """Raise Refusal where an edit would change the prompt: the policy would learn from one that no agent wrote."""
     for edit in request.edits:
         if prompt_tokens > edit.beyond:
             raise Refusal.at(

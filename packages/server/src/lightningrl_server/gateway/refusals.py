@@ -1,5 +1,4 @@
-"""Refused calls, kept with their attempt: an agent may swallow the error, and its rollout still says what went
-wrong."""
+"""Refused calls, kept with their attempt: an agent may swallow the error, its rollout says what went wrong."""
 
 from __future__ import annotations
 

@@ -82,8 +82,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextEdit:
-    """An edit of the prompt that the agent wants from some length on. Where it would change the prompt, the call is
-    refused."""
+    """An edit that the agent wants from some length on. Where it would change the prompt, the call is refused."""
 
     name: str
     beyond: int

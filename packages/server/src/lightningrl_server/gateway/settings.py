@@ -28,9 +28,8 @@ class GatewaySettings:
     """Everything the gateway needs beside its store, engines and renderers."""
 
     default_policy: str | None = None
-    """Serves every model name that is neither a policy's nor listed for the upstream (an unchanged agent asks for the
-    model its author chose). None = such calls are refused or the upstream's; where there is only one policy, it is the
-    default."""
+    """Serves every model name that is neither a policy's nor listed for the upstream (an unchanged agent's own). None =
+    such calls are refused or the upstream's; where there is only one policy, it is the default."""
     agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Roles by the policy that answers their calls, whatever model they ask for."""
     roles: Mapping[str, RoleConfig] = field(default_factory=dict[str, RoleConfig])
@@ -46,17 +45,14 @@ class GatewaySettings:
     upstream: Upstream | None = None
     """Answers embeddings, and models that no policy serves; None = such calls are refused."""
     upstream_models: Mapping[str, Upstream] = field(default_factory=dict[str, Upstream])
-    """Upstreams by model name or pattern (`gpt-5*`): answered there although a default policy serves every other
-    name."""
+    """Upstreams by model name or pattern (`gpt-5*`): answered there although a default policy serves other names."""
     plain_rollout: str | None = None
-    """A rollout whose first attempt answers below `/v1` as well, for clients that know nothing of rollouts; None =
-    `/v1` is refused."""
+    """A rollout whose first attempt answers below `/v1`, too, for clients without one; None = `/v1` is refused."""
     max_body_bytes: int = 16 * 1024 * 1024
     max_choices: int = 64
     """Largest `n`."""
     max_attempts_in_memory: int = 20_000
-    """Histories of attempts that never say goodbye are dropped, oldest first; they are read back from the store when
-    needed."""
+    """Histories of attempts without a goodbye are dropped, oldest first, and read back from the store when needed."""
 
 
 class CallWatch(Protocol):

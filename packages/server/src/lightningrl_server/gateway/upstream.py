@@ -54,8 +54,7 @@ class ReceivedCall:
     query: bytes = b""
     """The part behind the path's question mark."""
     model: str = ""
-    """The name that it asks for, read where there is an upstream; empty where it names none, which its dialect then
-    refuses."""
+    """The name that it asks for, read where there is an upstream; empty for none, which its dialect then refuses."""
     headers: Mapping[bytes, bytes]
     body: bytes = b""
     context: CallContext
@@ -193,8 +192,7 @@ class _Exchange:
 
 
 def _url(upstream: Upstream, call: ReceivedCall) -> str:
-    """The upstream's address and the call's below it, with what both say behind a question mark (`api-version`, `beta`,
-    `alt`)."""
+    """The upstream's address and the call's below it, with both queries (`api-version`, `beta`, `alt`)."""
     address = urlsplit(upstream.base_url)
     query = "&".join(part for part in (address.query, call.query.decode("latin-1")) if part)
     return urlunsplit(address._replace(path=f"{address.path.rstrip('/')}/{call.path}", query=query))
@@ -218,9 +216,8 @@ def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes
 
 
 def _reason(error: Exception) -> str:
-    """The system's own words, where there are some: httpx has "All connection attempts failed" for a refused connection
-    and a wrong name alike. An error of a request that cannot be sent quotes what is in it, so its name is all that is
-    said."""
+    """The system's own words, where there are some: httpx has "All connection attempts failed" for refused connections
+    and wrong names alike. A request that cannot be sent is quoted by its error, so its name is all that is said."""
     import httpx
 
     if isinstance(error, httpx.LocalProtocolError):

@@ -47,8 +47,7 @@ def parse_arguments(arguments: str) -> Any:
 
 
 def write_arguments(arguments: dict[str, Any]) -> str | None:
-    """A tool call's arguments as JSON text; None where JSON has no such number (NaN, Infinity), or where they are
-    nested too deeply."""
+    """A tool call's arguments as JSON text; None for numbers JSON lacks (NaN, Infinity), or nested too deeply."""
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
@@ -68,8 +67,7 @@ def is_utf8(value: Any) -> bool:
 
 
 def with_texts(arguments: dict[str, Any], markup: str, schema: Any) -> dict[str, Any]:
-    """The arguments as the tool takes them, where its schema has a text in place of what a parser took for JSON or
-    trimmed."""
+    """Arguments as the tool takes them, where its schema has a text for what a parser took for JSON or trimmed."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return arguments

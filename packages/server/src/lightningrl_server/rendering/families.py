@@ -1,5 +1,4 @@
-"""The renderer of a policy: one of a model family's own, from the `renderers` library, or the default, by the policy's
-chat template."""
+"""A policy's renderer: its model family's own, from the `renderers` library, or the default, by its chat template."""
 
 from __future__ import annotations
 

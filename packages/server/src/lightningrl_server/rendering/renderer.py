@@ -132,8 +132,7 @@ class PolicyRenderer:
         )
 
     def _check_template(self, template: str) -> str:
-        """Raise ConfigError for a template that cannot render, where it is the one that does; returns it, or nothing
-        where a family's renderer needs none."""
+        """Return the template that renders, None where a family's renderer needs none; ConfigError where it cannot."""
         try:
             self._variables = template_variables(template, f"policy {self.name!r}")
         except ConfigError:
@@ -161,9 +160,8 @@ class PolicyRenderer:
         return tuple(sorted(stops))
 
     def render(self, messages: Messages, tools: Messages | None, context_length: int | None = None) -> tuple[int, ...]:
-        """Prompt ids of a conversation from its beginning, with the generation prompt. Raises ValueError with the
-        template's complaint, ContextOverflow where they are far beyond a known `context_length`. Any thread may call
-        it."""
+        """Prompt ids of a whole conversation, with the generation prompt. Raises ValueError with the template's
+        complaint, ContextOverflow where they are far beyond a known `context_length`. Any thread may call it."""
         key = _digest((messages, tools))
         recent = self._prompts.get(key)
         if recent is not None:
@@ -273,8 +271,7 @@ class PolicyRenderer:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def split_opening(self, prompt_ids: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
-        """A prompt, and the beginning of a tool call that was written for the policy at its end; empty where there is
-        none."""
+        """A prompt, and the beginning of a tool call that was written at its end; empty where there is none."""
         tail = list(prompt_ids[-_OPENING_TOKENS:])
         opening = _OPENING.search(self.decode(tail)) if self._can_open else None
         if opening is not None:
@@ -330,8 +327,7 @@ class PolicyRenderer:
         return kind == "inkling" or (kind == "llama-3" and content.startswith("{"))
 
     def is_thinking(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> bool:
-        """True where a reasoning block was opened and not closed yet; a tool call in it may still prove to be a
-        draft."""
+        """True where a reasoning block is open; a tool call in it may still prove to be a draft."""
         if not self.has_atomic_thinking:
             return False
         opened = self._think_id in completion_ids or self._is_thinking_open(prompt_ids)

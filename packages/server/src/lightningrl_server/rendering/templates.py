@@ -1,5 +1,4 @@
-"""A chat template before anything is rendered with it: does it compile, which variables it reads, what
-it writes.
+"""A chat template before it renders anything: does it compile, which variables it reads, what it writes.
 
 folder ─► read_template  ─► template_variables    {"messages", "tools", "enable_thinking", …}
 recipe ─► load_template ─┘  template_text         the text of a conversation
@@ -75,8 +74,7 @@ def added_tokens(folder: Path) -> frozenset[str]:
 
 
 def template_variables(template: str, what: str) -> frozenset[str]:
-    """Names that a template reads and does not set itself. Raises ConfigError where the template, `what`'s, does not
-    compile."""
+    """Names that a template reads and does not set. Raises ConfigError where `what`'s template does not compile."""
     from jinja2 import TemplateError
     from jinja2.meta import find_undeclared_variables
 
@@ -150,8 +148,7 @@ def load_template(wanted: str, folder: Path, policy: str) -> str:
 
 
 def check_shipped(wanted: str | None, added: Collection[str], policy: str) -> None:
-    """Raise ConfigError where a shipped template writes turns between tokens that the policy's tokenizer does not
-    have."""
+    """Raise ConfigError where a shipped template writes turns between tokens that the tokenizer does not have."""
     missing = [token for token in SHIPPED.get(wanted or "", ()) if token not in added]
     if wanted is not None and missing:
         raise ConfigError(

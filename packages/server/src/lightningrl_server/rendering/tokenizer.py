@@ -1,7 +1,6 @@
 """A policy's tokenizer and its chat template: texts and turns of a conversation to token ids, without torch.
 
-A template may have no renderer of its own. Then a history grows by the text that it writes between an answer and the
-next completion:
+Without a renderer of its own, a history grows by what the template writes between an answer and a completion:
 
     …<assistant> S <|im_end|>\\n<user>new message<|im_end|>\\n<assistant>      S = a sentinel in place of the answer
                    └──────────── suffix ────────────────────────────┘
@@ -27,8 +26,7 @@ __all__ = ["QuickTokenizer", "TemplateBridge", "context_overflow", "late_systems
 _SHORT = 256
 _BLOCK = 16_384
 _RARE = 8
-"""Characters a token on average stands for at most in any text that people write; a text beyond is counted in blocks
-first."""
+"""Most characters a token stands for, on average, in any text that people write; more is counted in blocks first."""
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
@@ -36,8 +34,7 @@ _BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(256 + number): byte for n
 _ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
 """Text that the others write for a byte that they have no token for."""
 _SLACK = 4
-"""Contexts of tokens made before a prompt is refused unfinished: cut blocks and renderers that encode twice count too
-much."""
+"""Contexts of tokens made before a prompt is refused unfinished: cut blocks and repeated encoding count too much."""
 _SENTINEL = "lightningrlsentinel7f3a"
 _USER: Mapping[str, Any] = {"role": "user", "content": "x"}
 
@@ -83,8 +80,7 @@ def load_tokenizer(source: str | Path, *, is_there: bool = False) -> Any:
 
 
 class QuickTokenizer:
-    """Gives the `renderers` library what it asks of a tokenizer, straight from the Rust core; the rest is
-    transformers'.
+    """Gives the `renderers` library what it asks, straight from the Rust core; the rest is transformers'.
 
     transformers encodes one text as a batch of one, on a pool of threads; and the renderers encode the same headers for
     every call.
@@ -116,8 +112,7 @@ class QuickTokenizer:
 
     @contextmanager
     def within(self, context_length: int | None) -> Iterator[None]:
-        """Make a text far beyond the context raise ContextOverflow after a few contexts of tokens, however long it
-        is."""
+        """Make any text far beyond the context raise ContextOverflow after a few contexts of tokens."""
         token = _room.set(None if context_length is None else _Room(context_length))
         try:
             yield
@@ -237,8 +232,7 @@ def _call_of(message: Mapping[str, Any], **arguments: str) -> dict[str, Any]:
 
 
 def late_systems(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Texts of system messages that a template may pass over in silence: later ones, and those of a conversation that
-    has no others."""
+    """Texts of system messages that a template may pass over in silence: later ones, and those with no others."""
     roles = {message["role"] for message in messages}
     return [
         message["content"].strip()

@@ -178,8 +178,7 @@ def _unknown_tools(left: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> l
 
 
 def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:
-    """Each tool call once: told by our adapter, else by the span that knows of a failure, else of the id, else the
-    first.
+    """Each tool call once: by our adapter, else by the span that knows of a failure, else of the id, else the first.
 
     Two spans tell the same call if they are of different instrumentations or one lies inside the other, and have the
     same id, or the same name while both run. Of each instrumentation, one span at most is taken for the same call.
@@ -230,8 +229,7 @@ class _DistinctTools:
         self.by_span[tool.span_id] = tool
 
     def near(self, tool: SeenSpan) -> list[SeenSpan]:
-        """Spans that may tell the same call, in the order of adding: around and inside of it, of its id, and of its
-        name those that began nearest to it."""
+        """Spans that may tell the same call, in order of adding: around and in it, of its id, nearest of its name."""
         starts = self._starts[tool.reading.tool]
         place = bisect_left(starts, (tool.started_ns, tool.span_id))
         near = {span_id for _, span_id in starts[max(0, place - _NEAREST) : place + _NEAREST]}
@@ -275,8 +273,7 @@ class _Waiting:
             self._named[request.call.name][request.call.id] = request
 
     def take(self, tool: SeenSpan) -> _ToolRequest | None:
-        """The request for a tool without an id: same name, same arguments, asked before; or the only one of that
-        name."""
+        """The request for a tool without an id: same name and arguments, asked before; or the only one of the name."""
         if tool.reading.tool_call_id:
             return None
         named = self._named[tool.reading.tool]

@@ -110,8 +110,7 @@ def decode_many(columns: Sequence[bytes]) -> list[NDArray[Any]]:
 
 
 def encode_advantages(values: Array) -> bytes:
-    """One number where it is constant over the call's tokens, as credit per call is, else one per token; the first byte
-    tells which."""
+    """One number where a call's tokens share it (credit per call), else one per token; the first byte tells which."""
     array = np.asarray(values, dtype="<f4")
     if array.size and bool((array == array[0]).all()):
         return b"c" + array[:1].tobytes()

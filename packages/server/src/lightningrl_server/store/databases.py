@@ -1,11 +1,9 @@
 """An open database, whatever its kind, and the events of its commits.
 
     sqlite:///path/to/store.db     a file; one process writes it, others may read
-    postgresql://user@host/name    a database, or a schema of one (?options=-csearch_path%3Dmine); several processes
-                                   write it
+    postgresql://user@host/name    a database, or a schema of one (?options=-csearch_path%3Dmine); for several processes
 
-`sqlite` and `postgresql` know how their database is opened, locked and asked, and what its errors mean; nothing else
-does.
+Only `sqlite` and `postgresql` know how their database is opened, locked and asked, and what its errors mean.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ class EmptyStore(StoreError):
 
 
 class StoreTrouble(StoreError):
-    """Trouble of the database itself, not of a request: in use, unreadable, gone, not to be written. HTTP 503: ask
-    again."""
+    """Trouble of the database, not of a request: in use, unreadable, gone, read-only. HTTP 503: ask again."""
 
 
 class StoreFull(StoreTrouble):

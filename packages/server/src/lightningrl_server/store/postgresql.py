@@ -42,8 +42,7 @@ __all__ = ["check_database", "create_schema", "drop_schema", "move_schema", "ope
 
 _STOOD_STILL_S = 5.0
 _OPEN, _WRITE = 0x1167, 0x1168
-"""Numbers of our advisory locks: one is shared while a store is open, one taken to write it. Each with the schema
-beside it."""
+"""Numbers of our advisory locks: one shared while a store is open, one to write it, each with the schema."""
 _LONGEST_MESSAGE = 7_900
 """Bytes; PostgreSQL takes 8,000."""
 _AGAIN_S = 0.5
@@ -257,8 +256,7 @@ def create_schema(database: str, folder: Path) -> str:
 
 
 def move_schema(store: str, database: str, folder: Path) -> str:
-    """Follow a store whose database is now called `database`: its schema becomes `folder`'s; returns the new URL.
-    Raises StoreError."""
+    """Give the schema of a store moved to `database` the name of `folder`; returns the new URL. Raises StoreError."""
     moved, schema = _with_schema(make_url(database), _schema_of(store)), _schema_of(store)
     with _writing(make_url(database)) as db:
         owner = _owner(db, schema)

@@ -41,12 +41,10 @@ class Queue(Protocol):
         self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False
     ) -> Lease | None:
         """Start the next attempt of the oldest queued rollout; waits up to `wait_s` for one, else None. `exclusive`:
-        the worker runs one attempt at a time, so what it still holds (the answer to an earlier lease was lost) is
-        queued again, uncharged."""
+        the worker runs one attempt at a time, so what it still holds (a lost answer) is queued again, uncharged."""
 
     async def release(self, rollout_id: str, attempt: int) -> None:
-        """Undo a lease that nobody received: the attempt never was, the rollout is queued again. Does nothing where the
-        attempt has calls or has ended."""
+        """Undo a lease that nobody received and queue the rollout; nothing if the attempt has calls or has ended."""
 
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float, worker_id: str | None = None) -> bool:
         """Renew the lease. Returns False where the attempt is over (cancelled, expired, finished), or is not that
@@ -76,9 +74,8 @@ class Queue(Protocol):
         waiting: all in one commit. A repeated result adds nothing and leases nothing."""
 
     async def interrupt(self, reason: str, workers: str = "") -> int:
-        """End every running attempt of workers whose id begins with `workers` as `infrastructure_error` and queue its
-        rollout again without charging the attempt (they are gone, as after a restart of the whole run), the first ten
-        times of a rollout. Returns how many."""
+        """End every running attempt of workers whose id begins with `workers` as `infrastructure_error` (they are gone,
+        as after a restart of the run) and queue its rollout, the first ten times uncharged. Returns how many."""
 
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
         """Queue those that failed again, with `timeout_s` for each attempt and as many attempts as at first; earlier
@@ -144,8 +141,7 @@ class CallLog(AttemptCalls, Protocol):
     async def add_rewards(
         self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
     ) -> None:
-        """Record rewards that were reported, by name, of the attempt or of one transition; the last one of a name
-        stands. Also after the attempt's end."""
+        """Record reported rewards by name, of attempt or transition, also after its end; the last of a name stands."""
 
 
 class Ledger(Protocol):
@@ -155,16 +151,14 @@ class Ledger(Protocol):
         """Store what the trainer computed; repeats replace."""
 
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
-        """Record a training step. A rollout is trained at most once: `Conflict` otherwise. Repeating the same step with
-        the same rollouts is acknowledged again."""
+        """Record a training step. `Conflict` for a rollout trained before; the same step again is acknowledged."""
 
     async def rollback_steps(self, after: int) -> int:
         """Forget steps later than `after` (the trainer resumes from an older checkpoint); returns how many."""
 
     async def forget_rollouts(self, through: int, slack: int = 0) -> int:
-        """Delete rollouts that have ended, with all that is stored of them: those trained by steps up to `through`, and
-        those planned for them that no step trained, the latter but for the last `slack` steps. The steps stay, without
-        their `rollout_ids`. Returns how many."""
+        """Delete ended rollouts with all that is stored of them: trained by steps up to `through`, or planned for them
+        and never trained, but for the last `slack` steps. The steps stay, without `rollout_ids`. Returns how many."""
 
 
 class Look(AttemptCalls, Protocol):
@@ -196,8 +190,7 @@ class Look(AttemptCalls, Protocol):
 
 @runtime_checkable
 class Store(Queue, CallLog, Ledger, Look, Protocol):
-    """Durable before acknowledged. Errors: `UnknownRecord`, `Conflict`, `AttemptOver`, `StoreFull` (all
-    `StoreError`)."""
+    """Durable before acknowledged. `StoreError`s: `UnknownRecord`, `Conflict`, `AttemptOver`, `StoreFull`."""
 
     async def close(self) -> None:
         """Finish what was accepted and close. Waiters return as if their time were over."""

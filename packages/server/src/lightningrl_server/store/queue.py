@@ -204,8 +204,7 @@ class SqlQueue(StorePart):
                     logger.warning("%s", error)
 
     async def _now(self) -> float:
-        """Return the time by the clock of leases. Where this process stood still and others of the store did not,
-        leases that nobody could renew go on."""
+        """The time by the clock of leases. Where this process alone stood still, leases nobody could renew go on."""
         if self._database.has_stood_still():
             await self._write(lambda tx: self._database.renew(tx.db))  # what is asked later is done later
         return self._database.now()

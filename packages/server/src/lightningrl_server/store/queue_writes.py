@@ -86,8 +86,7 @@ def _count_calls(attempt_pk: int) -> Any:
 
 
 def _task(tx: Transaction, spec: RolloutSpec, pks: dict[str, int]) -> int:
-    """Look up or store the task; returns its key. `pks`: keys of this request's tasks by their JSON; a group's rollouts
-    share one."""
+    """Look up or store the task; returns its key. `pks`: this request's tasks' keys by JSON; a group shares one."""
     body = encode_json(spec.task, f"task {spec.task.id!r} of rollout {spec.id!r}")
     if body not in pks:
         digest = hashlib.blake2b(body.encode(), digest_size=16).digest()
@@ -216,8 +215,7 @@ def finish(
 def _end(
     tx: Transaction, row: Any, outcome: Outcome, *, again: bool, forgive: bool = False, **values: Any
 ) -> RolloutState:
-    """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not
-    charged."""
+    """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: uncharged."""
     no_result = {"output": None, "error": None, "duration_s": 0.0, "left_threads": ()}
     participants = tx.take_live(row).columns()
     tx.run(_END_ATTEMPT, of_pk=row.pk, **{"outcome": outcome, "ended_at": tx.now, **no_result, **values})

@@ -28,8 +28,7 @@ class SqlStore(SqlQueue, SqlCallLog, SqlLedger, SqlLook):
 
     @classmethod
     async def open(cls, url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Self:
-        """Open the store at a URL of `lightningrl_server.store.databases`, made where there is none. `read_only`
-        beside a running server.
+        """Open or make the store at a URL of `lightningrl_server.store.databases`; `read_only` beside a server.
 
         Raises StoreError: in use by another process, corrupt, of another version, no room.
         """

@@ -80,8 +80,7 @@ def _numbered(name: str, *columns: SchemaItem) -> Table:
 
 
 FORGOTTEN = "forgotten"
-"""Key of `meta`: the last step whose rollouts were deleted, and how many were so far. A cache of rollouts is read anew
-when it changes."""
+"""Key of `meta`: the last step of deleted rollouts, and how many so far. A change has caches read anew."""
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 

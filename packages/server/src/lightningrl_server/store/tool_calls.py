@@ -38,8 +38,7 @@ _BADNESS = (
 
 
 def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
-    """Record tool calls; returns how many are new. Where one is reported again, by its id or span, the worst status
-    stands."""
+    """Record tool calls; returns how many are new. Of one reported again, by id or span, the worst status stands."""
     live = tx.live(rollout_id, attempt, "a tool call")
     rows, replaced = list[dict[str, Any]](), set[str]()
     for record in tool_calls:
@@ -103,8 +102,7 @@ def _report_again(tx: Transaction, live: LiveAttempt, rows: Sequence[dict[str, A
 
 def _merged(stored: Mapping[str, Any], record: ToolCallRecord) -> dict[str, Any]:
     """Compute the changes: the status, and what belongs to it, where the other report is worse; the count, where both
-    name a status. An error by the dialogue contradicts only a report of ok: others know better what kind of failure it
-    was."""
+    name a status. An error by the dialogue contradicts only a report of ok: others know the failure better."""
     # stored OK, reported ERROR: status ERROR, contradicted + 1. Stored ERROR, reported OK: contradicted + 1 alone.
     # Stored TIMEOUT, shown as ERROR by the dialogue: nothing.
     tool_call = record.tool_call

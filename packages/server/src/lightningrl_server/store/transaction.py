@@ -1,7 +1,6 @@
 """`Transaction`: what an operation that writes works on, and the statements that it is asked.
 
-Statements are compiled once and handed to the database's driver: SQLAlchemy's own way of a statement takes ten times as
-long as what SQLite does with it.
+Statements are compiled once and handed to the driver: SQLAlchemy's own way takes ten times as long as SQLite itself.
 
 INSERT = PreparedStatement(insert(rewards))
 transaction.run(INSERT, attempt_pk=…, idx=…)
@@ -111,8 +110,7 @@ class PreparedStatement:
     """A statement of SQLAlchemy's, whatever the database."""
 
     def __init__(self, statement: Any, columns: Sequence[str] | None = None) -> None:
-        """`columns`: those that an insert or update is given; an insert's are the table's, less its number, unless it
-        says others."""
+        """`columns` of an insert or update; an insert's are the table's, less its number, unless it says others."""
         if isinstance(statement, Insert) and columns is None:
             columns = [column.name for column in statement.table.c if column.name != "pk"]
         self._statement = statement

@@ -1,5 +1,4 @@
-"""A certificate of a finished run: was each token trained as it was sampled, and would the trainer have given it the
-same probability?
+"""A certificate of a finished run: was each token trained as sampled, and as probable to the trainer?
 
 store ─► find_places ─► recompute ─► judge_gaps, judge_steps (recomputation.py) ────────┐
 steps ─► find_trained: every trained token was sampled, after the same tokens, once ────┴─► Certificate

@@ -3,8 +3,7 @@
 <folder>/evaluations/<name>.json          the results
 <folder>/evaluations/<name>/<policy>/     store and logs: `lightningrl rollouts list --run`
 
-One policy runs after the other. Where the comparison may stop early, both run at once, batch by batch, and the
-difference is tested after each batch.
+One policy runs after the other. Where the comparison may stop early, both run batch by batch, each with a test.
 
 Candidates are found by what a user writes:
 
@@ -12,8 +11,7 @@ RUN  RUN@best  RUN@newest  RUN@40      a run's checkpoint
 FOLDER                                 an exported transformers folder, or any other
 MODEL@https://api.openai.com/v1        a model of an OpenAI-compatible provider
 
-Agent, tasks and rewards are one recipe's for all of them; a run brings what its weights need: policies, backend,
-learner, credit.
+Agent, tasks and rewards are one recipe's for all of them; a run brings its policies, backend, learner, credit.
 """
 
 from __future__ import annotations

@@ -114,7 +114,6 @@ class Rounding:
 
 ROUNDING = {
     # 24 bits: clean runs of the examples have means of some 1e-7 and a largest of 1e-5; ten times that is no rounding
-    # any more
     "float32": Rounding(mean=1e-5, far=0.0, largest=1e-3),
     # 8 bits: 0.2 % of each logit, so some hundredths where engine and learner sum in another order, and a few tokens
     # far off
@@ -199,8 +198,7 @@ async def find_places(run: StoredRun) -> tuple[Places, int]:
 
 
 async def recompute(run: StoredRun, folder: Path, origin: RunOrigin, places: Places) -> Mapping[str, tuple[Gap, ...]]:
-    """Recompute gaps, by policy. Recomputed versions are taken out of `places`; those left there are without
-    weights."""
+    """Recompute gaps, by policy. Recomputed versions leave `places`; those left there are without weights."""
     gaps = {}
     for name, build in build_backends(origin.recipe, load_plugins(), origin.models, will_run=False).items():
         backend, measured = build(), TokenGaps()
@@ -220,8 +218,7 @@ def is_sampled(call: Transition) -> bool:
 
 
 def _weights(backend: Backend, folder: Path, policy: str, *, is_trained: bool) -> Iterator[int]:
-    """Versions whose weights the backend has while each is yielded: those it starts from, then those of each
-    checkpoint."""
+    """Versions whose weights the backend has while each is yielded: its start's, then each checkpoint's."""
     yield backend.engine.info.version
     for saved in checkpoints(folder) if is_trained else ():
         load_backend(backend, saved.folder, policy)

@@ -1,13 +1,11 @@
-"""Results of a policy on tasks: every sample's reward, and statistics of them; and two policies on the same tasks, each
-task its own control.
+"""Results of a policy on tasks: every sample's reward, and statistics; and two policies on the same tasks, as pairs.
 
 tasks[task].samples[sample] ─► pass@k, mean reward, slices, tokens, seconds, cost
 first[task] - second[task] ─► difference ─┬► t interval
                                           └► a bet, looked at after every task ─► better, worse, not enough tasks
 
 A failure of the agent (an error, a time-out, a context that overflows) is the lowest reward that there is: a policy
-that breaks on hard tasks is no better for it. A failure of ours, or of a reward, is no result: it is left out and
-counted.
+that breaks on hard tasks is no better for it. A failure of ours, or of a reward, is none: left out and counted.
 """
 
 from __future__ import annotations
@@ -104,8 +102,7 @@ class Evaluation:
         return min([self.bounds[0], *(sample.reward for sample in self._all() if sample.reward is not None)])
 
     def values(self, lowest: float | None = None) -> dict[str, list[float]]:
-        """Values of the samples that have a result, by task; tasks without any are left out. `lowest` None = its
-        own."""
+        """Values of the samples that have a result, by task; tasks without are left out. `lowest` None = its own."""
         least = self.lowest if lowest is None else lowest
         values_by_task = {
             task.id: [value for sample in task.samples if (value := sample.value(least)) is not None]
@@ -165,8 +162,7 @@ class Evaluation:
 
     @property
     def failed(self) -> int:
-        """Samples that the agent ended by an error, a time-out or too long a context: they count as the lowest
-        reward."""
+        """Samples ended by the agent's error, a time-out or too long a context: they count as the lowest reward."""
         return sum(sample.reward is None and sample.outcome.is_agents_own for sample in self._all())
 
     @property

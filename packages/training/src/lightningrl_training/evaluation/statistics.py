@@ -65,8 +65,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None) -> Interval:
     """Mean of independent values with Student's t interval, cut where `bounds`, the least and most that a value can be,
-    end. Where all values are equal, t would claim to be certain: then bounds give the interval of `bet`; without them
-    there is none."""
+    end. Of equal values t would be certain: then bounds give the interval of `bet`; without them there is none."""
     numbers = np.asarray(values, dtype=np.float64)
     mean = float(numbers.mean())
     if len(numbers) < 2 or np.ptp(numbers) <= NEARLY:
@@ -144,8 +143,7 @@ def sign_flip_p(differences: Sequence[float] | Numbers) -> float:
 
 
 def holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
-    """Correct the p-values of several questions, so that, where each below 0.05 is called different, all of it is right
-    95 times in 100 (Holm 1979)."""
+    """Correct the p-values of several questions, so that all that are below 0.05 differ 95 times in 100 (Holm 1979)."""
     corrected: dict[Question, float] = {}
     largest = 0.0
     for rank, question in enumerate(sorted(p_values, key=p_values.__getitem__)):

@@ -3,8 +3,7 @@
 <run>/branches/step-000040/<rollout>/store.sqlite    the recorded rollout, copied, and its branches
 
 The agent runs anew, its first calls are answered as they were, and from there the newest weights are sampled. The run's
-own store stays as it is. A branch that is there already is not run again: more samples only add to them, and what was
-killed goes on.
+own store stays as it is. A branch that is there is not run again: more samples add to them, what was killed goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Recorded rollouts credited anew, by another assigner, judge or rewards; nothing is trained, nothing is written.
 
-each step of the ledger ─► its trajectories ─► Evaluator: rewards, evidence ─► Scorer: credit ─► beside what the store
-has
+each step of the ledger ─► its trajectories ─► Evaluator: rewards, evidence ─► Scorer: credit ─► beside the store's
                                               └─ values of the same digest are taken as they are: nobody is asked twice
 
 rescore: the run's recipe with a new reward ─► recredit ─► each rollout before and after ─► Rescore

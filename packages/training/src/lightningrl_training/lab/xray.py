@@ -101,8 +101,7 @@ class RunXRay:
         return steps[0], steps[-1]
 
     async def of_run(self, steps: Collection[int] | None = None, *, most: int | None = MOST) -> XRay:
-        """X-ray all steps, or these. Raises LightningError where none was trained, or a step has no rollouts any
-        more."""
+        """X-ray all steps, or these. Raises LightningError where none was trained, or a step's rollouts are gone."""
         records = await self.run.look.steps()
         check_steps(self.folder, records, steps or ())
         methods = self._methods()

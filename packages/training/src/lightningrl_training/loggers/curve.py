@@ -61,8 +61,7 @@ def draw_curve(
     control_path: Path | None = None,
     validation_temperature: float | None = None,
 ) -> bool:
-    """Draw validation score and training reward by step, with minutes on the upper edge. The picture is complete or
-    absent.
+    """Draw validation score and training reward by step, with minutes on the upper edge. The file is whole or absent.
 
     `control_path` is another run's metrics, drawn in grey. The legend says how validation was sampled, unless
     `validation_temperature` is None. False where there is nothing to draw yet. Raises ConfigError when matplotlib

@@ -152,8 +152,7 @@ class ChatStream:
         return b"".join(self._event([{**of_choice, "delta": part, "logprobs": of_part}]) for part, of_part in parts)
 
     def finish(self, answer: Answer) -> bytes:
-        """An answer that was recorded before, as if it streamed now; then the finish reasons, the usage where asked
-        for, and the end."""
+        """A recorded answer as if it streamed now; then finish reasons, the usage where asked for, and the end."""
         whole = [self.delta(choice.as_delta()) for choice in answer.choices if choice.index not in self._begun]
         return b"".join((*whole, *self._end(answer)))
 

@@ -1,5 +1,4 @@
-"""Checks that all dialects share: bodies, ranges, text parts, tool-call ids, answer formats, and fields of no API's
-own.
+"""Checks of all dialects: bodies, ranges, text parts, tool-call ids, answer formats, and fields of no API's own.
 
 What servers of open models take beside an API, and what nobody here reads:
 
@@ -131,8 +130,7 @@ def is_parts(content: Any) -> bool:
 
 
 def is_nothing(value: Any) -> bool:
-    """True for a field that asks for no more than one that is left out: nothing, no, zero, empty, or only such
-    values."""
+    """True for a field that says no more than one left out: nothing, no, zero, empty, or only such values."""
     if isinstance(value, Mapping):
         return all(map(is_nothing, value.values()))
     if isinstance(value, list | tuple):
@@ -179,8 +177,7 @@ def read_asked(**settings: Any) -> dict[str, float]:
 
 
 def read_arguments(arguments: Any, where: str) -> Any:
-    """A tool call's arguments as a value; empty ones in any spelling are an empty object, text that is no JSON stays
-    text."""
+    """A tool call's arguments as a value; empty ones of any spelling are an empty object, other text stays text."""
     try:
         value = parse_arguments(arguments.strip()) if isinstance(arguments, str) else arguments
         if value is None or value == [] or (isinstance(value, str) and value.strip() in ("", "null")):
@@ -281,8 +278,7 @@ def with_instruction(messages: Sequence[dict[str, Any]], wanted: AnswerFormat | 
 
 
 def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras:
-    """Fields of a request beside those of its dialect's `body`; `form` is the dialect's field for a format. Raises
-    Refusal."""
+    """Fields of a request beside those of its dialect's `body`; `form` is its field for a format. Raises Refusal."""
     raw = decode_body(_decode, data, "request")
     names = sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)
     fields = {name: msgspec.json.decode(raw[name]) for name in names}

@@ -1,5 +1,4 @@
-"""Edits of the prompt that Anthropic's and OpenAI's servers do from some length on (`context_management`), as an agent
-asks for them.
+"""Edits of the prompt by length that Anthropic's and OpenAI's servers do if asked (`context_management`).
 
 clear_tool_uses_20250919   trigger (tokens or tool uses), and more results than it keeps
 clear_thinking_20251015    more turns that think than it keeps

@@ -117,8 +117,7 @@ class DialectFormat(Protocol[R]):
     """Reads and writes one API. Made without arguments, once for a gateway."""
 
     def parse(self, body: bytes, path: str, settings: GatewaySettings) -> R:
-        """`path` is the endpoint that was called, below its base. Raises Refusal with what is wrong, which, and what
-        next."""
+        """`path` is the called endpoint, below its base. Raises Refusal with what is wrong, which, and what next."""
 
     def write_answer(self, request: R, answer: Answer, renderer: PolicyRenderer) -> bytes: ...
     def write_error(self, refusal: Refusal) -> bytes: ...

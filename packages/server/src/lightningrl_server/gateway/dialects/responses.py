@@ -155,8 +155,7 @@ def _refuse_unsupported(body: _Body) -> None:
 def _read_items(
     items: Sequence[dict[str, Any]], find: FindAnswer, holds: HoldsAnswer, tools: OfferedTools, *, goes_on: bool
 ) -> list[dict[str, Any]]:
-    """The messages that the items are put together into, without references to what stands in the conversation
-    already."""
+    """The messages that the items are put together into, without references to what is there already."""
     conversation = _Conversation(tools)
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -179,8 +178,7 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str, Any]:
-    """The item of an earlier answer that a reference names, as it was answered: `msg_ID`, `rs_ID`, `fc_ID_0` or
-    `ctc_ID_0`."""
+    """The earlier answer's item that a reference names: `msg_ID`, `rs_ID`, `fc_ID_0` or `ctc_ID_0`."""
     item_id = item.get("id")
     kind, _, rest = item_id.partition("_") if isinstance(item_id, str) else ("", "", "")
     number = rest.rpartition("_")[2]
@@ -261,8 +259,7 @@ class _Conversation:
         self.messages.append(message)
 
     def _assistant(self, item: dict[str, Any], *, starts: bool) -> dict[str, Any]:
-        """The assistant message an item belongs to. Items of one of our answers stay together, also where results stand
-        between them."""
+        """The assistant message an item belongs to. Items of one answer stay together, also with results in between."""
         answer = _answer_of(item)
         is_last = self._open is not None and self.messages[-1] is self._open
         is_same = answer is not None and answer == self._answer

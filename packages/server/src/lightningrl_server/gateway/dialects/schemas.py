@@ -17,9 +17,8 @@ _MAX_SCHEMA_DEPTH = 64
 
 
 def check_schema(schema: Any, where: str, *, param: str | None = None, depth: int = 0) -> None:
-    """Raise Refusal for a schema that is none. Every call sends its schemas again, so this is quick and takes older
-    drafts; the library `jsonschema` needs milliseconds for each, and would refuse draft 4's `"exclusiveMinimum":
-    true`."""
+    """Raise Refusal for a schema that is none. Each call sends its schemas, so this is quick and takes older drafts;
+    `jsonschema` needs milliseconds, and would refuse draft 4's `"exclusiveMinimum": true`."""
     if isinstance(schema, dict) and schema.keys() <= _PLAIN and isinstance(schema.get("type"), str):
         if schema["type"] in _TYPES:
             return  # most of them

@@ -89,8 +89,7 @@ def hosted_hint(kind: Any) -> str:
 def read_tools(
     tools: Sequence[T] | Mapping[str, T] | None, read: Callable[[T, str], dict[str, Any]]
 ) -> tuple[dict[str, Any], ...] | None:
-    """All tools of a request, each read and checked; None where there are none. In a mapping they are named by where
-    they stand."""
+    """All tools of a request, read and checked; None where there are none. A mapping names them by place."""
     if not tools:
         return None
     if not isinstance(tools, Mapping):
@@ -142,8 +141,7 @@ def _named_tool(tool: Mapping[str, Any]) -> str | None:
 
 
 def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, choices: str) -> ToolChoice:
-    """A choice among some of the tools: nothing is asked for where these are all, and one that is required is a named
-    one."""
+    """A choice among some of the tools: nothing is asked for where these are all; one that is required is named."""
     mode, listed = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
     tools_of = listed if isinstance(listed, list) else ()
     names = {_named_tool(tool) for tool in tools_of if isinstance(tool, dict)}
