@@ -68,7 +68,7 @@ TREE: Final = (
 )
 RUN: Final = """\
 #!/bin/sh
-# Check this machine: ./run [--device cpu] [--quick] [--only suite engine learner vllm text_to_sql calculator_smollm2 whole_step]. No network is needed.
+# Check this machine: ./run [--device cpu] [--quick] [--only suite engine learner quantized vllm text_to_sql calculator_smollm2 whole_step]. No network is needed.
 set -eu
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}

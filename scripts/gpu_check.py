@@ -10,6 +10,7 @@ next one runs.
     learner       tokens per second, and the share of the device's arithmetic (measured by a matrix product)
     text_to_sql   the example: seconds of a step, accuracy before and after
     calculator_smollm2   likewise, with a pretrained model
+    quantized     adapters on weights of 16, 8 and 4 bits: a step, decoding, memory, engine against learner
     vllm          vLLM as the engine, where it is installed: tokens per second beside ours, the gap to the learner
     whole_step    steps of random policies of 0.5 and 1.5 billion parameters through server, agent, engine and learner
 
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -274,6 +276,49 @@ def learner(machine: Machine) -> Figures:
     }
 
 
+def quantized(machine: Machine) -> Figures:
+    """Adapters on frozen weights of 16, 8 and 4 bits, AdamW's moments in 8: the second step is counted."""
+    from lightningrl.backends import Continuation
+    from lightningrl_torch._quantized import weight_bytes
+    from lightningrl_torch.backend import TorchBackend
+    from lightningrl_torch.testing import make_sample
+
+    shape, rows, half = ("tiny", 8, 16) if machine.quick else ("0.5B", 32, 256)
+    rng = random.Random(0)
+    figures: Figures = {"policy": shape}
+    with tempfile.TemporaryDirectory() as folder:
+        policy = make_policy(Path(folder), shape)
+        for kind in (None, "int8", "nf4"):
+            settings: dict[str, Any] = {"dtype": "bfloat16", "lora": True, "optimizer": "adamw8bit", "quantize": kind}
+            backend = TorchBackend(policy=policy, device=machine.device, **settings)
+            ids = [[rng.randrange(257, 500) for _ in range(2 * half)] for _ in range(rows)]
+            samples = [make_sample(row[:half], row[half:], rng.gauss(0, 1), rollout=str(row[0])) for row in ids]
+            backend.learn(samples)
+            report, name = backend.learn(samples), kind or "bfloat16"
+            figures[f"{name}: MB of weights"] = weight_bytes(backend.learner.model) / 1e6
+            figures[f"{name}: s a step"] = report.seconds
+            figures[f"{name}: GB of the GPU at most"] = report.metrics.get("gpu_memory_peak", 0.0) / 1e9
+            for count in (1, 64):
+                figures[f"{name}: tokens/s, {count} rows"] = engine_speed(backend, half, count, half)
+            tokens, logprobs = asyncio.run(complete(backend, ids[0][:half], half))
+            read = backend.logprobs(
+                [Continuation(context=np.array(ids[0][:half], np.int32), tokens=np.array(tokens, np.int32))]
+            )
+            figures[f"{name}: mean gap to the learner"] = float(np.abs(read[0] - np.array(logprobs)).mean())
+            backend.close()
+    return figures
+
+
+async def complete(backend: Any, prompt: list[int], most: int) -> tuple[list[int], list[float]]:
+    """A completion's tokens and logprobs."""
+    from lightningrl.backends import GenerateRequest
+    from lightningrl.types import SamplingSettings
+
+    request = GenerateRequest(id="gap", prompt_ids=tuple(prompt), sampling=SamplingSettings(max_tokens=most, seed=0))
+    chunks = [chunk async for chunk in backend.engine.generate(request)]
+    return [one for chunk in chunks for one in chunk.token_ids], [one for chunk in chunks for one in chunk.logprobs]
+
+
 def vllm(machine: Machine) -> Figures:
     """Both engines of the torch backend on the same prompts; vLLM's after a step, for which it gave its memory back."""
     if importlib.util.find_spec("vllm") is None:
@@ -426,7 +471,8 @@ def make_policy(folder: Path, shape: str) -> str:
 
 
 CHECKS: Final[dict[str, Callable[[Machine], Figures]]] = {
-    check.__name__: check for check in (suite, engine, learner, vllm, text_to_sql, calculator_smollm2, whole_step)
+    check.__name__: check
+    for check in (suite, engine, learner, quantized, vllm, text_to_sql, calculator_smollm2, whole_step)
 }
 
 

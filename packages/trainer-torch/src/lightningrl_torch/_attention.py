@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
+from lightningrl_torch._quantized import quantized_numbers
 
 __all__ = ["Paths", "attend", "follow", "follows_paths", "read_costs"]
 
@@ -116,6 +117,7 @@ def read_costs(model: PreTrainedModel) -> Costs:
     weights = sum(
         parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2 and id(parameter) not in embeddings
     )
+    weights += quantized_numbers(model)
     return Costs(token=2 * weights / (4 * width * int(config.num_hidden_layers)), call=_CALL / width)
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from lightningrl_torch._prompt_attention import PromptAttention
+from lightningrl_torch._quantized import QuantizedLinear
 from lightningrl_torch._slots import KeyValues, SlotCache
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ ONE_DNN: Final = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
+LINEAR: Final = frozenset({nn.Linear, QuantizedLinear})
 STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embedding whose frequencies stay what they are, however long a text."""
 
@@ -83,13 +85,18 @@ class _Adapter:
 class _Projection:
     """Linear maps of one input, side by side in one matrix."""
 
-    weight: Tensor
+    weight: Tensor | None
+    """None where it is quantised."""
     bias: Tensor | None
     adapters: tuple[_Adapter, ...]
+    quantized: tuple[QuantizedLinear, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype)
-        y = multiply(x, self.weight, self.bias)
+        if self.weight is None:
+            y = torch.cat([part(x) for part in self.quantized], -1)
+        else:
+            x = x.to(self.weight.dtype)
+            y = multiply(x, self.weight, self.bias)
         for adapter in self.adapters:
             y[:, adapter.columns].addmm_(F.linear(x, adapter.down), adapter.up.t(), alpha=adapter.scale)
         return y
@@ -248,10 +255,12 @@ class LlamaForward:
         biases = [linear.bias for linear in linears]
         adapters, start = [], 0
         for module, linear in zip(modules, linears, strict=True):
-            columns = slice(start, start := start + len(linear.weight))
+            columns = slice(start, start := start + _outputs(linear))
             for name in getattr(module, "active_adapters", ()):
                 down, up = (self._converted(one[name].weight.data) for one in (module.lora_A, module.lora_B))
                 adapters.append(_Adapter(columns=columns, down=down, up=up, scale=float(module.scaling[name])))
+        if isinstance(linears[0], QuantizedLinear):
+            return _Projection(weight=None, bias=None, adapters=tuple(adapters), quantized=tuple(linears))
         return _Projection(
             weight=self._converted(join_rows([linear.weight for linear in linears])),
             bias=None if biases[0] is None else self._converted(join_rows(biases)),
@@ -298,11 +307,16 @@ def _linears(model: PreTrainedModel) -> Iterator[Any]:
         )
 
 
+def _outputs(linear: Any) -> int:
+    """Number of a linear map's outputs; to ask a quantised one's weight would be to make it."""
+    return linear.out_features if isinstance(linear, QuantizedLinear) else len(linear.weight)
+
+
 def _is_plain(module: Any) -> bool:
     """A linear map, or one with plain low-rank adapters, whose weights can be read as they are."""
-    if type(module) is nn.Linear:
+    if type(module) in LINEAR:
         return True
-    if type(getattr(module, "base_layer", None)) is not nn.Linear or not hasattr(module, "lora_A"):
+    if type(getattr(module, "base_layer", None)) not in LINEAR or not hasattr(module, "lora_A"):
         return False
     is_special = module.merged or module.disable_adapters or any(getattr(module, "use_dora", {}).values())
     return not is_special and not any(getattr(module, "lora_bias", {}).values())

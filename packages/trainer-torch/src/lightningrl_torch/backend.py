@@ -29,7 +29,7 @@ from lightningrl.types import Array, IntArray, Sample
 from lightningrl_torch._packing import make_row
 from lightningrl_torch._size import engine_threads, is_large
 from lightningrl_torch._speed import Memory, measure
-from lightningrl_torch.bits import MOMENT_BYTES, check_bits, silence_bits
+from lightningrl_torch.bits import MOMENT_BYTES, check_bits, check_same, silence_bits
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.device import cpu_threads, return_memory
 from lightningrl_torch.engine import TorchEngine
@@ -246,7 +246,8 @@ class TorchBackend:
         elif self._asked_rate == "auto":
             probed = None if self._built is None else self._built.probe
             rate = f"{format_rate(self.learning_rate)} (auto)" if probed else f"auto (before the probe: {usual})"
-        return settings.describe(parameters=parameters, trained=trained, dtype=settings.dtype, where=where, rate=rate)
+        dtype = settings.dtype if settings.quantize is None else f"{settings.dtype} on {settings.quantize} weights"
+        return settings.describe(parameters=parameters, trained=trained, dtype=dtype, where=where, rate=rate)
 
     @property
     def learning_rate(self) -> float:
@@ -288,6 +289,8 @@ class TorchBackend:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote: on the CPU, learning and sampling go on bit for bit."""
         weights, state = read_checkpoint(folder, self._policy.device)
+        if state["learner"] is not None:
+            check_same(state["learner"].get("settings", {}), self.settings)
         parameters = self._weights
         for name in sorted(parameters.keys() | weights.keys()):
             ours, theirs = (tuple(found[name].shape) if name in found else None for found in (parameters, weights))

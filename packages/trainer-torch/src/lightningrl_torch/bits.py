@@ -1,11 +1,12 @@
-"""bitsandbytes, where a recipe asks for it: 8-bit AdamW. Imports neither torch nor it until then."""
+"""bitsandbytes, where a recipe asks for it: whether it is there, and 8-bit AdamW; frozen weights of few bits are in
+`_quantized`. Imports neither torch nor it until then."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from lightningrl.errors import BackendError
@@ -36,6 +37,8 @@ MOMENT_BYTES: Final = {"adamw": 8.0, "adamw8bit": 2.0 + 2 * 4 / 256}
 
 def bits_needed(settings: Settings) -> str | None:
     """The setting that bitsandbytes is needed for; None = none."""
+    if settings.quantize is not None:
+        return f"learner.quantize = {settings.quantize!r}"
     return "learner.optimizer = 'adamw8bit'" if settings.optimizer == "adamw8bit" else None
 
 
@@ -69,13 +72,15 @@ def silence_bits() -> None:
     logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
 
 
-def check_same(saved: str, settings: Settings) -> None:
-    """Raise BackendError where a checkpoint has the state of another optimiser, `saved`."""
-    if saved != settings.optimizer:
-        raise BackendError(
-            f"the checkpoint has the state of learner.optimizer {saved!r}, and the recipe says {settings.optimizer!r}; "
-            "go on with the one that it was saved with"
-        )
+def check_same(saved: Mapping[str, Any], settings: Settings) -> None:
+    """Raise BackendError where a checkpoint was learned by another optimiser, or on weights of other bits."""
+    for key, before in (("optimizer", "adamw"), ("quantize", None)):
+        then, now = saved.get(key, before), getattr(settings, key)
+        if then != now:
+            raise BackendError(
+                f"the checkpoint was learned with learner.{key} = {then!r}, and the recipe says {now!r}; go on with "
+                "the one that it was saved with"
+            )
 
 
 def make_optimizer(

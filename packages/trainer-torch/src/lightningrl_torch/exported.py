@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lightningrl.errors import BackendError
+from lightningrl_torch._quantized import restore_linears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,9 +66,11 @@ def cast(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, t
 
 
 def merge_adapters(adapters: Any) -> PreTrainedModel:
-    """A copy of a `peft.PeftModel`'s model with its adapters added, computed in float32. Where an adapter sits on one
-    of two weights that are tied, the copy has both: they are no longer the same."""
+    """A copy of a `peft.PeftModel`'s model with its adapters added, computed in float32; quantised weights are what
+    the policy learned on: their codes times their scales. Where an adapter sits on one of two weights that are tied,
+    the copy has both: they are no longer the same."""
     merged = copy.deepcopy(adapters).float()
+    restore_linears(merged)
     model = merged.get_base_model()
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     adapted = [part for part in (inputs, outputs) if hasattr(part, "base_layer")]

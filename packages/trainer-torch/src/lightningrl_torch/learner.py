@@ -32,10 +32,11 @@ from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
 from lightningrl_torch._paths import Costs
 from lightningrl_torch._probe import MOST_TOKENS, Probe, probe_rates
+from lightningrl_torch._quantized import count_parameters
 from lightningrl_torch._samples import check_samples, count_targets, deal, some_rows
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch._size import choose_rate, tokens_at_once
-from lightningrl_torch.bits import check_same, make_optimizer
+from lightningrl_torch.bits import make_optimizer
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
 from lightningrl_torch.device import watch_memory
@@ -58,13 +59,13 @@ class Learner:
         self.step = 0
         """Calls of `learn` so far: the version of the weights."""
         self.random = random.Random(settings.seed)  # noqa: S311 - minibatch order, not secrets
-        self._settings = settings = choose_rate(settings, model.num_parameters())
+        self._settings = settings = choose_rate(settings, count_parameters(model))
         self._reference = reference
         self._loss = ChosenLoss(settings.loss, settings.loss_arguments, has_reference=reference is not None)
         self._traits = read_traits(model, settings.policy)
         self.critic = None if settings.critic is None else Critic(model, self._traits, settings, settings.critic)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        of_size = usual_rate(model.num_parameters(), adapters=settings.adapters is not None)
+        of_size = usual_rate(count_parameters(model), adapters=settings.adapters is not None)
         self.rate = settings.learning_rate if isinstance(settings.learning_rate, float) else of_size
         """Learning rate before the schedule's factor."""
         self.probe: Probe | None = None
@@ -379,7 +380,7 @@ class Learner:
         return {
             "step": self.step,
             "rate": self.rate,
-            "optimizer_name": self._settings.optimizer,
+            "settings": {"optimizer": self._settings.optimizer, "quantize": self._settings.quantize},
             "optimizer": self.optimizer.state_dict(),
             "random": self.random.getstate(),
             **critic,
@@ -387,7 +388,6 @@ class Learner:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        check_same(state.get("optimizer_name", "adamw"), self._settings)
         self.optimizer.load_state_dict(state["optimizer"])
         version, internal, gauss = state["random"]
         self.random.setstate((version, tuple(internal), gauss))

@@ -15,6 +15,7 @@ import torch
 
 from lightningrl.errors import ConfigError
 from lightningrl_torch._light import read_light, union_of_tokens
+from lightningrl_torch._quantized import count_parameters, quantize_model, weight_bytes
 from lightningrl_torch._size import choose_adapters, choose_rate
 from lightningrl_torch.device import pick_device
 from lightningrl_torch.exported import merged_weights, quiet_about_ties
@@ -87,14 +88,16 @@ class LoadedPolicy:
     @cached_property
     def parameters(self) -> int:
         """Number of the policy's parameters; a critic's are not counted."""
-        named = self.light.parameters.values() if self.light else self.whole.model.parameters()
-        return sum(one.numel() for one in named)
+        if self.light is None:
+            return count_parameters(self.whole.model)
+        return sum(one.numel() for one in self.light.parameters.values())
 
     @property
     def weight_bytes(self) -> int:
         """Memory of all weights."""
-        weights = self.light.parameters.values() if self.light else self.whole.model.parameters()
-        return sum(weight.numel() * weight.element_size() for weight in weights)
+        if self.light is None:
+            return weight_bytes(self.whole.model)
+        return sum(weight.numel() * weight.element_size() for weight in self.light.parameters.values())
 
     @property
     def model(self) -> PreTrainedModel:
@@ -141,13 +144,11 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     lora = settings.adapters
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
     own = config.dtype
-    read = "auto" if own is None else frozen  # "auto" = as they lie there
-    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=read).to(
-        device
-    )
-    if own is None:
-        own, model = model.dtype, model.to(frozen)
+    read = "auto" if own is None or settings.quantize else frozen  # "auto" = as they lie there
+    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=read)
+    own = own or model.dtype
     settings = choose_rate(settings, model.num_parameters())
+    model = quantize_model(model, settings.quantize, device, frozen) if settings.quantize else model.to(device, frozen)
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
     silence_dropout(model)
     if settings.gradient_checkpointing:

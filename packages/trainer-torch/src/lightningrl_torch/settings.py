@@ -85,6 +85,9 @@ class Settings(LearnerSettings):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` = the first CUDA GPU where there is one, else the CPU."""
+    quantize: Literal["nf4", "int8"] | None = None
+    """Bits of the frozen weights under adapters (`lora`), with bitsandbytes: `nf4` 4.1 of them (QLoRA), `int8` 8.5.
+    None = those of `dtype`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes under autocast; trained weights stay float32 (with LoRA, the frozen ones become bfloat16)."""
     threads: Count | None = None
@@ -140,4 +143,18 @@ class Settings(LearnerSettings):
     def _check_engine(self) -> Settings:
         if self.vllm is not None and self.engine != "vllm":
             raise ValueError(f"learner.vllm is for engine 'vllm', and the engine is {self.engine!r}; remove one")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _check_quantize(self) -> Settings:
+        if self.quantize is not None and self.adapters is None:
+            raise ValueError(
+                f"quantize is {self.quantize!r}, and weights of so few bits cannot learn; set learner.lora = true, or "
+                "remove it"
+            )
+        if self.quantize is not None and self.engine == "vllm":
+            raise ValueError(
+                f"quantize is {self.quantize!r}, and vLLM keeps all weights of the merged policy beside them; set "
+                'learner.engine = "torch", or remove one'
+            )
         return self
