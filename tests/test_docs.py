@@ -25,6 +25,8 @@ PAGES = sorted(
 )
 RUN_OTHERWISE = {
     "docs/index.md": "tests/test_docs.py",  # its lines are README's
+    "docs/tutorials/first-agent.md": "tests/test_docs.py",  # likewise
+    "docs/tutorials/small-model.md": "examples/calculator_smollm2/tests/test_calculator_smollm2.py",
     "docs/reference/dialects.md": "packages/server/tests/test_dialect_docs.py",
     "docs/how-to/agents/structured.md": "packages/trainer-torch/tests/test_torch_structured_output.py",
 }
@@ -103,7 +105,16 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
     assert project["build-system"]["build-backend"] == "hatchling.build"
 
 
-FIRST_PAGES = ("README.md", "docs/index.md", "docs/how-to/install.md", "packages/core/README.md")
+FIRST_PAGES = ("docs/how-to/install.md", "packages/core/README.md")
+SHORT_PAGES = ("README.md", "docs/index.md", "docs/tutorials/first-agent.md")
+ONE_LINE = 'python -m venv .venv && source .venv/bin/activate && pip install "lightningrl[torch]"'
+
+
+@pytest.mark.parametrize("page", SHORT_PAGES)
+def test_one_line_of_pip_installs_from_any_mirror_and_is_the_first_command(page: str) -> None:
+    assert blocks_of(ROOT / page, "bash")[0].splitlines()[0] == ONE_LINE
+    if page != "docs/index.md":
+        assert "PyTorch's CPU build](" in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", FIRST_PAGES)
@@ -159,8 +170,11 @@ def test_the_blocks_of_every_page_are_run_or_it_is_said_why_not() -> None:
 
 def test_the_first_pages_lines_are_those_of_the_readme() -> None:
     """Which runs them."""
-    first, readme = ("".join(blocks_of(ROOT / page, "bash")).splitlines() for page in ("docs/index.md", "README.md"))
-    assert len(first) == 7 and set(first) <= set(readme)
+    index, tutorial, readme = (
+        "".join(blocks_of(ROOT / page, "bash")).splitlines() for page in ("docs/index.md", SHORT_PAGES[-1], "README.md")
+    )
+    assert len(index) == 4 and set(index) <= set(readme)
+    assert set(tutorial) - set(readme) == {"lightningrl rollouts list --run runs/first --limit 4"}  # looking.md's
 
 
 @pytest.mark.parametrize(
@@ -178,6 +192,7 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
     ("page", "said"),
     [
         ("docs/how-to/install.md", "langchain"),
+        ("docs/tutorials/coming-from.md", "0.0 1.0"),
         ("docs/how-to/collection.md", "done: 3 steps"),
         ("docs/how-to/plugins.md", "made lightningrl-exact-date"),
         ("docs/how-to/looking.md", "assistant ▸"),

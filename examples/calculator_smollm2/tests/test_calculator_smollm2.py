@@ -4,6 +4,7 @@ its page says."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ def test_a_model_file_learns_and_answers_in_llama_cpp_as_it_was_trained(tmp_path
     with running(smollm2_file()) as server:
         before = server.logprobs(prompt)
     assert max(abs(value - theirs.get(token, -99.0)) for token, value in before.items()) > 0.3
+
+
+def test_the_files_of_the_tutorial_are_the_examples() -> None:
+    page = (EXAMPLE.parents[1] / "docs" / "tutorials" / "small-model.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"^```\w+ title=(\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert files == {name: (EXAMPLE / name).read_text(encoding="utf-8") for name in files} and len(files) == 5
 
 
 def test_the_agent_knows_nothing_of_us() -> None:
