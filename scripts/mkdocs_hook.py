@@ -1,5 +1,5 @@
 """What the site needs of pages that are also read in the repository: titles of blocks, lists, and links that leave
-docs/."""
+docs/; and a name for the search, which the theme gives none."""
 
 from __future__ import annotations
 
@@ -21,4 +21,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     below = page.file.src_uri.count("/")
     return LEAVING.sub(
         lambda link: link[0] if link[0].count("../") <= below else f"{link[1]} (`{link[2]}` in the repository)", titled
+    )
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """The search is a dialog, and a screen reader says the name of one."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
