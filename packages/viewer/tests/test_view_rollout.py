@@ -74,11 +74,15 @@ async def test_breaks_retries_refusals_judges_and_missing_gradients_are_marked(r
 async def test_tokens_are_coloured_and_numbered_and_a_table_has_them_all(run: RecordedRun) -> None:
     page = await page_of(run, "/rollouts/g000000-001?view=tokens&call=1")
     tokens = [attributes for tag, attributes in page.tags if tag == "span" and "data-say" in attributes]
-    assert {"tok m3"} == {token["class"] for token in tokens}
+    logprobs = [float(token["data-say"].split()[1].replace("−", "-")) for token in tokens]
+    shades = [min(3, int(-logprob)) for logprob in logprobs]
+    assert [token["class"] for token in tokens] == [f"tok m{shade}" if shade else "tok" for shade in shades]
+    advantages = await page_of(run, "/rollouts/g000000-001?view=tokens&call=1&colour=advantage")
+    assert {"tok m3"} == {attributes["class"] for _, attributes in advantages.tags if "data-say" in attributes}
     assert "advantage −0.500 · version 0 · mask 1" in tokens[0]["data-say"] and "logprob −" in tokens[0]["data-say"]
     table = await page_of(run, "/rollouts/g000000-001?view=tokens&call=1&form=table")
     assert len([tag for tag, _ in table.tags if tag == "tr"]) == len(tokens) + 1
-    silent = await page_of(run, "/rollouts/g000003-000?view=tokens&call=1")
+    silent = await page_of(run, "/rollouts/g000003-000?view=tokens&call=1&colour=advantage")
     assert {"tok off"} == {attributes["class"] for _, attributes in silent.tags if "data-say" in attributes}
 
 
@@ -121,6 +125,9 @@ async def test_a_group_shows_what_is_shared_and_where_its_rollouts_part(run: Rec
     assert "They part in call 2, at token 0 of what was sampled." in page.text
     assert "2 calls are the same in all of them" in page.text
     assert "+0.500" in page.text and "−0.500" in page.text
+    asked = page.text.partition("They part")[0]
+    assert "task-g000003" in asked and "What costs tea?" in asked and "right answer 3 €" in asked
+    assert "output buy tea" in page.text and "output sell tea" in page.text
     assert "They never part" in (await page_of(run, "/groups/g000001")).text
 
 
@@ -131,10 +138,10 @@ async def test_the_system_says_who_works_what_failed_and_what_was_refused(run: R
 
 
 async def test_the_recipe_says_each_value_where_it_is_from_and_who_reads_it(run: RecordedRun) -> None:
-    text = (await page_of(run, "/recipe")).text
+    text = (await page_of(run, "/recipe?show=all")).text
     assert "loop.steps 2 --set the training loop" in text
     assert "credit.options.parts [\"dr_grpo\"] recipe credit assigner 'sum'" in text
-    changed = (await page_of(run, "/recipe?show=changed")).text
+    changed = (await page_of(run, "/recipe")).text
     assert "loop.seed" in text and "loop.seed" not in changed and "loop.group_size" in changed
 
 

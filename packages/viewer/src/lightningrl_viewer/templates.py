@@ -129,6 +129,15 @@ def preview(value: Any, length: int = 80) -> str:
     return one_line(as_text(value), length)
 
 
+def code(text: str) -> str:
+    """Write what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(clean(part)) for part in text.split("`")]
+    parts[1::2] = [Markup("<code>%s</code>") % part for part in parts[1::2]]
+    return Markup("").join(parts)
+
+
 def line(value: Any, length: int = 80) -> str:
     """Shorten an output or an answer to its beginning: text, else JSON."""
     return one_line(as_text(value), length)
@@ -136,6 +145,7 @@ def line(value: Any, length: int = 80) -> str:
 
 FILTERS: Final[Mapping[str, Callable[..., str]]] = {
     "clean": clean,
+    "code": code,
     "count": count,
     "duration": duration,
     "line": line,

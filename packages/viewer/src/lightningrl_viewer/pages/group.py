@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lightningrl.sanitize import as_text
 from lightningrl_viewer.page import Budget, LongText, NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.group_diff import Sibling, SiblingCall
 
@@ -16,6 +17,9 @@ MOST: Final = 32
 PAGE_BYTES: Final = 120_000
 _CALLS: Final = 12
 """Calls of a column."""
+_TASK: Final = 4_000
+_OUTPUT: Final = 400
+"""Bytes of the task and of its answer, and of an output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +52,26 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         )
         for sibling in group.rollouts
     ]
+    task = group.rollouts[0].rollout.spec.task
     shared = [_call(call, budget, each // len(group.shared)) for call in group.shared[:_CALLS]]
     return PageView(
-        "group.html", title=f"group {group.group_id}", group=group, columns=columns, shared=shared, largest=largest
+        "group.html",
+        title=f"group {group.group_id}",
+        group=group,
+        columns=columns,
+        shared=shared,
+        largest=largest,
+        task=task,
+        asked=budget.truncate("task", as_text(task.input), _TASK),
+        expected=None if task.answer is None else budget.truncate("expected", as_text(task.answer), _TASK),
+        outputs=[_output(column.sibling, budget) for column in columns],
     )
+
+
+def _output(sibling: Sibling, budget: Budget) -> LongText | None:
+    """Return what came of a rollout: its output or its error; None = nothing yet."""
+    value = sibling.rollout.error or sibling.rollout.output
+    return None if value is None else budget.truncate("", as_text(value), _OUTPUT)
 
 
 def _call(call: SiblingCall, budget: Budget, most: int) -> _Call:

@@ -1,4 +1,7 @@
-"""The recipe: every key, its value, whether it is the default, who reads it."""
+"""The recipe: what it sets that is no default, and, where asked, every key; its value, who reads it.
+
+show=all
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _MOST = 1_000
 async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
     origin = RunOrigin.read(viewed.folder)
     keys = list_recipe_keys(origin.recipe, settings=origin.settings, values=origin.values)
-    changed = request.query.get("show") == "changed"
+    changed = request.query.get("show") != "all"
     shown = [one for one in keys if not changed or one.origin != "default"]
     budget = Budget(PAGE_BYTES)
     rows = [(one, budget.truncate("", json.dumps(one.value, ensure_ascii=False, default=str), _MOST)) for one in shown]

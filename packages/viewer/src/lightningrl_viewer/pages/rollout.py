@@ -299,14 +299,14 @@ def _token_values(
 ) -> dict[str, object]:
     count = len(call.call.completion_ids)
     start = min(max(0, request.number("from") or 0), max(0, count - 1))
-    colour = request.query.get("colour", "advantage")
+    colour = "advantage" if request.query.get("colour") == "advantage" else "logprob"
     tokens = viewed.run.tokens(call, reason, start=start, count=TOKENS)
     largest = float(abs(call.advantages).max(initial=0.0)) if call.advantages is not None else 0.0
     return {
         "call": call,
         "call_reason": reason,
         "tokens": [(token, _level(token, largest, colour)) for token in tokens],
-        "colour": colour if colour == "logprob" else "advantage",
+        "colour": colour,
         "as_table": request.query.get("form") == "table",
         "start": start,
         "count": count,

@@ -18,7 +18,7 @@ from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, Vie
 from lightningrl_viewer.reading.facets import Facets, RewardRange, read_facets, read_parts
 from lightningrl_viewer.reading.queries.rollout_counts import FacetCount, Part
 from lightningrl_viewer.reading.queries.rollout_query import Mark, RolloutQuery
-from lightningrl_viewer.reading.queries.rollout_rows import Sort
+from lightningrl_viewer.reading.queries.rollout_rows import RolloutRow, Sort
 from lightningrl_viewer.reading.segments import SegmentKind
 from lightningrl_viewer.reading.trace import CallTrace, Trace
 
@@ -29,11 +29,14 @@ _STATE: Final = ("step", "from", "to", "mode", "outcome", "reward", "task", "rol
 """Parameters that narrow or order the list; a change of one begins again at the first page."""
 _SORTS: Final = {
     Sort.DISAGREE: "groups that disagree",
+    Sort.TASK: "tasks, least reward first",
     Sort.NEWEST: "newest",
     Sort.WORST: "least reward",
     Sort.BEST: "greatest reward",
     Sort.SLOWEST: "slowest",
 }
+_BY_TASK: Final = frozenset({Sort.DISAGREE, Sort.TASK, Sort.NEWEST})
+"""Orders in which the rollouts of a task follow each other, below a line that says what was asked."""
 _MARKS: Final = {
     Mark.SILENT: "no signal in the group",
     Mark.CUT: "cut short",
@@ -81,6 +84,7 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         reward_values=[(reward_text(found), found) for found in facets.rewards],
         strip=make_strip(facets),
         sort=sort,
+        by_task=sort in _BY_TASK and any(map(_is_of_one_task, rows, rows[1:])),
         sorts=_SORTS,
         marks=_MARKS,
         peek=peek,
@@ -117,6 +121,10 @@ def read_query(request: PageRequest) -> RolloutQuery:
 def reward_text(bounds: RewardRange) -> str:
     """Write the range as it stands in the address."""
     return repr(bounds.low) if bounds.low == bounds.high else f"{bounds.low!r}..{bounds.high!r}"
+
+
+def _is_of_one_task(row: RolloutRow, following: RolloutRow) -> bool:
+    return row.task_id == following.task_id
 
 
 def make_strip(facets: Facets, most: int = 120) -> list[Bar]:

@@ -33,6 +33,8 @@ class Sort(StrEnum):
 
     DISAGREE = "disagree"
     """The groups whose rewards differ most, each group together."""
+    TASK = "task"
+    """The tasks with the least reward, each task's rollouts together."""
     NEWEST = "newest"
     WORST = "worst"
     BEST = "best"
@@ -144,6 +146,14 @@ def _order(index: RolloutIndex, sort: Sort, variances: NDArray[np.float64]) -> N
         case Sort.DISAGREE:
             spread = np.nan_to_num(variances, nan=-1.0)[rows["group"]]
             return np.lexsort((rows["pk"], -index.group_ranks[rows["group"]], -spread))
+        case Sort.TASK:
+            rewarded = rows[~np.isnan(reward)]
+            size = len(index.tasks)
+            total, count = (
+                np.bincount(rewarded["task"], weights, size) for weights in (rewarded["reward"], np.ones(len(rewarded)))
+            )
+            mean = np.where(count > 0, total / np.maximum(1, count), np.inf)
+            return np.lexsort((newest, rows["task"], mean[rows["task"]]))
         case Sort.NEWEST:
             return np.argsort(newest)
         case Sort.WORST:
