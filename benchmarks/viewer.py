@@ -46,10 +46,10 @@ SIZES: Final = (60, 40, 1000)
 AT_ONCE: Final = 256
 KEY: Final = "the-view-key"
 PAGES: Final = (
-    "",
+    "?smooth=some",
     "rollouts",
     "rollouts?sort=worst",
-    "rollouts?role=check",
+    "rollouts?sort=task",
     "rollouts?tool=run_sql",
     "rollouts?outcome=timeout",
     "rollouts?from=20&to=40&role=plan",
@@ -152,7 +152,9 @@ def make_metrics(step: int, rollouts: int, rng: np.random.Generator) -> dict[str
     metrics |= {"groups_without_signal": 3.0, "calls_per_rollout": float(CALLS), "breaks": 2.0, "trained_tokens": 4e4}
     metrics |= {"prompt_tokens": 5e5, "completion_tokens": 5e4, "seconds": 30.0, "seconds_collect": 20.0}
     metrics |= {"seconds_reward": 1.0, "seconds_credit": 0.5, "seconds_learn": 8.0, "minutes": (step + 1) / 2}
-    return metrics | {"learn/entropy": 1.0 - step / 200, "learn/kl_rollout": 0.001 * float(rng.random())}
+    learned = "entropy loss kl_rollout grad_norm lr ratio clip_fraction importance trie_efficiency staleness_max"
+    metrics |= {f"memory/{process}": 1e9 * float(rng.random()) for process in ("trainer", "server", "workers")}
+    return metrics | {f"learn/{name}": float(rng.random()) for name in learned.split()} | {"tokens_per_second": 900.0}
 
 
 def large_run(folder: Path) -> Path:

@@ -37,7 +37,7 @@ from lightningrl_training.explanations import explain_early_stop, explain_failur
 from lightningrl_training.policies import Policies
 from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_training.step_forecast import forecast_step
+from lightningrl_training.step_forecast import forecast_step, step_seconds
 from lightningrl_training.step_warnings import (
     StepWarnings,
     count_repeated_answers,
@@ -95,6 +95,8 @@ class Trainer:
     start_workers: Callable[[], Awaitable[None]]
     """Called where rollouts are wanted that the store does not have yet."""
     spans: StepSpans = NO_SPANS
+    read_memory: Callable[[], Mapping[str, float]] = dict
+    """Reads what the run's processes hold, as metrics of a step."""
     _started: float = 0.0
     _stream: TaskStream = field(init=False)
     _warnings: StepWarnings = field(init=False)
@@ -191,6 +193,7 @@ class Trainer:
             **self.policies.describe(reports),
             "hooks_failed": float(self.plugins.take_failures()),
             "minutes": self._seconds() / 60,
+            **self.read_memory(),
         }
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
         self._earned = max((*rewards, *(() if self._earned is None else (self._earned,))), default=None)
@@ -199,13 +202,12 @@ class Trainer:
 
     async def _finish_step(self, ids: Sequence[str], scored: ScoredStep, metrics: Mapping[str, float]) -> None:
         """Enter the step into the ledger, then show it."""
-        step = self.state.step
         await self.control.set_scores(scored.scores)
-        await self.control.mark_trained(step + 1, ids, metrics)
+        await self.control.mark_trained(self.state.step + 1, ids, metrics)
         position, done_beyond = self._stream.advance()
         self.state = replace(
             self.state,
-            step=step + 1,
+            step=self.state.step + 1,
             seconds=self._seconds(),
             rollouts=self.state.rollouts + len(ids),
             steps_with_signal=self.state.steps_with_signal + scored.has_signal,
@@ -214,9 +216,8 @@ class Trainer:
             credit=self.scorer.state(),
             score=None,
         )
-        self.log(
-            self.state.step, {**metrics, **{f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}}
-        )
+        outcomes = {f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}
+        self.log(self.state.step, {**metrics, **outcomes})
         self.progress.step(self.state.step, self.recipe.loop.steps, metrics, scored.outcomes)
         report = StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes)
         self.plugins.notify("lightningrl_step_finished", report=report)
@@ -248,17 +249,18 @@ class Trainer:
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
         await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
         self._warnings.validation(where, trajectories, metrics)
-        if self.state.step == 0:
-            self._forecast(trajectories)
+        forecast = self._forecast(trajectories) if self.state.step == 0 else {}
         names = {f"validation/{name}": value for name, value in metrics.items()}
-        self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
+        self.log(self.state.step, {**names, **forecast, "minutes": self._seconds() / 60})
         self.progress.validated(self.state.step, metrics, outcomes)
         return metrics
 
-    def _forecast(self, seen: Sequence[Trajectory]) -> None:
-        """Show, before the first step, what one will take, where a policy was measured."""
-        if (speed := self.policies.speed) is not None:
-            self.progress.forecast(forecast_step(self.recipe, speed, seen))
+    def _forecast(self, seen: Sequence[Trajectory]) -> Mapping[str, float]:
+        """Show, before the first step, what one will take, where a policy was measured; return it as a metric."""
+        if (speed := self.policies.speed) is None:
+            return {}
+        self.progress.forecast(forecast_step(self.recipe, speed, seen))
+        return {"forecast_step_seconds": step_seconds(self.recipe, speed, seen)}
 
     def _note_score(self, score: float | None) -> bool:
         best, since = self.state.best_score, self.state.validations_since_best

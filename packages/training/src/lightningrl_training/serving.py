@@ -35,6 +35,7 @@ from lightningrl_training.belongings import create_private
 from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
+from lightningrl_training.process_memory import measure_memory
 from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
 from lightningrl_viewer.reading.origin import read_run_file
@@ -78,6 +79,8 @@ class RunningServices:
     """Links by policy."""
     start_workers: Callable[[], Awaitable[None]]
     """Start workers, once; returns when the first has imported the agent."""
+    read_memory: Callable[[], Mapping[str, float]]
+    """Read the memory of the run's processes, as metrics of a step."""
 
 
 @asynccontextmanager
@@ -122,6 +125,7 @@ async def serve_policy(
             backends={policy.name: policy.backend for policy in policies},
             links=links,
             start_workers=starter.ready,
+            read_memory=lambda: measure_memory({server.pid for server in running if server.pid is not None}),
         )
 
 

@@ -86,6 +86,7 @@ async def train_run(
                 log=log.log,
                 state=state,
                 start_workers=services.start_workers,
+                read_memory=services.read_memory,
                 spans=spans,
             )
             reached = await trainer.run()

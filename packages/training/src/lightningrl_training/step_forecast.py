@@ -15,7 +15,7 @@ from lightningrl.backends import Speed
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, Transition
 
-__all__ = ["forecast_step", "give_time"]
+__all__ = ["forecast_step", "give_time", "step_seconds"]
 
 ANSWERS: Final = 8
 """Whole answers that fit into a rollout's time, where nobody gave it one."""
@@ -55,6 +55,12 @@ def forecast_step(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> l
         *([f"{steps} steps {take(steps)}"] if steps > 1 else []),
         f"if each {each.like}",
     ]
+
+
+def step_seconds(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> float:
+    """Forecast the seconds of a step, at most."""
+    each, rollouts = _expect(recipe, seen), recipe.loop.tasks_per_step * recipe.loop.group_size
+    return max(_seconds(each, rollouts, speed.sampled, speed.read, speed.learned))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,11 +108,14 @@ def _read(calls: Sequence[Transition], group_size: int) -> float:
 
 def _ends(each: _Rollout, rollouts: int, sampled: float, read: float, learned: float) -> str:
     """Time of so many rollouts at these tokens a second, from … to."""
-    low, high = (
-        _time(rollouts * (tokens / sampled + each.read / read + (tokens + each.read) / learned))
-        for tokens in each.sampled
-    )
+    low, high = map(_time, _seconds(each, rollouts, sampled, read, learned))
     return low if low == high else f"{low} to {high}"
+
+
+def _seconds(each: _Rollout, rollouts: int, sampled: float, read: float, learned: float) -> list[float]:
+    return [
+        rollouts * (tokens / sampled + each.read / read + (tokens + each.read) / learned) for tokens in each.sampled
+    ]
 
 
 def _count(number: float) -> str:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from lightningrl_viewer.reading.summary import Point
 
-__all__ = ["Chart", "Curve", "Dot", "Series", "Tick", "draw_chart", "sparkline"]
+__all__ = ["LARGE", "SMALL", "Chart", "Curve", "Dot", "Frame", "Series", "Tick", "draw_chart", "smooth", "sparkline"]
 
-WIDTH, HEIGHT = 720, 230
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 708.0, 10.0, 204.0
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """Size of a chart, and the area of its curves within it."""
+
+    width: int
+    height: int
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_ticks: int
+    """Most of them; likewise `y_ticks`."""
+    y_ticks: int
+
+
+LARGE: Final = Frame(width=720, height=230, left=44.0, right=708.0, top=10.0, bottom=204.0, x_ticks=8, y_ticks=6)
+SMALL: Final = Frame(width=340, height=132, left=50.0, right=332.0, top=8.0, bottom=112.0, x_ticks=5, y_ticks=4)
 _MOST_DOTS: Final = 60
+_ROUNDING: Final = 1e-9
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 
 
@@ -53,6 +70,8 @@ class Curve:
     band: str
     """Outline of its intervals; empty where it has none."""
     dots: tuple[Dot, ...]
+    raw: str = ""
+    """The line before it was smoothed; empty where it was not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,64 +83,116 @@ class Chart:
     y_ticks: tuple[Tick, ...]
     first: int
     last: int
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: float = LEFT
-    right: float = RIGHT
-    top: float = TOP
-    bottom: float = BOTTOM
+    low: float
+    """Value at the bottom; likewise `high` at the top."""
+    high: float
+    frame: Frame = LARGE
 
 
-def draw_chart(series: Sequence[Series]) -> Chart | None:
-    """Place the curves; None = there is nothing to draw yet."""
+def draw_chart(
+    series: Sequence[Series],
+    *,
+    frame: Frame = LARGE,
+    smoothing: float = 0.0,
+    bounds: tuple[float, float] | None = None,
+    label: Callable[[float], str] | None = None,
+) -> Chart | None:
+    """Place the curves; None = there is nothing to draw yet.
+
+    `smoothing`: weight of what was before, from 0 to 1, in curves without dots. `bounds`: least and greatest value
+    that there can be; where all means are within them, intervals are drawn no further. `label`: text of a value at the
+    side.
+    """
     series = tuple(one for one in series if one.points)
     points = [point for one in series for point in one.points]
     if not points:
         return None
     first, last = min(point.step for point in points), max(point.step for point in points)
-    values = [value for point in points for value in (point.mean, point.low, point.high) if value is not None]
-    y_ticks = nice_ticks(min(values), max(values))
+    y_ticks = nice_ticks(*_range(points, frame, bounds), frame.y_ticks)
     low, high = y_ticks[0], y_ticks[-1]
 
     def x(step: float) -> float:
-        return round(LEFT + (RIGHT - LEFT) * (step - first) / max(1, last - first), 1)
+        return round(frame.left + (frame.right - frame.left) * (step - first) / max(1, last - first), 1)
 
     def y(value: float) -> float:
-        return round(BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low), 1)
+        share = min(1.0, max(0.0, (value - low) / (high - low)))
+        return round(frame.bottom - (frame.bottom - frame.top) * share, 1)
 
-    def draw(shown: Series) -> Curve:
-        places = [
-            Dot(
-                x=x(point.step),
-                y=y(point.mean),
-                low=None if point.low is None else y(point.low),
-                high=None if point.high is None else y(point.high),
-                point=point,
-            )
-            for point in shown.points
-        ]
-        line = " ".join(f"{'L' if number else 'M'}{place.x:g} {place.y:g}" for number, place in enumerate(places))
-        return Curve(
-            name=shown.name,
-            colour=shown.colour,
-            line=line,
-            band="" if shown.is_dotted else _band(places),
-            dots=tuple(places) if len(places) <= _MOST_DOTS else (),
-        )
-
-    digits = next(
-        number
-        for number in range(12)
-        if all(abs(round(tick, number) - tick) < 1e-11 for tick in y_ticks) or number == 11
-    )
-    x_ticks = [tick for tick in nice_ticks(first, last, 8) if first <= tick <= last and tick == int(tick)]
+    x_ticks = [tick for tick in nice_ticks(first, last, frame.x_ticks) if first <= tick <= last and tick == int(tick)]
+    say = label or _labels(y_ticks)
     return Chart(
-        curves=tuple(map(draw, series)),
+        curves=tuple(_place(shown, x, y, smoothing) for shown in series),
         x_ticks=tuple(Tick(at=x(tick), label=f"{tick:.0f}") for tick in x_ticks),
-        y_ticks=tuple(Tick(at=y(tick), label=f"{tick:.{digits}f}".replace("-", "−")) for tick in y_ticks),
+        y_ticks=tuple(Tick(at=y(tick), label=say(tick)) for tick in y_ticks),
         first=first,
         last=last,
+        low=low,
+        high=high,
+        frame=frame,
     )
+
+
+def _place(shown: Series, x: Callable[[float], float], y: Callable[[float], float], smoothing: float) -> Curve:
+    """Place a series in the chart's coordinates."""
+    places = [
+        Dot(
+            x=x(point.step),
+            y=y(point.mean),
+            low=None if point.low is None else y(point.low),
+            high=None if point.high is None else y(point.high),
+            point=point,
+        )
+        for point in shown.points
+    ]
+    line, is_smooth = _line([(place.x, place.y) for place in places]), smoothing > 0 and not shown.is_dotted
+    means = smooth([point.mean for point in shown.points], smoothing) if is_smooth else ()
+    return Curve(
+        name=shown.name,
+        colour=shown.colour,
+        line=_line([(place.x, y(mean)) for place, mean in zip(places, means, strict=True)]) if is_smooth else line,
+        band="" if shown.is_dotted else _band(places),
+        dots=tuple(places) if len(places) <= _MOST_DOTS else (),
+        raw=line if is_smooth else "",
+    )
+
+
+def _range(points: Sequence[Point], frame: Frame, bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the least and the greatest value that the chart has room for."""
+    values = [value for point in points for value in (point.mean, point.low, point.high) if value is not None]
+    least, most = min(values), max(values)
+    if bounds is not None and all(bounds[0] <= point.mean <= bounds[1] for point in points):
+        least, most = max(least, bounds[0]), min(most, bounds[1])
+    if frame is LARGE or most - least >= max(_ROUNDING, 1e-4 * abs(most)):
+        return least, most
+    is_zero = abs(most) < _ROUNDING or bounds == (0.0, 1.0)
+    return (0.0, 1.0) if is_zero else (min(0.0, 2 * least), max(0.0, 2 * most))  # a level, away from 0
+
+
+def smooth(values: Sequence[float], smoothing: float) -> list[float]:
+    """Return the exponential mean of the values so far, unbiased at its start: each weighs `smoothing` times the one
+    after it."""
+    mean, weight, means = 0.0, 0.0, []
+    for value in values:
+        mean, weight = smoothing * mean + value, smoothing * weight + 1.0
+        means.append(mean / weight)
+    return means
+
+
+def _labels(ticks: Sequence[float]) -> Callable[[float], str]:
+    """Return what writes these numbers with as many digits as they need."""
+    largest = max(map(abs, ticks))
+    digits = 0
+    while digits < 11 and any(abs(round(tick, digits) - tick) >= 1e-11 for tick in ticks):
+        digits += 1
+    if largest >= 1e6 or (digits > 4 and largest < 1e-2):
+        return lambda tick: f"{tick:.3g}".replace("-", "−", tick < 0)
+    if largest >= 10_000:
+        return lambda tick: f"{tick / 1000:g}k".replace("-", "−")
+    return lambda tick: f"{tick:.{digits}f}".replace("-", "−")
+
+
+def _line(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{'L' if number else 'M'}{x:g} {y:g}" for number, (x, y) in enumerate(places))
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:

@@ -1,4 +1,7 @@
-"""The run at a glance: its curve, what is wrong, where time and tokens went."""
+"""The run at a glance: how far it is, its curves, what is wrong, where time and tokens went.
+
+smooth=none | some | much   until
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl_viewer.charts import Series, draw_chart, sparkline
-from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.curves import SMOOTHINGS, make_curves
+from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.reading.metric_table import find_metric
 from lightningrl_viewer.reading.origin import read_values
 from lightningrl_viewer.reading.queries.rollout_counts import ToolCount
 from lightningrl_viewer.reading.summary import Summary, read_summary
@@ -43,11 +48,18 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
     until = request.number("until")
     lines = [line for line in summary.steps if until is None or line.step <= until]
     tools = list_tools(summary.tools)
+    smooth = request.query.get("smooth") or "none"
+    if smooth not in SMOOTHINGS:
+        raise NoSuchPage(f"there is no smoothing {smooth[:40]!r}; choose of: {', '.join(SMOOTHINGS)}")
     return PageView(
         "run.html",
         title=viewed.name,
         summary=summary,
-        chart=draw_chart(reward_series(summary)),
+        chart=draw_chart(reward_series(summary), smoothing=SMOOTHINGS[smooth], bounds=_bounds(summary)),
+        curves=make_curves([line.metrics for line in summary.steps], SMOOTHINGS[smooth]),
+        smooth=smooth,
+        smoothings=tuple(SMOOTHINGS),
+        hint_of=_hint_of,
         parts_of_reward=[
             (name, points, sparkline([point.mean for point in points])) for name, points in summary.parts.items()
         ],
@@ -62,6 +74,18 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         ),
         pace=sum(summary.bill.seconds.values()),
     )
+
+
+def _bounds(summary: Summary) -> tuple[float, float] | None:
+    """Return 0 and 1 where all rewards are within them: intervals are drawn no further."""
+    points = (*summary.train, *summary.validation)
+    return (0.0, 1.0) if all(0.0 <= point.mean <= 1.0 for point in points) else None
+
+
+def _hint_of(name: str) -> str:
+    """Say what a metric means and how it is in a run that goes well; empty for one that nobody describes."""
+    metric = find_metric(name)
+    return "" if metric is None else f"{metric.means} {metric.healthy}".strip()
 
 
 def list_tools(counts: Sequence[ToolCount]) -> list[ToolLine]:

@@ -19,18 +19,23 @@ import numpy as np
 from lightningrl.types import RolloutMode
 from lightningrl_viewer.reading.alarms import Alarm, find_alarms
 from lightningrl_viewer.reading.metrics import read_rows
+from lightningrl_viewer.reading.origin import read_values
+from lightningrl_viewer.reading.progress import RunProgress, measure_progress
 from lightningrl_viewer.reading.queries.rollout_counts import StepReward, ToolCount
 from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
 from lightningrl_viewer.reading.reader import StoredRun
 
-__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary", "t_quantile"]
+__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary", "t_quantile", "wilson"]
 
 _PARTS: Final = ("collect", "reward", "credit", "learn")
+_Z: Final = 1.959964
+"""The z that |Z| of a normal number stays below with 95 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """Mean at a step; the interval holds the mean of all such rollouts with 95 %."""
+    """Mean at a step; the interval holds the mean of all such rollouts with 95 %: Wilson's where rewards are 0 or 1,
+    else Student's t over groups."""
 
     step: int
     mean: float
@@ -78,6 +83,9 @@ class Summary:
     alarms: tuple[Alarm, ...]
     bill: Bill
     is_live: bool
+    progress: RunProgress
+    is_share: bool
+    """True where each reward is 0 or 1, so that their mean is the share that was solved."""
 
 
 async def read_summary(run: StoredRun, folder: Path) -> Summary:
@@ -88,8 +96,10 @@ async def read_summary(run: StoredRun, folder: Path) -> Summary:
     for cell in cells:
         if cell.mode is RolloutMode.TRAIN and cell.outcome is not None:
             endings[cell.step][cell.outcome.value] += cell.count
+    values = await run.queries.reward_values()
+    is_share = values.is_all and set(values.values) <= {0.0, 1.0}
     tools, cut = await run.queries.tool_counts(), await run.queries.cut_calls()
-    train = {point.step: point for point in _points(rewards, RolloutMode.TRAIN)}
+    train = {point.step: point for point in _points(rewards, RolloutMode.TRAIN, is_share)}
     of_training = [row for row in rows if "rollouts" in row]
     trained = [
         StepLine(
@@ -101,15 +111,18 @@ async def read_summary(run: StoredRun, folder: Path) -> Summary:
         for row in of_training
     ]
     done = {line.step for line in trained}
+    live, recipe = is_live(folder), read_values(folder)
     return Summary(
         train=tuple(point for step, point in train.items() if step in done or not done),
-        validation=tuple(_points(rewards, RolloutMode.VALIDATION)),
+        validation=tuple(_points(rewards, RolloutMode.VALIDATION, is_share)),
         parts=_parts(of_training),
         steps=tuple(trained),
         tools=tools,
         alarms=find_alarms(of_training, endings, tools, cut),
         bill=_bill(rows, sum(cell.count for cell in cells)),
-        is_live=is_live(folder),
+        is_live=live,
+        progress=measure_progress(rows, cells, recipe, is_live=live),
+        is_share=is_share,
     )
 
 
@@ -134,6 +147,24 @@ def interval(mean: float, variance: float, groups: int) -> tuple[float, float] |
     return mean - half, mean + half
 
 
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Return the 95 % interval of a share of `count` draws, by Wilson (1927): within 0 and 1, also of all or none."""
+    # centre = (p + z²/2n) / (1 + z²/n), half = z √(p(1 - p)/n + z²/4n²) / (1 + z²/n)
+    square = _Z * _Z / count
+    centre, half = share + square / 2, _Z * math.sqrt(max(0.0, share * (1 - share)) / count + square / (4 * count))
+    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))
+
+
+def _effective_count(reward: StepReward) -> float:
+    """Return the number of independent draws that say as much of the mean as a step's rollouts do, which share tasks:
+    from the number of its groups to that of its rollouts (Kish's effective sample size)."""
+    # p = 0.5 in 4 groups of 8 whose means vary by 0.0625: 0.25 / (0.0625 / 3) = 12 draws, not 32
+    spread, of_mean = reward.mean * (1 - reward.mean), reward.variance / max(1, reward.groups - 1)
+    if spread <= 0.0 or reward.groups < 2:
+        return float(reward.groups)
+    return min(float(reward.count), max(float(reward.groups), spread / of_mean if of_mean > 0 else math.inf))
+
+
 @lru_cache(maxsize=1024)
 def t_quantile(freedom: int, level: float) -> float:
     """The t that |T| stays below with probability `level`."""
@@ -145,11 +176,15 @@ def t_quantile(freedom: int, level: float) -> float:
     return math.sqrt(freedom) * math.tan(float(np.interp(level, below / below[-1], angles)))
 
 
-def _points(rewards: Sequence[StepReward], mode: RolloutMode) -> list[Point]:
+def _points(rewards: Sequence[StepReward], mode: RolloutMode, is_share: bool) -> list[Point]:
     points = []
     for reward in rewards:
         if reward.mode is mode:
-            low, high = interval(reward.mean, reward.variance, reward.groups) or (None, None)
+            if is_share and reward.groups > 1:
+                ends: tuple[float, float] | None = wilson(reward.mean, _effective_count(reward))
+            else:
+                ends = interval(reward.mean, reward.variance, reward.groups)
+            low, high = ends or (None, None)
             points.append(Point(step=reward.step, mean=reward.mean, low=low, high=high, count=reward.count))
     return points
 

@@ -181,7 +181,37 @@ function drag(chart) {
   });
 }
 
-if (innerWidth <= 800) for (const group of document.querySelectorAll(".facet-group")) group.open = false;
+// ---------------------------------------------------------------- a small curve says the value below the pointer
+
+function read(chart) {
+  const [first, last, low, high] = chart.dataset.read.split(" ").map(Number);
+  const lines = [...chart.querySelectorAll("path.line:not(.raw)")].map((path) => (path.getAttribute("d").match(/[\d.]+ [\d.]+/g) ?? []).map((pair) => pair.split(" ").map(Number)));
+  const grid = [...chart.querySelectorAll(".gridline")];
+  const ys = grid.map((line) => Number(line.getAttribute("y1")));
+  const [left, right] = ["x1", "x2"].map((name) => Number(grid[0].getAttribute(name)));
+  const [top, bottom] = [Math.min(...ys), Math.max(...ys)];
+  const output = chart.closest(".mini-card").querySelector("output");
+  const before = output.textContent;
+  chart.addEventListener("pointermove", (event) => {
+    const x = new DOMPoint(event.clientX, event.clientY).matrixTransform(chart.getScreenCTM().inverse()).x;
+    const near = lines.filter((line) => line.length).map((line) => line.reduce((best, point) => (Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best)));
+    if (!near.length) return;
+    const step = Math.round(first + ((near[0][0] - left) / (right - left || 1)) * (last - first));
+    const values = near.map(([, y]) => Number((low + ((bottom - y) / (bottom - top || 1)) * (high - low)).toPrecision(3)));
+    output.textContent = `step ${step}: ${values.join(" · ")}`;
+    output.classList.add("at");
+  });
+  chart.addEventListener("pointerleave", () => {
+    output.textContent = before;
+    output.classList.remove("at");
+  });
+}
+
+if (innerWidth <= 800) {
+  for (const group of document.querySelectorAll(".facet-group")) group.open = false;
+  [...document.querySelectorAll(".curve-group")].slice(2).forEach((group) => (group.open = false));
+}
+document.querySelectorAll("svg[data-read]").forEach(read);
 
 document.querySelectorAll("svg[data-interval]").forEach(drag);
 document.body.classList.toggle("peeking", Boolean(document.querySelector("#peek [data-close]")));
@@ -264,6 +294,7 @@ function replace(part, fresh) {
   part.replaceWith(document.adoptNode(fresh));
   [...fresh.querySelectorAll("details")].forEach((details, index) => (details.open = open[index] ?? details.open));
   fresh.querySelectorAll("svg[data-interval]").forEach(drag);
+  fresh.querySelectorAll("svg[data-read]").forEach(read);
   if (row >= 0 && !current()) rows()[row]?.classList.add("at");
   if (focus) [...fresh.querySelectorAll("a[href]")].find((link) => link.getAttribute("href") === focus)?.focus({ preventScroll: true });
   if (!live()) hush(); // it has ended

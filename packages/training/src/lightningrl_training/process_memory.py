@@ -1,0 +1,46 @@
+"""Memory of a run's processes on this machine, as metrics of a step.
+
+memory/trainer   this process     memory/server    the servers
+memory/workers   workers, and whatever else this process has started
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["measure_memory"]
+
+PROC: Final = Path("/proc")
+
+
+def measure_memory(servers: Collection[int]) -> dict[str, float]:
+    """Read the resident bytes of this process and of those that it has started; empty where the system does not say.
+    `servers`: pids of the servers."""
+    own = os.getpid()
+    sizes = {"memory/trainer": _resident(own)}
+    for pid in _descendants(own):
+        name = "memory/server" if pid in servers else "memory/workers"
+        sizes[name] = sizes.get(name, 0.0) + _resident(pid)
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """List the processes below one, by what each of its threads has started."""
+    for path in (PROC / str(pid) / "task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:  # the thread has ended meanwhile
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _descendants(child)
+
+
+def _resident(pid: int) -> float:
+    try:
+        return float(int((PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
