@@ -26,9 +26,9 @@ from lightningrl.recipe import Recipe
 from lightningrl.sanitize import printable
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_server.store.location import find_store, has_store
-from lightningrl_training.belongings import FILES, create_private, list_made, remove_checkpoint, remove_made
 from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpoint, checkpoints
 from lightningrl_training.tasks import TaskSets, decode_digests, digest_tasks, encode_digests, explain_other_tasks
+from lightningrl_viewer.belongings import FILES, create_private, list_made, remove_checkpoint, remove_made
 from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, place_models, read_run_file
 
 __all__ = ["RunFolder", "default_run", "explain_name"]

@@ -31,13 +31,13 @@ from lightningrl_client.runtime.recipe_pool import start_pool
 from lightningrl_server.engines.link import EngineLink, EngineLinks
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import PolicySettings, ServerSettings
-from lightningrl_training.belongings import create_private
 from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
 from lightningrl_training.process_memory import measure_memory
 from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
+from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.origin import read_run_file
 
 __all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings"]

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp
 from lightningrl.errors import LightningError
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_viewer.events import Place, stream_news
-from lightningrl_viewer.guard import Guard
+from lightningrl_viewer.forms import FORMS, Form
+from lightningrl_viewer.guard import Guard, form_token
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun, read_state
 from lightningrl_viewer.pages import PAGES
 from lightningrl_viewer.pages.runs import show_runs
@@ -37,16 +38,23 @@ FRESH_IN: Final = "x-fresh-in"
 _STATIC: Final = {path.name for path in STATIC.iterdir()}
 
 
-def create_viewer(runs: Runs, *, key: str, pages: Sequence[Page] = PAGES) -> ASGIApp:
-    """Build read-only pages for whoever shows the view key (`lightningrl.keys.view_key`)."""
+def create_viewer(runs: Runs, *, key: str, pages: Sequence[Page] = PAGES, may_write: bool = False) -> ASGIApp:
+    """Build pages for whoever shows the view key (`lightningrl.keys.view_key`). They only show; of a folder of runs,
+    with `may_write`, they also take tags and notes, and delete a run."""
+    may_write = may_write and isinstance(runs, RunsFolder)
     routes = [Route("/static/{version}/{name}", _static)]
     if isinstance(runs, RunsFolder):
-        routes.append(Route("/", _of_folder(runs)))
+        routes.append(Route("/", _of_folder(runs, may_write=may_write)))
+        if may_write:
+            routes += [
+                Route(f"/runs/{{run}}/{path}", _of_form(runs, form, form_token(key)), methods=["GET", "POST"])
+                for path, form in FORMS.items()
+            ]
     home = "/runs/{run}" if isinstance(runs, RunsFolder) else ""
     routes.append(Route(f"{home}/events", _events(runs)))
     routes += [Route(f"{home}/{page.path}", _of_run(runs, page, pages)) for page in pages]
     routes.append(Route("/{path:path}", _answer(_nothing)))
-    return Guard(Starlette(routes=routes), key=key)
+    return Guard(Starlette(routes=routes), key=key, may_write=may_write)
 
 
 def run_values(
@@ -117,10 +125,18 @@ async def _nothing(request: Request) -> Response:
     raise NoSuchPage(f"there is no page {request.url.path[:200]!r} here; go back to the first")
 
 
-def _of_folder(runs: RunsFolder) -> Callable[[Request], Awaitable[Response]]:
+def _of_form(runs: RunsFolder, form: Form, token: str) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        answer = await form(runs, request, token)
+        return answer if isinstance(answer, Response) else HTMLResponse(await _write(request, answer, {}))
+
+    return _answer(handle)
+
+
+def _of_folder(runs: RunsFolder, *, may_write: bool) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         root = request.scope.get("root_path", "")
-        values = {"url": lambda **query: with_query(f"{root}/", query)}
+        values = {"url": lambda **query: with_query(f"{root}/", query), "may_write": may_write}
         return HTMLResponse(await _write(request, await show_runs(runs, PageRequest.read(request)), values))
 
     return _answer(handle)
@@ -134,7 +150,10 @@ def _answer(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Reque
             return await handle(request)
         except LightningError as error:
             status = 404 if isinstance(error, UnknownRecord | NoSuchPage) else 503
-            shown = PageView("error.html", title="Not found" if status == 404 else "Not readable", sentence=str(error))
+            title = "Not found" if status == 404 else "Not readable"
+            if request.method == "POST":
+                status, title = 400, "Not done"
+            shown = PageView("error.html", title=title, sentence=str(error))
             return HTMLResponse(await _write(request, shown, {}), status_code=status)
 
     return endpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import webbrowser
 from collections.abc import AsyncIterator
@@ -27,19 +28,19 @@ from lightningrl_viewer.runs import OneFolder, RunsFolder
 __all__ = ["view_command", "viewer_of"]
 
 
-def view_command(folder: Path | None, *, runs: Path, port: int, browser: bool) -> None:
+def view_command(folder: Path | None, *, runs: Path, port: int, browser: bool, may_write: bool = False) -> None:
     folder = folder or newest_run(runs)
     is_run = has_store(folder)
     if not is_run and not run_folders(folder):
         raise RunFolderError(f"no run in {str(folder)!r}, nor below it; name a run folder, or a folder of runs")
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_view(folder, port, is_run=is_run, browser=browser))
+        asyncio.run(_view(folder, port, is_run=is_run, browser=browser, may_write=may_write))
 
 
-async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None:
+async def _view(folder: Path, port: int, *, is_run: bool, browser: bool, may_write: bool) -> None:
     cancel_on_signals()
     key = secrets.token_urlsafe(24)
-    async with viewer_of(folder, key, is_run=is_run) as app:
+    async with viewer_of(folder, key, is_run=is_run, may_write=may_write) as app:
         listener = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{listener.getsockname()[1]}/?key={key}"
         console = Console()
@@ -53,7 +54,7 @@ async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None
 
 
 @asynccontextmanager
-async def viewer_of(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[ASGIApp]:
+async def viewer_of(folder: Path, key: str, *, is_run: bool, may_write: bool = False) -> AsyncIterator[ASGIApp]:
     """The application, which wants this key."""
     runs = OneFolder(folder) if is_run else RunsFolder(folder)
     try:
@@ -61,6 +62,6 @@ async def viewer_of(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[AS
             async with runs.viewed() as viewed:  # one that cannot be read is refused at once
                 # The first look reads every rollout: now, and not for somebody's page.
                 await viewed.run.queries.reward_values()
-        yield create_viewer(runs, key=key, pages=all_pages())
+        yield create_viewer(runs, key=key, pages=all_pages(), may_write=may_write and os.access(folder, os.W_OK))
     finally:
         await runs.close()

@@ -27,10 +27,13 @@ def view(
         int, typer.Option(help="Port to listen on, on this machine only; 0 = any free one.", min=0, max=65535)
     ] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Take no tags and notes, and delete nothing: for others to look.")
+    ] = False,
 ) -> None:
     """Look at a run in a browser, while it trains or afterwards: curve, alarms, rollouts, tokens, credit.
 
-    Nothing is changed.
+    A folder of runs also takes tags and notes, and deletes a run that you say yes to; else nothing is changed.
 
     Examples:
       [bold]lightningrl view[/]                 the newest run
@@ -39,7 +42,7 @@ def view(
     """
     from lightningrl_viewer.browser import view_command
 
-    view_command(folder, runs=runs, port=port, browser=browser)
+    view_command(folder, runs=runs, port=port, browser=browser, may_write=not read_only)
 
 
 def report(

@@ -2,8 +2,9 @@
 
     /?key=VIEW KEY ─► 303 to / with a cookie, so that the key leaves the address bar ─► later requests show the cookie
 
-A page of another site cannot ask (SameSite, Origin), nor can one whose name was pointed at this machine (Host). Nothing
-can be written: GET and HEAD alone are answered.
+A page of another site cannot ask (SameSite, Origin), nor can one whose name was pointed at this machine (Host). GET and
+HEAD alone are answered; where tags, notes and deletion are offered, so is a form of these pages, which shows the
+cookie, its Origin and the pages' token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "form_token"]
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _POLICY: Final = "; ".join(
@@ -39,11 +40,17 @@ _SAID: Final = {
 }
 
 
+def form_token(key: str) -> str:
+    """Return the token that forms of the pages carry: whoever knows it has read a page."""
+    return hmac.new(key.encode(), b"lightningrl view form", hashlib.sha256).hexdigest()
+
+
 class Guard:
     """Wraps the viewer's routes."""
 
-    def __init__(self, app: ASGIApp, *, key: str) -> None:
+    def __init__(self, app: ASGIApp, *, key: str, may_write: bool = False) -> None:
         self._app = app
+        self._may_write = may_write
         self._key = key.encode()
         self.cookie = "lightningrl-view-" + hashlib.sha256(self._key).hexdigest()[:12]
         """Its name: all ports of a machine share their cookies, so each run has one of its own."""
@@ -70,8 +77,10 @@ class Guard:
         if not _is_here(scope, headers):
             tunnel = "ssh -L PORT:127.0.0.1:PORT HOST"
             return _say(403, f"the viewer answers on this machine only; from elsewhere, forward its port: {tunnel}")
-        if scope["method"] not in {"GET", "HEAD"}:
+        if scope["method"] not in {"GET", "HEAD"} and not (self._may_write and scope["method"] == "POST"):
             return _say(405, "the viewer only shows; it takes GET and HEAD")
+        if scope["method"] == "POST" and not _is_own_form(headers):
+            return _say(403, "a form is taken from these pages only; open the page, and send it from there")
         query = QueryParams(scope.get("query_string", b""))
         if "key" in query:
             return self._exchange(scope, query)
@@ -112,6 +121,16 @@ def _is_here(scope: Scope, headers: Headers) -> bool:
     if origin is not None and urlsplit(origin).netloc != host:
         return False
     return headers.get("sec-fetch-site", "none") not in {"cross-site", "same-site"} or _is_navigation(headers)
+
+
+def _is_own_form(headers: Headers) -> bool:
+    """True for a form that a page of this very address has sent: a browser always says its origin then."""
+    kind = headers.get("content-type", "").partition(";")[0].strip()
+    return (
+        headers.get("origin") is not None
+        and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        and kind == "application/x-www-form-urlencoded"
+    )
 
 
 def _is_navigation(headers: Headers) -> bool:

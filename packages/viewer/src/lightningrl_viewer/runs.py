@@ -15,6 +15,7 @@ from lightningrl_server.store.location import find_store
 from lightningrl_viewer.page import NoSuchPage, ViewedRun
 from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.reading.runs import is_run
+from lightningrl_viewer.removal import remove_run
 
 __all__ = ["OneFolder", "OneRun", "Runs", "RunsFolder"]
 
@@ -73,6 +74,13 @@ class OneFolder:
         if opened is not None:
             await opened.stack.aclose()
 
+    async def retire(self) -> None:
+        """Close it once nobody looks at it any more."""
+        async with self._lock:
+            opened, self._open = self._open, None
+            if opened is not None and not opened.users:
+                await opened.stack.aclose()
+
     async def _enter(self) -> _OpenRun:
         store, stack = _store_of(self._folder), AsyncExitStack()
         run = await stack.enter_async_context(open_run(self._folder))
@@ -108,10 +116,24 @@ class RunsFolder:
         while self._runs:
             await self._runs.popitem()[1].close()
 
-    async def _add(self, name: str) -> None:
+    def place_of(self, name: str) -> Path:
+        """Return a run's folder. Raises NoSuchPage where no run of that name lies here."""
         folder = self.folder / name
         if name in {"", ".", ".."} or "/" in name or not is_run(folder):
             raise NoSuchPage(f"there is no run {name[:100]!r} in {str(self.folder)!r}; choose one of the list")
+        return folder
+
+    async def remove(self, name: str) -> list[str]:
+        """Delete a run; return the names of what else lies in its folder, and stays. Raises NoSuchPage, RunFolderError
+        and StoreError."""
+        async with self._lock:
+            left = await asyncio.to_thread(remove_run, self.place_of(name))
+            if (opened := self._runs.pop(name, None)) is not None:
+                await opened.retire()
+            return left
+
+    async def _add(self, name: str) -> None:
+        folder = self.place_of(name)
         for idle in [known for known in self._runs if not self._users.get(known)][
             : max(0, len(self._runs) + 1 - _MOST_OPEN)
         ]:

@@ -11,7 +11,7 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl_training.belongings import create_private
+from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.metrics import read_metrics
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lightningrl.errors import RunFolderError
-from lightningrl_training.belongings import create_private
+from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.metrics import read_lines
 
 __all__ = ["JsonlLogger"]

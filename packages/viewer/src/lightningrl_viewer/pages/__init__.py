@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lightningrl.errors import LightningError, PluginError, describe_raised
 from lightningrl.plugins import Plugin, load_plugins
+from lightningrl_viewer.forms import FORMS
 from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.pages import credit, group, recipe, rollout, rollouts, run, system
 
@@ -37,7 +38,7 @@ def all_pages() -> tuple[Page, ...]:
 
 def plugin_page(record: Plugin) -> Page:
     """Make a page of a plugin's function. An error of it is a sentence on the page."""
-    if not _PATH.fullmatch(record.name) or record.name in {page.path.partition("/")[0] for page in PAGES}:
+    if not _PATH.fullmatch(record.name) or record.name in {*FORMS, *(page.path.partition("/")[0] for page in PAGES)}:
         raise PluginError(
             f"plugin from {record.distribution}: {record.name!r} cannot be the path of a page of the viewer; use "
             "another, "

@@ -1,11 +1,12 @@
 """All runs of a folder beside each other; two or more compared.
 
-compare=NAME, again and again   q   after
+compare=NAME, again and again   q   tag   after
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 from lightningrl.errors import LightningError
@@ -20,6 +21,7 @@ __all__ = ["show_runs"]
 _PER_PAGE: Final = 40
 _MOST_COMPARED: Final = 6
 _MOST_KEYS: Final = 40
+_MOST_TAGS: Final = 40
 
 
 async def show_runs(runs: RunsFolder, request: PageRequest) -> PageView:
@@ -28,7 +30,9 @@ async def show_runs(runs: RunsFolder, request: PageRequest) -> PageView:
     if len(compared) > _MOST_COMPARED:
         raise NoSuchPage(f"{len(compared)} runs are too many to compare; choose up to {_MOST_COMPARED}")
     text = request.query.get("q", "")
-    listed = [line for line in lines if text.lower() in line.name.lower()]
+    tags = Counter(tag for line in lines for tag in line.notes.tags)
+    chosen = request.query.get("tag") or None
+    listed = [line for line in lines if _is_like(line, text.lower()) and (chosen is None or chosen in line.notes.tags)]
     begin = max(0, request.number("after") or 0)
     page = listed[begin : begin + _PER_PAGE]
     differing = differences(page)
@@ -42,6 +46,8 @@ async def show_runs(runs: RunsFolder, request: PageRequest) -> PageView:
         "runs.html",
         title="Runs",
         folder=runs.folder,
+        tags=sorted(tags.items(), key=lambda tag: (-tag[1], tag[0]))[:_MOST_TAGS],
+        tag=chosen,
         lines=page,
         count=len(listed),
         sparks={line.name: sparkline(line.validations if len(line.validations) > 1 else line.rewards) for line in page},
@@ -55,6 +61,11 @@ async def show_runs(runs: RunsFolder, request: PageRequest) -> PageView:
         common=_common_step(summaries),
         differing=dict(list(_compared(lines, compared).items())[:_MOST_KEYS]),
     )
+
+
+def _is_like(line: RunLine, part: str) -> bool:
+    """True where the text is in a run's name, in a tag or in its note."""
+    return any(part in text.lower() for text in (line.name, *line.notes.tags, line.notes.note))
 
 
 async def _summary(runs: RunsFolder, name: str) -> Summary:

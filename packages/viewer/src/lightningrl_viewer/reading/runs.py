@@ -13,6 +13,7 @@ from typing import Any
 from lightningrl.errors import RunFolderError
 from lightningrl_server.store.location import has_store
 from lightningrl_viewer.reading.metrics import read_rows
+from lightningrl_viewer.reading.notes import RunNotes, read_notes
 from lightningrl_viewer.reading.origin import read_values
 from lightningrl_viewer.reading.summary import is_live
 
@@ -40,7 +41,9 @@ class RunLine:
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values by dotted key."""
     problem: str | None = None
-    """Reason why its metrics cannot be read."""
+    """Reason why its metrics or its notes cannot be read."""
+    notes: RunNotes = field(default_factory=RunNotes)
+    """Tags and note that people put on it."""
 
     @property
     def day(self) -> str:
@@ -86,7 +89,7 @@ def _read(folder: Path) -> RunLine:
         rows, problem = read_rows(folder), None
     except RunFolderError as error:
         rows, problem = [], str(error)
-    trained = [row for row in rows if "rollouts" in row]
+    trained, notes = [row for row in rows if "rollouts" in row], read_notes(folder)
     minutes = [row["minutes"] for row in rows if "minutes" in row]
     return RunLine(
         name=folder.name,
@@ -98,7 +101,8 @@ def _read(folder: Path) -> RunLine:
         validations=[row["validation/reward"] for row in rows if "validation/reward" in row],
         minutes=max(minutes) if minutes else None,
         recipe=_recipe(folder, _stamp(folder / "recipe.json")),
-        problem=problem,
+        problem=problem or notes.problem,
+        notes=notes,
     )
 
 
