@@ -39,6 +39,7 @@ RUN_PAGES = (
         "/rollouts?peek=ROLLOUT",
     ),
     *("/rollouts/ROLLOUT", "/rollouts/ROLLOUT?view=tokens", "/groups/GROUP"),
+    *("/?smooth=much", "/rollouts?sort=task", "/recipe?show=all"),
     *("/credit", "/credit?step=1", "/credit?group=GROUP", "/credit?rollout=ROLLOUT", "/system", "/recipe", "/nowhere"),
 )
 
@@ -46,8 +47,9 @@ RUN_PAGES = (
 class Viewer:
     """`lightningrl view`, and the browser that looks."""
 
-    def __init__(self, link: str, browser: Any) -> None:
+    def __init__(self, link: str, browser: Any, folder: Path) -> None:
         self.link = link
+        self.metrics = folder / "metrics.jsonl"
         self.url = link.partition("/?key=")[0]
         self._browser = browser
         self._cookies: Any = None
@@ -139,7 +141,7 @@ def serve(folder: Path, browser: Any) -> Iterator[Viewer]:
             assert process.stdout is not None
             link = re.search(r"http://\S+", process.stdout.readline())
             assert link is not None
-            viewer = Viewer(link[0], browser)
+            viewer = Viewer(link[0], browser, folder)
             yield viewer
             assert not viewer.problems
         finally:
@@ -166,7 +168,7 @@ def test_a_page_has_no_serious_violation_and_fits_its_window(viewer: Viewer, pat
 def test_text_to_sql_while_it_trains_and_after_it_was_killed(text_to_sql: TrainRun, browser: Any) -> None:
     link = re.search(r"look on: (http\S+)", text_to_sql.console.read_text())
     assert link is not None
-    live = Viewer(link[1], browser)
+    live = Viewer(link[1], browser, text_to_sql.folder)
     assert_all_pages_are_well(live, says="live")
     text_to_sql.wait_for(lambda: True)  # it trained all the while
     text_to_sql.close()
@@ -182,9 +184,59 @@ def assert_all_pages_are_well(viewer: Viewer, *, says: str) -> None:
         found[path] = serious(page) if is_there else page.locator("main").inner_text()
         if path == "/":
             assert page.locator("main .badge").first.inner_text() == says
+            assert_run_page_tells(page, is_live=says == "live")
         page.context.close()
     assert {path: problem for path, problem in found.items() if problem} == {}
     assert not viewer.problems
+
+
+def assert_run_page_tells(page: Any, *, is_live: bool) -> None:
+    """The page of a run has curves, hints, progress, and what is left of it where it is live."""
+    drawn = page.locator(".mini-card figcaption").all_inner_texts()
+    for title in ("Loss", "KL to the sampler", "Gradient norm", "Learning rate", "Entropy", "Tokens of a rollout"):
+        assert any(title in caption for caption in drawn), title
+    for title in ("Tokens a second", "Memory"):
+        assert any(title in caption for caption in drawn), title
+    progress = page.locator(".progress").inner_text()
+    assert "of 10,000 steps" in progress and (" left" in progress) is is_live
+    assert ("--resume" in progress) is not is_live
+
+
+def test_curves_are_smoothed_say_the_value_below_the_pointer_and_what_they_mean(viewer: Viewer) -> None:
+    page = viewer.open("/")
+    card = page.locator(".mini-card", has_text="Entropy")
+    tip = card.locator(".tip")
+    assert not tip.is_visible()
+    card.locator(".hinted").hover()
+    assert tip.is_visible() and "learn/entropy" in tip.inner_text() and "Healthy:" in tip.inner_text()
+    before = card.locator("output").inner_text()
+    card.locator("svg").hover()
+    said = card.locator("output").inner_text()
+    entropies = {row["step"]: row["learn/entropy"] for row in read_metrics(viewer.metrics) if "learn/entropy" in row}
+    number, value = re.fullmatch(r"step (\d+): ([\d.]+)", said).groups()  # type: ignore[union-attr]
+    assert float(value) == pytest.approx(entropies[int(number)], rel=0.02)
+    page.mouse.move(0, 0)
+    assert card.locator("output").inner_text() == before
+    page.get_by_role("group", name="Smoothing").get_by_role("link", name="much").click()
+    page.wait_for_url("**/?smooth=much*")
+    assert page.locator("path.raw").count() > 5
+    page.keyboard.press("Tab")
+    page.context.close()
+
+
+def test_a_group_and_a_table_fit_a_phone_with_what_matters(viewer: Viewer) -> None:
+    page = viewer.open("/rollouts", width=390)
+    row = page.locator("tr[data-row]").first
+    for part in ("output", "answer", "reward"):
+        cell = row.locator(f"td.{part}").bounding_box()
+        assert cell["width"] > 20 and cell["x"] + cell["width"] <= 390, part
+    page.goto(viewer.url + viewer.fill("/groups/GROUP"))
+    boxes = [card.bounding_box() for card in page.locator(".column").all()]
+    assert all(box["x"] + box["width"] <= 390 for box in boxes) and len({box["y"] for box in boxes}) == len(boxes)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    boxes = [card.bounding_box() for card in page.locator(".column").all()]
+    assert 1 < len({box["x"] for box in boxes}) <= 4 and all(box["x"] + box["width"] <= 1280 for box in boxes)
+    assert "right answer" in page.locator(".asked").inner_text()
 
 
 def test_the_folder_of_runs_and_a_comparison(several: Viewer) -> None:
@@ -287,3 +339,23 @@ def test_pages_work_without_a_script(viewer: Viewer) -> None:
     assert not page.locator("#peek h2").count()
     page.locator(".facet a", has_text="validation").first.click()
     assert "mode=validation" in page.url and not page.get_by_role("button", name="Keys").is_visible()
+
+
+def test_a_run_is_tagged_found_by_its_tag_and_deleted(several: Viewer) -> None:
+    page = several.open("/")
+    page.get_by_role("link", name="Tags, note and deletion of first-b").click()
+    assert serious(page) == []
+    page.get_by_label("Tags").fill("baseline")
+    page.get_by_label("Note").fill("<i>not markup</i>")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_selector("h1:has-text('Runs')")
+    assert "<i>not markup</i>" in page.locator("tr", has_text="first-b").inner_text() and serious(page) == []
+    page.locator(".tag-row a", has_text="baseline").click()
+    page.wait_for_url("**tag=baseline*")
+    assert page.locator("tr[data-row]").count() == 1
+    page.get_by_role("link", name="Tags, note and deletion of first-b").click()
+    page.get_by_role("link", name="Delete this run").click()
+    assert serious(page) == []
+    page.get_by_role("button", name="Delete it for good").click()
+    page.wait_for_selector("h1:has-text('Runs')")
+    assert page.locator("tr[data-row]").count() == 1 and "first-b" not in page.locator("main").inner_text()

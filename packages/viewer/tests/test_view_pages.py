@@ -28,7 +28,7 @@ from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.page import ViewedRun
 from lightningrl_viewer.reading.metrics import read_metrics
 from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.reading.summary import interval, read_summary
+from lightningrl_viewer.reading.summary import interval, read_summary, wilson
 from lightningrl_viewer.report import make_report
 from lightningrl_viewer.runs import OneFolder, OneRun, Runs, RunsFolder
 
@@ -106,7 +106,7 @@ async def test_what_intermediate_rewards_pay_stands_beside_the_rewards(recorded_
         log.write(json.dumps({"step": 1, "air/tool_status": 0.625, "air/correlation": 0.1}) + "\n")
     async with browsing(folder) as browser:
         text = await page(browser, "/")
-    assert re.search(r"tool_status \(intermediate\).*?0\.625", text, re.DOTALL) and "correlation" not in text
+    assert re.search(r"tool_status \(intermediate\).*?0\.625", text, re.DOTALL) and "correlation (" not in text
 
 
 async def test_an_intervals_width_is_that_of_the_groups_means(
@@ -120,11 +120,10 @@ async def test_an_intervals_width_is_that_of_the_groups_means(
         if record.trained_step == 1 and record.reward is not None:
             groups.setdefault(record.spec.group_id, []).append(record.reward)
     means = [statistics.fmean(rewards) for rewards in groups.values()]
-    half = (
-        3.1824 * statistics.stdev(means) / len(means) ** 0.5
-    )  # the 97.5 % quantile of Student's t with three degrees of freedom
-    assert len(means) == 4 and first.low is not None and first.high is not None
-    assert [first.mean - first.low, first.high - first.mean] == pytest.approx([half, half], rel=0.01)
+    spread, of_mean = first.mean * (1 - first.mean), statistics.variance(means) / len(means)
+    draws = min(32.0, max(4.0, spread / of_mean))  # as many say as much as 32 rollouts of four tasks
+    assert len(means) == 4
+    assert (first.low, first.high) == pytest.approx(wilson(first.mean, draws))
 
 
 @pytest.mark.parametrize(

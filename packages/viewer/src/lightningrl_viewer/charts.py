@@ -187,7 +187,7 @@ def _labels(ticks: Sequence[float]) -> Callable[[float], str]:
     if largest >= 1e6 or (digits > 4 and largest < 1e-2):
         return lambda tick: f"{tick:.3g}".replace("-", "−", tick < 0)
     if largest >= 10_000:
-        return lambda tick: f"{tick / 1000:g}k".replace("-", "−")
+        return lambda tick: f"{tick / 1000:g}k".replace("-", "−") if tick else "0"
     return lambda tick: f"{tick:.{digits}f}".replace("-", "−")
 
 

@@ -25,7 +25,18 @@ from lightningrl_viewer.reading.queries.rollout_counts import StepReward, ToolCo
 from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
 from lightningrl_viewer.reading.reader import StoredRun
 
-__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary", "t_quantile", "wilson"]
+__all__ = [
+    "Bill",
+    "Point",
+    "StepLine",
+    "Summary",
+    "effective_count",
+    "interval",
+    "is_live",
+    "read_summary",
+    "t_quantile",
+    "wilson",
+]
 
 _PARTS: Final = ("collect", "reward", "credit", "learn")
 _Z: Final = 1.959964
@@ -155,7 +166,7 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))
 
 
-def _effective_count(reward: StepReward) -> float:
+def effective_count(reward: StepReward) -> float:
     """Return the number of independent draws that say as much of the mean as a step's rollouts do, which share tasks:
     from the number of its groups to that of its rollouts (Kish's effective sample size)."""
     # p = 0.5 in 4 groups of 8 whose means vary by 0.0625: 0.25 / (0.0625 / 3) = 12 draws, not 32
@@ -181,7 +192,7 @@ def _points(rewards: Sequence[StepReward], mode: RolloutMode, is_share: bool) ->
     for reward in rewards:
         if reward.mode is mode:
             if is_share and reward.groups > 1:
-                ends: tuple[float, float] | None = wilson(reward.mean, _effective_count(reward))
+                ends: tuple[float, float] | None = wilson(reward.mean, effective_count(reward))
             else:
                 ends = interval(reward.mean, reward.variance, reward.groups)
             low, high = ends or (None, None)
