@@ -28,10 +28,22 @@ from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_server.store.location import find_store, has_store
 from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpoint, checkpoints
 from lightningrl_training.tasks import TaskSets, decode_digests, digest_tasks, encode_digests, explain_other_tasks
-from lightningrl_viewer.belongings import FILES, create_private, list_made, remove_checkpoint, remove_made
+from lightningrl_viewer.belongings import (
+    FILES,
+    list_made,
+    remove_checkpoint,
+    remove_made,
+    sync_directory,
+    write_durably,
+)
 from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, place_models, read_run_file
 
-__all__ = ["RunFolder", "default_run", "explain_name"]
+__all__ = [
+    "RunFolder",
+    "default_run",
+    "explain_name",
+    "take_lock",
+]
 
 FREE_ON_RESUME = re.compile(
     r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience|stop_at)|runtime|store_url|loggers"
@@ -70,7 +82,7 @@ class RunFolder:
         folder, is_new = None, not path.exists()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = cls(path, _take_lock(path), is_new=is_new)
+            folder = cls(path, take_lock(path), is_new=is_new)
             if is_own(path):
                 folder._empty()
             places = {
@@ -89,7 +101,7 @@ class RunFolder:
                 (path / name).mkdir(mode=0o700, exist_ok=True)
             for file in (folder.metrics, *([] if recipe.store_url else [path / "store.sqlite"])):
                 file.touch(mode=0o600)
-            _write_durably(path / "recipe.json", recipe.frozen_text())
+            write_durably(path / "recipe.json", recipe.frozen_text())
         except (OSError, StoreError) as error:
             if folder is not None:
                 if not (path / "recipe.json").exists():
@@ -125,7 +137,7 @@ class RunFolder:
                 f"`lightningrl train RECIPE --resume --run {shlex.quote(str(path))}`"
             )
         merged = {**origin.settings, **settings}
-        folder = cls(path, _take_lock(path))
+        folder = cls(path, take_lock(path))
         try:
             recipe = load_recipe(source, merged) if isinstance(source, Path) else with_settings(source, merged)
             _check_same(origin.recipe, recipe, path)
@@ -140,7 +152,7 @@ class RunFolder:
         if settings:
             saved = read_run_file(self.path)
             origin = {**saved, "settings": {**saved.get("settings", {}), **settings}}
-            _write_durably(self.path / "recipe.json", recipe.frozen_text())
+            write_durably(self.path / "recipe.json", recipe.frozen_text())
             self._tell(origin)
 
     def match_tasks(self, tasks: TaskSets) -> None:
@@ -153,7 +165,7 @@ class RunFolder:
                 f"on with these all the same: remove {str(path)!r}"
             )
         if not path.is_file():
-            _write_durably(path, encode_digests(now))
+            write_durably(path, encode_digests(now))
 
     @contextlib.contextmanager
     def making(self, *names: str) -> Iterator[None]:
@@ -202,8 +214,8 @@ class RunFolder:
     def commit_checkpoint(self, scratch: Path, state: LoopState, keep: int) -> None:
         """Make a scratch folder the newest checkpoint, in one rename; older ones beyond `keep` go, but for the best.
         Which that is, the checkpoints say: there is no second write that a kill could come before."""
-        _write_durably(scratch / FILES, list_made(scratch))
-        _write_durably(scratch / "loop.json", json.dumps(asdict(state)) + "\n")
+        write_durably(scratch / FILES, list_made(scratch))
+        write_durably(scratch / "loop.json", json.dumps(asdict(state)) + "\n")
         final = scratch.with_name(scratch.name.removeprefix("."))
         remove_checkpoint(final)
         if final.exists():
@@ -211,7 +223,7 @@ class RunFolder:
                 f"{str(final)!r} is none of the run's checkpoints; move it away, then run again with --resume"
             )
         scratch.rename(final)
-        _sync_directory(final.parent)
+        sync_directory(final.parent)
         saved, best = self.checkpoints(), best_checkpoint(self.path)
         for old in saved[:-keep]:
             if best is None or old.state.step != best.state.step:
@@ -219,7 +231,7 @@ class RunFolder:
 
     def write_view_key(self, key: str) -> None:
         """For Prometheus (`credentials_file`), and who lost the link: it opens pages and metrics of this start."""
-        _write_durably(self.path / "view.key", key)
+        write_durably(self.path / "view.key", key)
 
     def has_rollouts(self) -> bool:
         """True where anything was asked of the agent: its answers are kept, also before the first checkpoint."""
@@ -260,7 +272,7 @@ class RunFolder:
         remove_made(self.path)
 
     def _tell(self, origin: Mapping[str, Any]) -> None:
-        _write_durably(self.path / "run.json", json.dumps(origin, indent=2, default=str) + "\n")
+        write_durably(self.path / "run.json", json.dumps(origin, indent=2, default=str) + "\n")
 
 
 def explain_name(name: str) -> str | None:
@@ -318,15 +330,16 @@ def _has_rollouts(path: Path) -> bool:
         return True
 
 
-def _take_lock(path: Path) -> IO[str]:
+def take_lock(path: Path, *, kind: str = "run folder", option: str = "--run") -> IO[str]:
+    """Lock a folder for this process, until the file is closed. Raises RunFolderError where another has it."""
     try:
         lock = os.fdopen(
             os.open(path / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a+", encoding="utf-8"
         )
     except OSError as error:
         sentence = (
-            f"run folder {str(path)!r} cannot be locked: its '.lock' cannot be opened ({error.strerror}); remove it, "
-            "or give another --run"
+            f"{kind} {str(path)!r} cannot be locked: its '.lock' cannot be opened ({error.strerror}); remove it, "
+            f"or give another {option}"
         )
         raise RunFolderError(sentence) from error
     give_up = time.monotonic() + _LOCK_S
@@ -338,7 +351,7 @@ def _take_lock(path: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise RunFolderError(
-            f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run"
+            f"{kind} {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another {option}"
         )
     lock.truncate(0)
     lock.write(str(os.getpid()))
@@ -371,21 +384,3 @@ def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
             f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; {how}, or start a "
             "new run"
         )
-
-
-def _write_durably(path: Path, content: str | bytes) -> None:
-    scratch = path.with_name(f".{path.name}.new")
-    with create_private(scratch) as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

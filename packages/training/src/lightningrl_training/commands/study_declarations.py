@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from lightningrl.commands import describe_command
+from lightningrl.console import RunsOption
 from lightningrl_client.commands import SetOption, WorkersOption, read_settings
-from lightningrl_training.commands.declarations import RunArgument
+from lightningrl_training.commands.declarations import RecipeArgument, RunArgument, StopAtOption
 
 __all__ = ["COMMANDS"]
 
@@ -42,6 +43,49 @@ def branch(
 
     branch_command(
         run, rollout_id, at=at, samples=samples, as_json=as_json, settings=read_settings(settings, workers=workers)
+    )
+
+
+def sweep(
+    recipe: RecipeArgument,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Runs of each setting; by default one.", min=1, show_default=False),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A key of the recipe with one value, or with several to compare, e.g. "
+            "--set learner.learning_rate=1e-5,1e-4. May be repeated.",
+            metavar="KEY=VALUE,…",
+        ),
+    ] = None,
+    stop_at: StopAtOption = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
+    sweep: Annotated[
+        Path | None,
+        typer.Option("--sweep", help="The sweep's folder; by default one below --runs, which the same command finds."),
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+) -> None:
+    """Train a recipe with each of several settings and seeds, and say which setting is better, or that no difference is
+    shown.
+
+    Killed at any time, the same command goes on: runs that have ended are not run again, one that was interrupted is
+    resumed. Exit status 1 where a run failed.
+
+    Examples:
+      [bold]lightningrl sweep my_recipe.toml --seeds 3[/]
+      [bold]lightningrl sweep my_recipe.toml --seeds 3 --set loop.group_size=4,8[/]
+      [bold]lightningrl sweep my_recipe.toml --seeds 5 --stop-at 0.9[/]
+    """
+    from lightningrl_training.commands.sweep import sweep_command
+
+    target = [] if stop_at is None else [f"loop.stop_at={stop_at!r}"]
+    sweep_command(
+        recipe, settings=[*(settings or ()), *target], seeds=seeds, jobs=jobs, sweep=sweep, runs=runs, as_json=as_json
     )
 
 
@@ -213,6 +257,7 @@ def rescore(
 
 
 COMMANDS = (
+    describe_command(sweep),
     describe_command(evaluate, "eval"),
     describe_command(certify_run, "certify"),
     describe_command(branch),

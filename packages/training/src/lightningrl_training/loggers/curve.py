@@ -16,8 +16,9 @@ from lightningrl_viewer.reading.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["Curve", "draw_curve", "show_in_notebook"]
+__all__ = ["Curve", "draw_curve", "save_picture", "show_in_notebook", "start_picture", "style_axes"]
 
 _VALIDATION = "validation/reward"
 SHORT = 2.0
@@ -72,6 +73,16 @@ def draw_curve(
     if not scores[0] and not rewards[0]:
         return False
     control = _points(read_metrics(control_path), _VALIDATION) if control_path is not None else ([], [])
+    figure, axes = start_picture()
+    _draw(axes, scores, rewards, control, validation_temperature)
+    axes.set_title(title or png_path.resolve().parent.name, loc="left", fontsize=13, fontweight="bold", pad=12)
+    _add_minutes(axes, entries)
+    save_picture(figure, png_path)
+    return True
+
+
+def start_picture() -> tuple[Figure, Axes]:
+    """An empty picture. Raises ConfigError when matplotlib cannot be imported."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -81,10 +92,11 @@ def draw_curve(
         ) from error
     figure = Figure(figsize=(8.0, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _draw(axes, scores, rewards, control, validation_temperature)
-    axes.set_title(title or png_path.resolve().parent.name, loc="left", fontsize=13, fontweight="bold", pad=12)
-    _add_minutes(axes, entries)
+    return figure, figure.add_subplot()
+
+
+def save_picture(figure: Figure, png_path: Path) -> None:
+    """Write a picture, whole or not at all. Raises RunFolderError."""
     scratch = png_path.with_name(f".{png_path.name}.new")
     try:
         with create_private(scratch) as file:
@@ -94,12 +106,9 @@ def draw_curve(
         raise RunFolderError(
             f"the learning curve cannot be written to {str(png_path)!r}: {error}; free some space"
         ) from error
-    return True
 
 
 def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperature: float | None) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     if rewards[0]:
         axes.plot(*rewards, color=TRAINING, linewidth=1.0, alpha=0.35)
         axes.plot(
@@ -131,7 +140,13 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperat
                 fontsize=10,
                 fontweight="bold",
             )
-    values = [*scores[1], *rewards[1], *control[1]]
+    style_axes(axes, [*scores[1], *rewards[1], *control[1]])
+
+
+def style_axes(axes: Axes, values: Sequence[float]) -> None:
+    """Give a picture of these rewards by step its scale, grid and legend."""
+    from matplotlib.ticker import MaxNLocator
+
     if min(values) >= 0.0 and max(values) <= 1.0:
         axes.set_ylim(0.0, 1.05)
     else:

@@ -177,7 +177,7 @@ def effective_count(reward: StepReward) -> float:
 
 
 @lru_cache(maxsize=1024)
-def t_quantile(freedom: int, level: float) -> float:
+def t_quantile(freedom: float, level: float) -> float:
     """The t that |T| stays below with probability `level`."""
     # With t = √ν tan θ the density of T is cos^(ν-1) θ on (-π/2, π/2): smooth and bounded, so a sum over a grid is
     # exact enough. cos is far below its top beyond some 12 / √ν.

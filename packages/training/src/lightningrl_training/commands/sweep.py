@@ -1,0 +1,174 @@
+"""`lightningrl sweep`: a recipe's runs over seeds and settings, and what they show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lightningrl.console import cancel_on_signals, escape, write_json
+from lightningrl.errors import ConfigError, Interruption, LightningError, RunFolderError
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl_training.checks import build_checked
+from lightningrl_training.commands.printing import Page, make_table, shown
+from lightningrl_training.evaluation.statistics import Interval
+from lightningrl_training.run_folder import explain_name, take_lock
+from lightningrl_training.sweeps.comparison import SettingResult, SweepResult, compare_sweep
+from lightningrl_training.sweeps.curves import draw_sweep
+from lightningrl_training.sweeps.plan import Point, SweepPlan, default_sweep, make_plan, open_plan
+from lightningrl_training.sweeps.runner import ShowRun, SweepRunner, read_finished
+from lightningrl_viewer.belongings import write_durably
+
+__all__ = ["sweep_command"]
+
+logger = logging.getLogger(__name__)
+
+
+def sweep_command(
+    source: Path,
+    *,
+    settings: Sequence[str],
+    seeds: int | None,
+    jobs: int,
+    sweep: Path | None,
+    runs: Path,
+    as_json: bool,
+) -> None:
+    page = Page()
+    plan = make_plan(source, settings, seeds=seeds)
+    recipe = plan.read_recipe(plan.points[0])
+    if (problem := explain_name(recipe.name)) is not None:
+        raise ConfigError(problem)
+    folder = sweep or default_sweep(runs, plan, recipe.name)
+    _check(plan, folder)
+    is_old = open_plan(plan, folder)
+    lock = take_lock(folder, kind="sweep", option="--sweep")
+    try:
+        if not as_json:
+            _introduce(page, plan, folder, is_old=is_old)
+        _run(plan, folder, jobs=jobs)
+        result = compare_sweep(plan, folder, recipe)
+        write_durably(folder / "sweep.json", json.dumps(result.numbers(), indent=1, ensure_ascii=False) + "\n")
+        picture = _draw(result, folder, recipe)
+    finally:
+        lock.close()
+    if as_json:
+        write_json(result.numbers())
+    else:
+        _print(page, result, folder, picture)
+    if result.failures:
+        raise LightningError(
+            f"{len(result.failures)} of {len(plan.points)} runs failed; mend that, then give the same command again"
+        )
+
+
+def _check(plan: SweepPlan, folder: Path) -> None:
+    """Raise ConfigError, before the first run, for what is wrong with any setting that has a run to come."""
+    finished, plugins = read_finished(folder), load_plugins()
+    first = {point.setting: point for point in reversed(plan.points) if finished.get(point.name) != ""}
+    for setting, point in first.items():
+        try:
+            build_checked(plan.read_recipe(point), plugins, will_work=True)
+        except ConfigError as error:
+            raise ConfigError(*(f"{setting}: {sentence}" if setting else sentence for sentence in error.args)) from None
+
+
+def _run(plan: SweepPlan, folder: Path, *, jobs: int) -> None:
+    async def work(show: ShowRun) -> None:
+        cancel_on_signals()
+        await SweepRunner(plan=plan, folder=folder, jobs=jobs, show=show).run()
+
+    with _showing(plan) as show:
+        try:
+            asyncio.run(work(show))
+        except asyncio.CancelledError:
+            raise Interruption("stopped; nothing is lost: the same command goes on with the sweep") from None
+        except ExceptionGroup as group:
+            error = group.exceptions[0]
+            raise (error if isinstance(error, LightningError) else group) from None
+
+
+@contextmanager
+def _showing(plan: SweepPlan) -> Iterator[ShowRun]:
+    """Show a bar of the whole sweep and one of each run that goes on; where nobody looks, a line as a run ends."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    steps, bars, ended = plan.read_recipe(plan.points[0]).loop.steps, dict[str, TaskID](), set[str]()
+    with Progress(*columns, console=console, transient=True) as progress:
+        whole = progress.add_task("runs", total=len(plan.points))
+
+        def show(point: Point, what: str, made: int) -> None:
+            is_end = what not in {"starting", "training"} and not what.endswith("waiting")
+            if is_end and point.name not in ended:
+                ended.add(point.name)
+                progress.advance(whole)
+                if point.name in bars:
+                    progress.remove_task(bars.pop(point.name))
+                    line = f"{len(ended)}/{len(plan.points)} {point.name}: {what}"
+                    progress.console.print(escape(line), highlight=False, soft_wrap=True)
+            elif not is_end:
+                if point.name not in bars:
+                    bars[point.name] = progress.add_task(escape(point.name), total=steps)
+                progress.update(bars[point.name], description=f"{escape(point.name)}: {what}", completed=made)
+
+        yield show
+
+
+def _introduce(page: Page, plan: SweepPlan, folder: Path, *, is_old: bool) -> None:
+    seeds = f"seeds {', '.join(map(str, plan.seeds))}" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
+    page.print(f"{len(plan.settings)} settings × {seeds}: {len(plan.points)} runs in {shown(str(folder))}")
+    if is_old:
+        done = sum(why == "" for why in read_finished(folder).values())
+        page.print(f"going on: {done} of {len(plan.points)} runs have ended, and are not run again")
+
+
+def _draw(result: SweepResult, folder: Path, recipe: Recipe) -> Path | None:
+    try:
+        return draw_sweep(result, folder, title=f"{recipe.name}: {result.measure}")
+    except (ConfigError, RunFolderError) as error:
+        logger.warning("%s", error)
+        return None
+
+
+def _print(page: Page, result: SweepResult, folder: Path, picture: Path | None) -> None:
+    table = make_table("setting", numbers=("seeds", "before", "after", "95 %", "steps", "minutes", "tokens"))
+    for setting in result.settings:
+        table.add_row(*_cells(setting))
+    page.table(table)
+    for name, problem in result.failures.items():
+        page.print(f"failed: {shown(name)}: {shown(problem)}")
+    page.print(f"[bold]{shown(result.verdict)}[/]")
+    page.print(f"  numbers {shown(str(folder / 'sweep.json'))}")
+    if picture is not None:
+        page.print(f"  curves  {shown(str(picture))}")
+    page.print(f"  look    lightningrl view {shown(shlex.quote(str(folder)))}")
+
+
+def _cells(result: SettingResult) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    return [
+        shown(result.setting) or "all seeds",
+        str(len(result.runs)),
+        number(result.before, ".3f"),
+        number(result.after.mean if result.after else None, ".3f"),
+        _ends(result.after),
+        number(result.steps, ".4g"),
+        number(result.minutes, ".1f"),
+        number(result.tokens, ",.0f"),
+    ]
+
+
+def _ends(interval: Interval | None) -> str:
+    if interval is None or interval.low is None or interval.high is None:
+        return "-"
+    return f"{interval.low:.3f} to {interval.high:.3f}"
