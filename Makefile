@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart real test test-browser test-long test-peers-clients test-verl test-verl-run test-vllm check fix bench bench-peers bench-credit table frameworks docs clean
+.PHONY: help quickstart real test test-browser test-long test-peers-clients test-verl test-verl-run test-vllm check fix bench bench-peers bench-credit table frameworks docs release clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -78,6 +78,9 @@ frameworks: .venv/.installed  ## Run agents of other frameworks, ours and their 
 
 docs: .venv/.installed  ## Write the documentation as a site: site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+release: .venv/.installed  ## Build wheels and sdists into dist/, check their metadata, and run README from them in an empty environment; nothing is uploaded
+	@$(BIN)/python scripts/make_release.py
 
 clean:  ## Remove .venv and caches
 	@rm -rf .venv .venv-verl .clients .frameworks .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

@@ -167,7 +167,7 @@ class Start:
     @property
     def is_command(self) -> bool:
         """It may start a server and workers."""
-        return self.is_script or self.module == COMMAND
+        return self.is_script or self.module in {COMMAND, "lightningrl_training.sweeps.process"}
 
 
 class Forge:
@@ -380,6 +380,7 @@ def main() -> None:
     while (start := serve(connection)) is not None:
         if not start.is_command:
             return run(start)
+        connection.detach()  # its number was closed with all others, and may be another's soon
         ours, connection = socket.socketpair()
         # the command, which starts a server and workers: its child is a forge of its own, made before there are threads
         if os.fork():

@@ -256,8 +256,71 @@ def rescore(
     rescore_command(run, reward=reward, name=name, steps=steps, settings=read_settings(settings), as_json=as_json)
 
 
+RunNameArgument = Annotated[str, typer.Argument(help="A run's folder, or its name below --runs.", metavar="RUN")]
+
+runs_group = typer.Typer(
+    name="runs",
+    invoke_without_command=True,
+    help="List the runs of a folder: when, recipe, model, steps, held-out reward before and after, state, tags.",
+)
+
+
+@runs_group.callback()
+def list_runs(
+    context: typer.Context,
+    runs: RunsOption = Path("runs"),
+    tag: Annotated[str | None, typer.Option(help="Only runs that have this tag.", metavar="NAME")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each run.")] = False,
+) -> None:
+    context.obj = runs
+    if context.invoked_subcommand is None:
+        from lightningrl_training.commands.runs import list_command
+
+        list_command(runs, tag=tag, as_json=as_json)
+
+
+@runs_group.command("compare")
+def compare_runs(
+    context: typer.Context,
+    first: RunNameArgument,
+    second: RunNameArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say in which settings two runs differ, their numbers side by side, and which is better on the held-out tasks."""
+    from lightningrl_training.commands.runs import compare_command
+
+    compare_command(first, second, runs=context.obj, as_json=as_json)
+
+
+@runs_group.command("tag", context_settings={"ignore_unknown_options": True})
+def tag_run(
+    context: typer.Context,
+    run: RunNameArgument,
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Tags to add and to remove; none = say them.", metavar="+NAME -NAME")
+    ] = None,
+) -> None:
+    """Put tags on a run, and take some off: lightningrl runs tag RUN +baseline -draft."""
+    from lightningrl_training.commands.runs import tag_command
+
+    tag_command(run, changes or (), runs=context.obj)
+
+
+@runs_group.command("note")
+def note_run(
+    context: typer.Context,
+    run: RunNameArgument,
+    text: Annotated[str | None, typer.Argument(help='The note; "" removes it, none = say it.', metavar="TEXT")] = None,
+) -> None:
+    """Write a run's note, which its pages show, too."""
+    from lightningrl_training.commands.runs import note_command
+
+    note_command(run, text, runs=context.obj)
+
+
 COMMANDS = (
     describe_command(sweep),
+    describe_command(runs_group),
     describe_command(evaluate, "eval"),
     describe_command(certify_run, "certify"),
     describe_command(branch),

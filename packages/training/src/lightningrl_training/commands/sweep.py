@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from lightningrl.console import cancel_on_signals, escape, write_json
 from lightningrl.errors import ConfigError, Interruption, LightningError, RunFolderError
@@ -139,7 +140,9 @@ def _draw(result: SweepResult, folder: Path, recipe: Recipe) -> Path | None:
 
 
 def _print(page: Page, result: SweepResult, folder: Path, picture: Path | None) -> None:
-    table = make_table("setting", numbers=("seeds", "before", "after", "95 %", "steps", "minutes", "tokens"))
+    table = make_table(
+        Column("setting", overflow="fold"), numbers=("seeds", "before", "after", "95 %", "steps", "minutes", "tokens")
+    )
     for setting in result.settings:
         table.add_row(*_cells(setting))
     page.table(table)

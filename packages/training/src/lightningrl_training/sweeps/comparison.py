@@ -219,7 +219,7 @@ def _choose_measure(runs: Sequence[RunResult], recipe: Recipe) -> tuple[str, lis
     )
 
 
-def _read_setting(setting: str, runs: Sequence[RunResult]) -> SettingResult:
+def _read_setting(setting: str, runs: Sequence[RunResult], bounds: tuple[float, float]) -> SettingResult:
     ended = [run for run in runs if run.problem == ""]
     befores = [run.before for run in ended if run.before is not None]
     afters = [run.after for run in ended if run.after is not None]
@@ -228,7 +228,7 @@ def _read_setting(setting: str, runs: Sequence[RunResult]) -> SettingResult:
         setting=setting,
         runs=ended,
         before=fmean(befores) if befores else None,
-        after=_mean_interval(afters, grain) if afters else None,
+        after=_mean_interval(afters, grain, bounds) if afters else None,
         steps=fmean(run.steps for run in ended) if ended else None,
         minutes=fmean(run.minutes for run in ended) if ended else None,
         tokens=fmean(run.tokens for run in ended) if ended else None,
@@ -244,12 +244,15 @@ def _means(result: SettingResult) -> list[float]:
     return [fmean(scores)] if (scores := _scores(result)) else []
 
 
-def _mean_interval(scores: Sequence[float], grain: float) -> Interval:
+def _mean_interval(
+    scores: Sequence[float], grain: float, bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Interval:
+    """Student's t interval over seeds, cut where `bounds`, the least and most that a score can be, end."""
     mean = fmean(scores)
     if len(scores) < 2:
         return Interval(mean=mean, low=None, high=None)
     half = t_quantile(len(scores) - 1, LEVEL) * math.sqrt(max(variance(scores), grain**2 / 12) / len(scores))
-    return Interval(mean=mean, low=mean - half, high=mean + half)
+    return Interval(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half))
 
 
 def _differences(settings: Sequence[SettingResult]) -> list[Difference]:

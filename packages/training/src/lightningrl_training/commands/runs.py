@@ -1,0 +1,293 @@
+"""`lightningrl runs`: the runs of a folder in a list, two of them compared, tags and notes."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Column
+
+from lightningrl.console import write_json
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.recipe import LoopConfig
+from lightningrl.records import RolloutFilter
+from lightningrl.sanitize import one_line
+from lightningrl.types import RolloutMode
+from lightningrl_training.checkpoints import checkpoints
+from lightningrl_training.commands.printing import Page, make_table, shown
+from lightningrl_training.evaluation.statistics import Interval, mean_interval
+from lightningrl_training.sweeps.plan import PLAN
+from lightningrl_viewer.reading.metrics import read_rows
+from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
+from lightningrl_viewer.reading.origin import is_own, read_values
+from lightningrl_viewer.reading.reader import ask_run
+from lightningrl_viewer.reading.runs import RunLine, differences, read_runs
+
+__all__ = ["compare_command", "list_command", "note_command", "tag_command"]
+
+MANY: Final = 1_000_000
+LONGEST_MODEL: Final = 40
+WIDE: Final = 100
+"""Columns of a terminal that has room for recipe and model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RunRow:
+    """A run as the list has it."""
+
+    name: str
+    line: RunLine
+    notes: RunNotes
+    state: str
+
+    @property
+    def steps(self) -> str:
+        return f"{self.line.steps}/{self.line.recipe.get('loop.steps', '?')}"
+
+    @property
+    def recipe(self) -> str:
+        return str(self.line.recipe.get("name", "-"))
+
+    @property
+    def model(self) -> str:
+        return one_line(str(self.line.recipe.get("policy.model", "-")), LONGEST_MODEL)
+
+    def numbers(self) -> dict[str, Any]:
+        validations = self.line.validations
+        return {
+            "run": self.name,
+            "folder": str(self.line.folder),
+            "changed": self.line.changed_at,
+            "recipe": self.line.recipe.get("name"),
+            "model": self.line.recipe.get("policy.model"),
+            "steps": self.line.steps,
+            "of_steps": self.line.recipe.get("loop.steps"),
+            "before": validations[0] if validations else None,
+            "after": validations[-1] if len(validations) > 1 else None,
+            "minutes": self.line.minutes,
+            "state": self.state,
+            "tags": list(self.notes.tags),
+            "note": self.notes.note,
+        }
+
+
+def list_command(runs: Path, *, tag: str | None, as_json: bool) -> None:
+    if not runs.is_dir():
+        raise RunFolderError(f"no folder {str(runs)!r}; give one with --runs, or start a run: lightningrl train RECIPE")
+    listed = [each for each in _list_runs(runs) if tag is None or tag in each.notes.tags]
+    if as_json:
+        for each in listed:
+            write_json(each.numbers())
+        return
+    page = Page()
+    if not listed:
+        which = f"has the tag {tag!r}" if tag else "is there"
+        page.print(f"no run {which} below {shown(str(runs))}")
+        return
+    has_notes = any(each.notes.tags or each.notes.note for each in listed)
+    beside = ("recipe", "model") if page.width >= WIDE else ()
+    columns = [
+        Column(name, overflow="fold", no_wrap=name in {"when", "state"}) for name in ("run", "when", *beside, "state")
+    ]
+    table = make_table(*columns, numbers=("steps", "held out"))
+    if has_notes:
+        table.add_column("tags and note", overflow="fold")
+    for each in listed:
+        first_line = each.notes.note.partition("\n")[0]
+        remark = " ".join([*(f"+{name}" for name in each.notes.tags), *([first_line] if first_line else [])])
+        cells = [each.name, each.line.day, *((each.recipe, each.model) if beside else ()), each.state]
+        cells += [each.steps, _held_out(each.line)]
+        table.add_row(*map(shown, [*cells, *([remark] if has_notes else [])]))
+    page.table(table)
+    for each in listed:
+        for problem in filter(None, (each.line.problem, each.notes.problem)):
+            page.print(f"{shown(each.name)}: {shown(problem)}")
+
+
+def tag_command(run: str, changes: Sequence[str], *, runs: Path) -> None:
+    folder = _find(run, runs)
+    notes = read_notes(folder)
+    if notes.problem is not None:
+        raise RunFolderError(notes.problem)
+    tags = set(notes.tags)
+    for change in changes:
+        sign, name = change[:1], change[1:]
+        if sign not in {"+", "-"} or not name:
+            raise ConfigError(
+                f"{change!r} neither adds nor removes a tag; write +{change or 'NAME'} or -{change or 'NAME'}"
+            )
+        if sign == "-" and name not in tags:
+            has = f"it has: {', '.join(sorted(tags))}" if tags else "it has none"
+            raise ConfigError(f"run {str(folder)!r} has no tag {name!r}; {has}")
+        tags = tags | {name} if sign == "+" else tags - {name}
+    if changes:
+        write_notes(folder, replace(notes, tags=tuple(sorted(tags))))
+    Page().print(f"{shown(str(folder))}: {shown(' '.join(sorted(tags))) or 'no tags'}")
+
+
+def note_command(run: str, text: str | None, *, runs: Path) -> None:
+    folder = _find(run, runs)
+    notes = read_notes(folder)
+    if notes.problem is not None:
+        raise RunFolderError(notes.problem)
+    if text is not None:
+        notes = replace(notes, note=text)
+        write_notes(folder, notes)
+    Page().print(shown(notes.note.strip()) or f"{shown(str(folder))} has no note")
+
+
+def compare_command(first: str, second: str, *, runs: Path, as_json: bool) -> None:
+    folders = [_find(name, runs) for name in (first, second)]
+    if folders[0].resolve() == folders[1].resolve():
+        raise ConfigError(f"both are run {str(folders[0])!r}; name two runs")
+    lines = [_line_of(folder) for folder in folders]
+    differing = differences(lines)
+    metrics = {
+        name: [_metric(folder, line, name) for folder, line in zip(folders, lines, strict=True)] for name in METRICS
+    }
+    difference, verdict = _judge(folders, lines)
+    if as_json:
+        interval = (
+            None if difference is None else {"mean": difference.mean, "low": difference.low, "high": difference.high}
+        )
+        names = [str(folder) for folder in folders]
+        write_json(
+            {"runs": names, "settings": differing, "metrics": metrics, "difference": interval, "verdict": verdict}
+        )
+        return
+    page, names = Page(), [shown(line.name) for line in lines]
+    table = make_table("", numbers=tuple(names))
+    for key, values in differing.items():
+        table.add_row(shown(key), *(shown(one_line("-" if value is None else str(value), 60)) for value in values))
+    for name, numbers in metrics.items():
+        table.add_row(name, *("-" if value is None else f"{value:,.4g}" for value in numbers))
+    page.table(table)
+    if not differing:
+        page.print("their recipes do not differ, names and places aside")
+    page.print(f"[bold]{shown(verdict)}[/]")
+
+
+METRICS: Final = (
+    "steps",
+    "minutes",
+    "tokens",
+    "held-out reward before",
+    "held-out reward after",
+    "training reward, last quarter",
+)
+
+
+def _metric(folder: Path, line: RunLine, name: str) -> float | None:
+    validations, rewards = line.validations, line.rewards
+    if name == "steps":
+        return line.steps
+    if name == "minutes":
+        return line.minutes
+    if name == "tokens":
+        return sum(row.get("completion_tokens", 0.0) for row in read_rows(folder) if "rollouts" in row)
+    if name == "held-out reward before":
+        return validations[0] if validations else None
+    if name == "held-out reward after":
+        return validations[-1] if len(validations) > 1 else None
+    last = rewards[-max(1, len(rewards) // 4) :]
+    return sum(last) / len(last) if last else None
+
+
+def _judge(folders: Sequence[Path], lines: Sequence[RunLine]) -> tuple[Interval | None, str]:
+    """The difference of the last validations, task by task, with a sentence."""
+    other = [key for key in differences(lines) if key.startswith("rewards.")]
+    if other:
+        return None, f"not compared: their rewards differ ({', '.join(other[:3])})"
+    scores = [_last_validation(folder) for folder in folders]
+    common = sorted(scores[0].keys() & scores[1].keys())
+    if len(common) < 2:
+        return (
+            None,
+            "not compared: they were not validated on the same tasks; lightningrl eval RUN --against RUN measures it",
+        )
+    difference = mean_interval([scores[0][task] - scores[1][task] for task in common])
+    more = "other seeds may say otherwise: lightningrl sweep"
+    if difference.low is None or difference.high is None:
+        how = "alike" if not difference.mean else f"{difference.mean:+.3f} apart on each"
+        return difference, f"no difference in chance: {len(common)} held-out tasks are {how}; {more}"
+    shown_interval = (
+        f"{difference.mean:+.3f} (95 %: {difference.low:+.3f} to {difference.high:+.3f}, {len(common)} tasks)"
+    )
+    if difference.low <= 0.0 <= difference.high:
+        return difference, f"no difference shown in held-out reward: {shown_interval}; {more}"
+    better = lines[0 if difference.mean > 0 else 1].name
+    return difference, f"{better} is better in held-out reward: {shown_interval}; {more}"
+
+
+def _last_validation(folder: Path) -> dict[str, float]:
+    """Mean reward of each task in the last validation, by the task's id and input."""
+    steps = [int(row["step"]) for row in read_rows(folder) if "validation/reward" in row]
+    if not steps:
+        return {}
+    where = RolloutFilter(mode=RolloutMode.VALIDATION, step=steps[-1], limit=MANY)
+    records = asyncio.run(ask_run(folder, lambda run: run.list_rollouts(where)))
+    rewards: dict[str, list[float]] = {}
+    for record in records:
+        if record.reward is not None:
+            rewards.setdefault(f"{record.task.id}\n{record.task.input!r}", []).append(record.reward)
+    return {task: sum(values) / len(values) for task, values in rewards.items()}
+
+
+def _list_runs(runs: Path) -> list[_RunRow]:
+    """Runs right below a folder, and those of the sweeps below it, newest first."""
+    homes = [runs, *(path.parent for path in runs.glob(f"*/{PLAN}"))]
+    lines = [(home, line) for home in homes for line in read_runs(home)]
+    lines.sort(key=lambda pair: -pair[1].changed_at)
+    return [
+        _RunRow(
+            name=line.name if home == runs else f"{home.name}/{line.name}",
+            line=line,
+            notes=read_notes(line.folder),
+            state=_state(line),
+        )
+        for home, line in lines
+    ]
+
+
+def _state(line: RunLine) -> str:
+    if line.is_live:
+        return "running"
+    made = checkpoints(line.folder)
+    if not made:
+        return "not begun"
+    values = {
+        key.removeprefix("loop."): value for key, value in read_values(line.folder).items() if key.startswith("loop.")
+    }
+    loop, state = LoopConfig.model_validate(values), made[-1].state
+    is_late = loop.minutes is not None and state.seconds > loop.minutes * 60
+    is_done = state.step >= loop.steps or is_late or state.has_reached(loop) or state.has_lost_patience(loop)
+    return "done" if is_done else "stopped"
+
+
+def _held_out(line: RunLine) -> str:
+    validations = line.validations
+    if not validations:
+        return "-"
+    return f"{validations[0]:.3f}" + (f" → {validations[-1]:.3f}" if len(validations) > 1 else "")
+
+
+def _find(run: str, runs: Path) -> Path:
+    """A run by its folder, or by its name in a list. Raises RunFolderError."""
+    for folder in (Path(run), runs / run):
+        if is_own(folder):
+            return folder
+    raise RunFolderError(
+        f"no run {run!r}, neither here nor below {str(runs)!r}; `lightningrl runs --runs {shlex.quote(str(runs))}` "
+        "lists them"
+    )
+
+
+def _line_of(folder: Path) -> RunLine:
+    line = next((line for line in read_runs(folder.resolve().parent) if line.name == folder.resolve().name), None)
+    if line is None:
+        raise RunFolderError(f"run {str(folder)!r} never began; there is nothing to compare")
+    return line
