@@ -23,7 +23,7 @@ from lightningrl.types import FinishReason, SamplingSettings
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._graphs import GraphedForward
 from lightningrl_torch._llama import LlamaForward, find_forward
-from lightningrl_torch._sampling import SamplingBatch, draw_noise, gumbel_of, sample_tokens
+from lightningrl_torch._sampling import AllowedTokens, SamplingBatch, _truncate, draw_noise, gumbel_of, sample_tokens
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
 from lightningrl_torch.testing import make_model, make_tokenizer
@@ -392,6 +392,43 @@ def test_sampled_tokens_are_within_top_k_and_top_p(seed: int, top_p: float, top_
         assert top_k == 0 or len(better) < top_k
         kept = full[row].exp().sort(descending=True).values[: top_k or None].sum()
         assert float(better.exp().sum() / kept) < top_p + 1e-5
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 7, 3000, 9000])
+@pytest.mark.parametrize("top_p", [0.001, 0.5, 0.95, 1.0])
+def test_truncation_of_a_large_vocabulary_is_that_of_all_of_it_sorted(top_k: int, top_p: float) -> None:
+    """Likely ones alone are sorted. Rows: peaked, flat, of equal tokens, of a few that a grammar left."""
+    torch.manual_seed(1)
+    logits = torch.randn(5, 6000) * torch.tensor([5.0, 1.0, 0.0, 2.0, 3.0])[:, None]
+    logits[3] = logits[3].round()
+    logits[4, 4:] = -torch.inf
+    probs = logits.softmax(-1)
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    ordered = ordered.masked_fill(torch.arange(6000) >= (top_k or 6000), 0.0)
+    outside = ordered.cumsum(-1) - ordered >= top_p * ordered.sum(-1, keepdim=True)
+    outside[:, 0] = False
+    expected = torch.zeros_like(probs).scatter(
+        -1, order, ordered if top_p == 1.0 else ordered.masked_fill(outside, 0.0)
+    )
+    truncated = _truncate(probs, torch.full((5,), top_k), torch.full((5,), top_p))
+    assert ((truncated > 0) != (expected > 0)).sum() <= 1, "a sum in another order may round to the other side"
+    assert torch.equal(truncated[truncated > 0], probs[truncated > 0])
+
+
+def test_many_rows_are_sampled_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a few at a time: some bound by a grammar, some truncated, some greedy."""
+    torch.manual_seed(2)
+    logits = torch.randn(9, 300) * 3
+    batch = replace(
+        make_batch(9, seed=5),
+        temperatures=np.array([1, 0, 0.7] * 3, np.float32),
+        top_ps=np.array([1, 1, 1, 0.5, 0.9, 0.9, 1, 1, 1], np.float32),
+    )
+    tokens = np.random.default_rng(0).random((3, 300)) < 0.1
+    allowed = AllowedTokens(rows=np.array([1, 4, 8]), tokens=tokens, free=np.array([True, True, False]))
+    together = sample_tokens(logits, batch, allowed)
+    monkeypatch.setattr("lightningrl_torch._sampling.IN_CACHE", 700)
+    assert sample_tokens(logits, batch, allowed) == together
 
 
 def test_sampling_follows_the_distribution() -> None:

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._graphs import GraphedForward, _Step
-from lightningrl_torch._llama import LARGE, LlamaForward, join_rows, multiply
+from lightningrl_torch._llama import LARGE, ONE_DNN, LlamaForward, join_rows, multiply
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._plain import PlainForward
 from lightningrl_torch._prefill import Prefiller
@@ -356,3 +356,22 @@ def test_a_call_of_attention_is_padded_no_further_than_its_share(tokens: list[tu
         widest = max(new[number] for number in call)
         area = len(call) * widest * (widest + max(past[number] for number in call))
         assert sum(new[number] * (new[number] + past[number]) for number in call) >= least * area * (1 - 1e-9)
+
+
+@pytest.mark.skipif(not ONE_DNN, reason="torch without oneDNN")
+@pytest.mark.parametrize("name", ["qwen2", "lora"])
+def test_weights_in_the_order_of_one_dnn_follow_those_that_learn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightningrl_torch._llama.LARGE", 1)
+    model = MODELS[name]().cpu()
+    traits = read_traits(model, name)
+    forward = build_forward(model, traits, autocast=False)
+    assert isinstance(forward, LlamaForward)
+    for _ in range(2):
+        expected = generate(PlainForward(model, traits, autocast=False), traits.layers)[1]
+        assert largest_difference(generate(forward, traits.layers)[1], expected) < 1e-5
+        assert all(projection.packed for projection in forward._projections)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.ones_like(parameter), alpha=0.01)
+        forward.refresh()
+    assert not any(projection.packed for projection in forward._projections), "given back while weights are learned"

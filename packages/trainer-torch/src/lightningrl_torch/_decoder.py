@@ -123,6 +123,7 @@ class Decoder:
         self._sampling = _batch_of([])
         self._cache.clear()
         self._prefiller.clear()
+        self.forward.rest()
         return running
 
     def close(self) -> None:

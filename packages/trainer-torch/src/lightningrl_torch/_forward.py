@@ -35,6 +35,10 @@ class Forward(Protocol):
         """The weights have changed."""
         ...
 
+    def rest(self) -> None:
+        """Give back memory of what can be made again."""
+        ...
+
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """Logits (rows, vocabulary) after one token of each row, whose keys and values are written into the cache's
         next column.

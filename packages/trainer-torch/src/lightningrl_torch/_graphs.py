@@ -52,6 +52,10 @@ class GraphedForward:
         """See `Forward`. Weights change in place, where graphs read them."""
         self.forward.refresh()
 
+    def rest(self) -> None:
+        """See `Forward`."""
+        self.forward.rest()
+
     def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
         """See `Forward`."""
         return self.forward.prefill(sequences, before)

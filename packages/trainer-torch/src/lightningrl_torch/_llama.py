@@ -9,7 +9,7 @@ where a remembered one ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -28,8 +28,10 @@ __all__ = ["LARGE", "LlamaForward", "Write", "find_forward", "join_rows", "multi
 Write = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Keeps a layer's keys and values of one token, each (rows, heads, 1, head_dim); returns all that there are."""
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
-LARGE: Final = 2**20
-"""Numbers in a matrix that does not stay in a core's cache."""
+LARGE: Final = 2**18
+"""Numbers in a matrix that does not stay in a core's cache beside others."""
+MOST_PACKED: Final = 2**31
+"""Bytes of matrices beyond which a second copy of them, in the order in which oneDNN reads them, is no bargain."""
 ONE_DNN: Final = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -62,10 +64,15 @@ def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
     return joined
 
 
+def takes_one_dnn(weight: Tensor) -> bool:
+    """True for a large float32 matrix on a CPU that has oneDNN."""
+    return weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN
+
+
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads
     them as they lie, in half the time at eight rows."""
-    if weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN:
+    if takes_one_dnn(weight):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y
     return F.linear(x, weight, bias)
@@ -90,13 +97,15 @@ class _Projection:
     bias: Tensor | None
     adapters: tuple[_Adapter, ...]
     quantized: tuple[QuantizedLinear, ...] = ()
+    packed: list[Tensor] = field(default_factory=list)
+    """The weight once more, in the order in which oneDNN reads it; nothing = not made."""
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.weight is None:
             y = torch.cat([part(x) for part in self.quantized], -1)
         else:
             x = x.to(self.weight.dtype)
-            y = multiply(x, self.weight, self.bias)
+            y = multiply(x, self.packed[0] if self.packed else self.weight, self.bias)
         for adapter in self.adapters:
             y[:, adapter.columns].addmm_(F.linear(x, adapter.down), adapter.up.t(), alpha=adapter.scale)
         return y
@@ -136,18 +145,38 @@ class LlamaForward:
         self._norm: Tensor = trunk.norm.weight.data
         self._head = self._project([model.lm_head])
         self._layers = [self._read_layer(layer) for layer in trunk.layers]
+        self._projections = [self._head]
+        for layer in self._layers:
+            self._projections += (layer.queries_keys_values, layer.output, layer.gate_up, layer.down)
         self._frequencies: Tensor = trunk.rotary_emb.inv_freq.float()
         self._rotary_scale = float(trunk.rotary_emb.attention_scaling)
         self._cosines = self._sines = self._embeddings.new_empty((0, self._head_dim))
 
     def refresh(self) -> None:
         """The weights have changed: bring copies up to date."""
+        self.rest()
         for source, copied in self._copies:
             copied.copy_(source)
+
+    def rest(self) -> None:
+        """See `Forward`."""
+        for projection in self._projections:
+            projection.packed.clear()
+
+    def _pack(self) -> None:
+        """Several rows read a matrix in oneDNN's order in two thirds of the time; a single one reads it as it lies."""
+        weights = [(one, one.weight) for one in self._projections if one.weight is not None]
+        large = [(projection, weight) for projection, weight in weights if takes_one_dnn(weight)]
+        if not large or large[0][0].packed or sum(weight.nbytes for _, weight in large) > MOST_PACKED:
+            return
+        for projection, weight in large:
+            projection.packed.append(torch.ops.mkldnn._reorder_linear_weight(weight))
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`."""
         cosines, sines = self._rotation(positions, int(positions.max()) + 1)
+        if len(token_ids) > 1:
+            self._pack()
 
         def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             return cache.layers[layer].update(keys, values)

@@ -59,6 +59,9 @@ class PlainForward:
     def refresh(self) -> None:
         """Nothing is kept of the weights."""
 
+    def rest(self) -> None:
+        """Nothing is kept."""
+
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         arguments: dict[str, Tensor] = {}
         if self._traits.positions:

@@ -4,6 +4,7 @@ batch-mates."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 __all__ = ["AllowedTokens", "SamplingBatch", "draw_noise", "gumbel_of", "sample_tokens"]
 
 
+IN_CACHE: Final = 2**17
+"""Numbers of several arrays that stay in a core's cache."""
 _CERTAIN = -1e-30
 """Logprob of a certain token among others: 0.0 says that there was no other."""
 
@@ -76,16 +79,40 @@ def gumbel_of(numbers: Tensor) -> Tensor:
 
 
 def _truncate(probs: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
-    """Zero what top-k, then top-p (of what top-k leaves), takes away; at least the most likely token stays."""
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(probs.shape[-1], device=probs.device)
-    limits = torch.where(top_ks > 0, top_ks, probs.shape[-1])
-    ordered = ordered.masked_fill(ranks >= limits[:, None], 0.0)
-    before = ordered.cumsum(-1) - ordered
-    outside = before >= top_ps[:, None] * ordered.sum(-1, keepdim=True)
+    """Zero what top-k, then top-p (of what top-k leaves), takes away; at least the most likely token stays. Equal ones
+    stay in the order of their ids."""
+    least = _least_probs(probs, top_ks, top_ps)
+    is_candidate = (probs >= least[:, None]) & (probs > 0.0)
+    rows, tokens = is_candidate.nonzero(as_tuple=True)
+    counts = is_candidate.sum(-1)
+    places = torch.arange(len(rows), device=probs.device) - (counts.cumsum(0) - counts)[rows]
+    few = probs.new_zeros((len(probs), max(1, int(counts.max()))))
+    few[rows, places] = probs[rows, tokens]
+    ordered, order = few.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(few.shape[-1], device=probs.device)
+    has_limit = top_ks > 0
+    ordered = ordered.masked_fill((ranks >= top_ks[:, None]) & has_limit[:, None], 0.0)
+    total = torch.where(has_limit, ordered.sum(-1), probs.sum(-1))[:, None]
+    outside = ordered.cumsum(-1) - ordered >= top_ps[:, None] * total
     outside &= (top_ps < 1.0)[:, None]
     outside[:, 0] = False
-    return torch.zeros_like(probs).scatter(-1, order, ordered.masked_fill(outside, 0.0))
+    few = few.scatter(-1, order, ordered.masked_fill(outside, 0.0))
+    truncated = torch.zeros_like(probs)
+    truncated[rows, tokens] = few[rows, places]
+    return truncated
+
+
+def _least_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
+    """For each row a probability below which no token stays, so that few are sorted of a large vocabulary."""
+    vocabulary = probs.shape[-1]
+    # all tokens below (1 - p) / V have less than 1 - p together: what top-p keeps is among the others (half: rounding)
+    least = (1.0 - top_ps) * probs.sum(-1) / (2 * vocabulary)
+    most = min(int(top_ks.max()), vocabulary)
+    if most > 0:
+        likely = probs.topk(most, -1).values
+        last = likely.gather(-1, top_ks.clamp(1, vocabulary)[:, None] - 1)[:, 0]
+        least = torch.where(top_ks > 0, last, least)
+    return least
 
 
 def sample_tokens(
@@ -98,6 +125,39 @@ def sample_tokens(
     same: what a trainer computes from the tokens alone. 0.0 stands for a token without a choice, and for no other of a
     bound row.
     """
+    # on a CPU some rows at a time: what is computed of them stays in its cache from one operation to the next
+    part = max(1, IN_CACHE // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    for at in range(0, len(logits), part):
+        rows = slice(at, at + part)
+        drawn, values = _sample(logits[rows], _settings_of(batch, rows), _allowed_of(allowed, rows))
+        token_ids += drawn
+        logprobs += values
+    return token_ids, logprobs
+
+
+def _settings_of(batch: SamplingBatch, rows: slice) -> SamplingBatch:
+    return SamplingBatch(
+        temperatures=batch.temperatures[rows],
+        top_ps=batch.top_ps[rows],
+        top_ks=batch.top_ks[rows],
+        seeds=batch.seeds[rows],
+        positions=batch.positions[rows],
+    )
+
+
+def _allowed_of(allowed: AllowedTokens | None, rows: slice) -> AllowedTokens | None:
+    """None where none of the rows is bound."""
+    if allowed is None:
+        return None
+    here = (allowed.rows >= rows.start) & (allowed.rows < rows.stop)
+    if not here.any():
+        return None
+    return AllowedTokens(rows=allowed.rows[here] - rows.start, tokens=allowed.tokens[here], free=allowed.free[here])
+
+
+def _sample(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None) -> tuple[list[int], list[float]]:
     device = logits.device
     logits = logits.float()
     greedy = batch.temperatures == 0.0
@@ -124,7 +184,7 @@ def sample_tokens(
         noise = draw_noise(batch.seeds, batch.positions, logits.shape[-1], device)
         if greedy.any():
             noise[torch.from_numpy(greedy).to(device)] = 0.0
-        scores = scores + noise
+        scores = noise.add_(scores)
     drawn = scores.argmax(-1, keepdim=True)
     values = logprobs.gather(-1, drawn)[:, 0].tolist()
     if allowed is not None:
