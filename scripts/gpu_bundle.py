@@ -52,6 +52,7 @@ NOT_NEEDED: Final = (
         "ruff",
         "tensorboard",
         "tensordict",
+        "types-pyyaml",
         "types-requests",
         "verl",
         "xllamacpp",

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 __all__ = ["build_release", "find_version_slips", "list_packages", "read_version"]
 
@@ -51,6 +52,6 @@ def build_release(root: Path, folder: Path, only: Sequence[str] = ()) -> list[Pa
     return sorted(file for file in folder.iterdir() if file.name.endswith((".whl", ".tar.gz")))
 
 
-def _project(path: Path) -> dict[str, object]:
-    project: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+def _project(path: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     return project

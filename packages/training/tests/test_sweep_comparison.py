@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "recipe.toml"
 
 
-def record(plan: SweepPlan, folder: Path, scores: dict[str, Sequence[float]], *, steps: int = 4) -> SweepResult:
+def record(plan: SweepPlan, folder: Path, scores: Mapping[str, Sequence[float]], *, steps: int = 4) -> SweepResult:
     """The result of a sweep whose runs ended with these held-out rewards, by setting and seed."""
     finished = {}
     for point in plan.points:

@@ -128,7 +128,8 @@ def test_a_live_run_says_how_far_it_is_and_what_is_left() -> None:
     cells = [cell(number, 32) for number in range(1, 5)] + [cell(5, 8), cell(5, 24, has_ended=False)]
     progress = measure_progress(rows, cells, RECIPE, is_live=True, now=rows[-1]["time"] + 15)
     assert (progress.steps, progress.total, progress.phase) == (4, 10, "step 5")
-    assert (progress.ended, progress.wanted, progress.share) == (8, 32, pytest.approx(0.425))
+    assert (progress.ended, progress.wanted) == (8, 32)
+    assert progress.share == pytest.approx(0.425)
     assert progress.seconds_left == pytest.approx(6 * 60 - 15) and not progress.is_bound
     late = measure_progress(rows, cells, {**RECIPE, "loop.minutes": 5.0}, is_live=True, now=rows[-1]["time"])
     assert late.seconds_left == pytest.approx(60)

@@ -188,7 +188,7 @@ def _metric(folder: Path, line: RunLine, name: str) -> float | None:
     if name == "minutes":
         return line.minutes
     if name == "tokens":
-        return sum(row.get("completion_tokens", 0.0) for row in read_rows(folder) if "rollouts" in row)
+        return float(sum(row.get("completion_tokens", 0.0) for row in read_rows(folder) if "rollouts" in row))
     if name == "held-out reward before":
         return validations[0] if validations else None
     if name == "held-out reward after":

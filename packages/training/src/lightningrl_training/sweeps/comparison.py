@@ -142,7 +142,8 @@ def compare_sweep(plan: SweepPlan, folder: Path, recipe: Recipe) -> SweepResult:
     runs = [_read_run(point, folder / point.name, finished.get(point.name)) for point in plan.points]
     measure, runs = _choose_measure(runs, recipe)
     settings = [
-        _read_setting(setting, [run for run in runs if run.point.setting == setting]) for setting in plan.settings
+        _read_setting(setting, [run for run in runs if run.point.setting == setting], recipe.reward_bounds)
+        for setting in plan.settings
     ]
     settings.sort(key=lambda result: max((-math.inf, *_means(result))), reverse=True)
     differences = _differences(settings)
@@ -182,6 +183,7 @@ def _read_run(point: Point, run: Path, problem: str | None) -> RunResult:
     rows = read_rows(run)
     trained = [row for row in rows if "rollouts" in row]
     held_out = [row for row in rows if HELD_OUT in row]
+    after: float | None
     before = next((float(row[HELD_OUT]) for row in held_out if row["step"] == 0), None)
     if held_out:
         after, rollouts = float(held_out[-1][HELD_OUT]), int(held_out[-1].get("validation/rollouts", 1))
