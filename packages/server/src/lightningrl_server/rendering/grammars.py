@@ -3,14 +3,18 @@
 response_format     start: thought? json                              JSON of the schema, written as json.dumps does
 forced tool call    start: " " json "}\\n" </tool_call>                after the beginning that stands in the prompt
 both may come       start: thought? (json | <tool_call> "\\n" call)    where tools are offered beside the format
+
+The pieces around a call's name and arguments are those of its markup's `CallForm`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from lightningrl_server.rendering.call_forms import CallForm
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
 __all__ = ["call_grammar", "format_grammar"]
@@ -34,11 +38,10 @@ def format_grammar(
     rules = [f"answer: %json {_written(schema)}"]
     choices = ["answer"]
     if tools:
-        if renderer.open_call((), None) is None:
+        if renderer.open_call((), None) is None or renderer.call_form is None:
             return None
-        opening = _mark(renderer, "<tool_call>")
-        rules += _calls(renderer, tools, several=several)
-        choices.append(f'{opening} "\\n" calls')
+        rules += _calls(renderer, renderer.call_form, tools, several=several)
+        choices.append(" ".join((*_text(renderer, renderer.call_form.begin), "calls")))
     thought, start = _thought(renderer, prompt_ids)
     return "\n".join([f"start: {start}({' | '.join(choices)})", *thought, *rules])
 
@@ -49,28 +52,42 @@ def call_grammar(
     """The grammar of what follows the beginning of a forced tool call: of the tool `name`, or (None) of any, and then
     `several`. None = the prompt ends in no such beginning."""
     _, opening = renderer.split_opening(prompt_ids)
-    if not opening:
+    form = renderer.call_form
+    if not opening or form is None:
         return None
     if name is None:
-        return "\n".join(["start: calls", *_calls(renderer, tools, several=several)])
+        return "\n".join(["start: calls", *_calls(renderer, form, tools, several=several, is_begun=not form.begin)])
     schema = next(_parameters(tool) for tool in tools if tool["function"]["name"] == name)
-    close = _mark(renderer, "</tool_call>")
-    return f'start: " " arguments "}}\\n" {close}\narguments: %json {_written(schema)}'
+    gap = form.before_arguments[len(form.before_arguments.rstrip()) :]
+    parts = (*_text(renderer, gap), "arguments", *_text(renderer, form.after + form.end))
+    return f"start: {' '.join(parts)}\narguments: %json {_written(schema)}"
 
 
-def _calls(renderer: PolicyRenderer, tools: Tools, *, several: bool) -> list[str]:
-    """Rules of `calls`: what follows `<tool_call>` and a line's end, calls after the first included."""
-    opening, close = _mark(renderer, "<tool_call>"), _mark(renderer, "</tool_call>")
+def _calls(
+    renderer: PolicyRenderer, form: CallForm, tools: Tools, *, several: bool, is_begun: bool = False
+) -> list[str]:
+    """Rules of `calls`: what follows a call's `begin`, calls after the first included. `is_begun`: the first one's
+    `before_name` stands in the prompt, but for the space after it."""
     names = [f"call_{number}" for number in range(len(tools))]
-    rules = [f'calls: call ("\\n" {opening} "\\n" call)*' if several else "calls: call"]
-    rules.append(f'call: ({" | ".join(names)}) "}}\\n" {close}')
+    one_of = f"({' | '.join(names)})"
+    before, between = _text(renderer, form.before_name), _text(renderer, form.between or "")
+    first = _text(renderer, form.before_name[len(form.before_name.rstrip()) :]) if is_begun else before
+    more = [f"({' '.join((*between, *before, one_of))})*"] if several and form.between else []
+    rules = [f"calls: {' '.join((*first, one_of, *more, *_text(renderer, form.end)))}"]
     for name, tool in zip(names, tools, strict=True):
-        head = f'{{"name": {json.dumps(tool["function"]["name"])}, "arguments": '
+        head = _text(renderer, f"{form.write_name(tool['function']['name'])}{form.before_arguments}")
         rules += [
-            f"{name}: {json.dumps(head)} {name}_arguments",
+            f"{name}: {' '.join((*head, f'{name}_arguments', *_text(renderer, form.after)))}",
             f"{name}_arguments: %json {_written(_parameters(tool))}",
         ]
     return rules
+
+
+def _text(renderer: PolicyRenderer, text: str) -> list[str]:
+    """A text as terms of a rule: the markup's marks by themselves, which may be tokens."""
+    marks = renderer.marks or ("<tool_call>", "</tool_call>")
+    parts = re.split(f"({'|'.join(map(re.escape, sorted(marks, key=len, reverse=True)))})", text)
+    return [_mark(renderer, part) if part in marks else json.dumps(part) for part in parts if part]
 
 
 def _parameters(tool: Mapping[str, Any]) -> Any:

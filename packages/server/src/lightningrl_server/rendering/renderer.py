@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ import msgspec
 
 from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl_server.lru import LruCache
+from lightningrl_server.rendering.call_forms import CallForm, find_form
 from lightningrl_server.rendering.families import (
     create_renderer,
     markup_of,
@@ -46,9 +46,6 @@ logger = logging.getLogger(__name__)
 
 _pack = msgspec.msgpack.Encoder().encode
 
-_OPENING = re.compile(r'<tool_call>\n(?:\{"name": "[^"\n]{1,128}", "arguments":)?\Z')
-"""The beginning of a tool call in the JSON markup of Qwen and Hermes: of any tool, or of one by name. It ends where a
-tokenizer's words end, so that what the policy says next is spelt in the tokens it would have used anyway."""
 _OPENING_TOKENS = 192
 """Longest opening: a name of 128 bytes, each a token of its own."""
 _THINKING_TOKENS = 48
@@ -124,7 +121,10 @@ class PolicyRenderer:
         self._parser = TextParser(self.tokenizer, markup) if self.is_default and markup and markup.read else None
         self.marks: tuple[str, ...] = markup.tokens if self._parser and markup else ()
         """Texts that begin or end markup, which may come in several tokens."""
-        self._can_open = (markup.name if self._parser and markup else config.name) in ("qwen3", "hermes")
+        # of the library's own, which read the beginning of a call in the prompt, it is one alone
+        opens = markup.name if self._parser and markup else "qwen3" if config.name == "qwen3" else ""
+        self.call_form: CallForm | None = find_form(opens, template)
+        """Form of the calls that it can be made to begin with."""
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._has_joined = False
         self._prompts, self._suffixes = (
@@ -265,15 +265,15 @@ class PolicyRenderer:
     def open_call(self, prompt_ids: Sequence[int], name: str | None) -> tuple[int, ...] | None:
         """Tokens that begin a tool call (of the tool `name`; None = of any) after a prompt. None = no such markup is
         known for this policy, or the prompt leaves its reasoning open."""
-        if not self._can_open or self._is_thinking_open(prompt_ids):
+        form = self.call_form
+        if form is None or self._is_thinking_open(prompt_ids):
             return None
-        text = "<tool_call>\n" if name is None else f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments":'
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self.tokenizer.encode(form.open_with(name), add_special_tokens=False))
 
     def split_opening(self, prompt_ids: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
         """A prompt, and the beginning of a tool call that was written at its end; empty where there is none."""
         tail = list(prompt_ids[-_OPENING_TOKENS:])
-        opening = _OPENING.search(self.decode(tail)) if self._can_open else None
+        opening = None if self.call_form is None else self.call_form.pattern.search(self.decode(tail))
         if opening is not None:
             for count in range(1, len(tail) + 1):
                 if self.decode(tail[-count:]) == opening[0]:
