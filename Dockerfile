@@ -9,10 +9,11 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./packages/core ./pac
 
 FROM python:3.12-slim-bookworm
 ARG TORCH=cpu
+ARG EXTRAS=torch,plot,postgres
 COPY --from=wheels /wheels /wheels
 # uv takes torch from PyTorch's own index, for the accelerator that TORCH names.
 RUN pip install --no-cache-dir "uv>=0.9,<1" \
-    && uv pip install --system --no-cache --torch-backend "${TORCH}" --find-links /wheels "lightningrl[torch,plot]==0.1.0" \
+    && uv pip install --system --no-cache --torch-backend "${TORCH}" --find-links /wheels "lightningrl[${EXTRAS}]==0.1.0" \
     && useradd --create-home --uid 1000 lightning
 USER 1000
 WORKDIR /work

@@ -45,7 +45,7 @@ def test_every_message_of_the_program_stands_on_the_page_below_its_cause(script:
 @pytest.mark.parametrize(
     "words",
     [
-        "run folder ⟨path⟩ is in use by process ⟨holder⟩",  # raise RunFolderError(f"…")
+        "⟨kind⟩ ⟨path⟩ is in use by process ⟨holder⟩",  # raise RunFolderError(f"…")
         "has no tool-call markup that we can read",  # a property of another module
         "no row carries a signal",  # logger.warning("%s: %s", where, sentence), through a method
         "in each of ⟨groups⟩ groups all rewards are equal",  # what a function returns
@@ -106,20 +106,22 @@ def wrong_words(line: str) -> list[str]:
     if command is None:
         return words[:1]
     if (children := getattr(command, "commands", None)) is not None:
-        if words[1] not in children:
-            return words[1:2]
-        command, words = children[words[1]], words[1:]
+        if words[1:2] and words[1] in children:
+            command, words = children[words[1]], words[1:]
+        elif not command.invoke_without_command:
+            return words[:2]
     options = {"--help", "-h", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
-    wrong = [word for word in words[1:] if word.startswith("-") and word.partition("=")[0] not in options]
+    wrong = [word for word in words[1:] if re.match(r"--|-\w\b", word) and word.partition("=")[0] not in options]
     settings = [after.partition("=")[0] for word, after in pairwise(words) if word == "--set"]
     return wrong + [key for key in settings if not is_key(key)]
 
 
 def is_key(key: str) -> bool:
     """Is it a key of a recipe, or one below a table whose keys are the user's or a plugin's?"""
-    keys = set(all_keys())
-    first = key.split(".")[0]
-    return key in keys or first in {"rewards", "policies", "learner", "roles", "backends", "credit", "tasks"}
+    first, _, rest = key.partition(".")
+    if first == "learner":
+        return f"| `{rest.rpartition('.')[2]}` |" in (ROOT / "docs/reference/recipe.md").read_text(encoding="utf-8")
+    return key in all_keys() or first in {"rewards", "policies", "roles", "backends", "credit", "tasks"}
 
 
 def commands_of(text: str) -> Sequence[str]:
