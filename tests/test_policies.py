@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +98,8 @@ class Run:
         self.recipe_file = recipe_file
         self.run = run
         self.weights: dict[str, dict[str, torch.Tensor]] = {}
-        self.rewards: list[dict[str, float]] = []
+        self.said = io.StringIO()
+        """What the run told whoever started it."""
 
     def train(self, **settings: Any) -> None:
         plugins = load_plugins()
@@ -109,7 +111,7 @@ class Run:
         parts = Parts.build(recipe, plugins)
         for name, build in parts.backends.items():
             parts.backends[name] = functools.partial(self._build, name, build)  # type: ignore[index]
-        with LineProgress(Console(quiet=True)) as progress:
+        with LineProgress(Console(file=self.said, width=400)) as progress:
             asyncio.run(train_run(recipe, parts, plugins, folder, progress, lambda address: None))
         folder.close()
 
@@ -159,6 +161,24 @@ def test_both_policies_go_on_from_their_own_weights_after_a_stop(recipe_file: Pa
         assert any(not torch.equal(value, before[name][key]) for key, value in run.weights[name].items()), (
             "learned nothing more"
         )
+
+
+@pytest.mark.slow
+def test_adapters_of_two_policies_on_one_base_go_on_from_their_own_weights(recipe_file: Path, tmp_path: Path) -> None:
+    run = Run(recipe_file, tmp_path / "run")
+    run.train(**{"loop.steps": 1, "learner.lora": True})
+    assert "frozen weights shared with 'critic'" in run.said.getvalue()
+    assert "frozen weights shared with 'writer'" in run.said.getvalue()
+    before = dict(run.weights)
+    assert all(before.values()) and any(
+        not torch.equal(value, before["critic"][key]) for key, value in before["writer"].items()
+    )
+    run.train(**{"loop.steps": 1})
+    for name in ("writer", "critic"):
+        assert all(torch.equal(value, before[name][key]) for key, value in run.weights[name].items()), "resumed others"
+    run.train(**{"loop.steps": 2})
+    for name in ("writer", "critic"):
+        assert any(not torch.equal(value, before[name][key]) for key, value in run.weights[name].items()), "stood still"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ where a remembered one ends.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -32,6 +34,9 @@ LARGE: Final = 2**18
 """Numbers in a matrix that does not stay in a core's cache beside others."""
 MOST_PACKED: Final = 2**31
 """Bytes of matrices beyond which a second copy of them, in the order in which oneDNN reads them, is no bargain."""
+PACKED: Final[WeakValueDictionary[tuple[int, torch.Size], Tensor]] = WeakValueDictionary()
+"""Frozen matrices in that order, by where they lie in memory: policies on one base read the same ones."""
+PACKING: Final = threading.Lock()
 ONE_DNN: Final = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -76,6 +81,19 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y
     return F.linear(x, weight, bias)
+
+
+def pack(weight: Tensor, *, frozen: bool) -> Tensor:
+    """A matrix in the order in which oneDNN reads it; of a frozen one, the same for all who ask while one has it."""
+    if not frozen:
+        made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        return made
+    key = (weight.data_ptr(), weight.shape)
+    with PACKING:
+        packed = PACKED.get(key)
+        if packed is None:
+            packed = PACKED[key] = pack(weight, frozen=False)
+        return packed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -169,8 +187,9 @@ class LlamaForward:
         large = [(projection, weight) for projection, weight in weights if takes_one_dnn(weight)]
         if not large or large[0][0].packed or sum(weight.nbytes for _, weight in large) > MOST_PACKED:
             return
+        frozen = any(projection.adapters for projection in self._projections)  # then nothing else learns
         for projection, weight in large:
-            projection.packed.append(torch.ops.mkldnn._reorder_linear_weight(weight))
+            projection.packed.append(pack(weight, frozen=frozen))
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`."""

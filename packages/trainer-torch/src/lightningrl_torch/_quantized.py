@@ -50,7 +50,7 @@ class QuantizedLinear(nn.Linear):
             code = functional.create_linear_map(signed=True, total_bits=8).to(device)
             codes, state = functional.quantize_blockwise(weight, code=code, blocksize=BLOCK)
         self.register_buffer("codes", codes)
-        self._state = state
+        self.state = state
         """Scales, and how to read codes, as bitsandbytes has them."""
         bias = linear.bias
         self.bias = None if bias is None else nn.Parameter(bias.detach().to(device, dtype), requires_grad=False)
@@ -60,15 +60,15 @@ class QuantizedLinear(nn.Linear):
         """The weight (outputs, inputs), made anew each time it is asked for."""
         functional = _functional()
         read = functional.dequantize_4bit if self._kind == "nf4" else functional.dequantize_blockwise
-        weight: Tensor = read(self.codes, self._state)
+        weight: Tensor = read(self.codes, self.state)
         return weight
 
     @property
     def memory(self) -> int:
         """Bytes of codes and scales."""
-        parts = [self.codes, self._state.absmax]
-        if self._state.nested:
-            parts.append(self._state.state2.absmax)
+        parts = [self.codes, self.state.absmax]
+        if self.state.nested:
+            parts.append(self.state.state2.absmax)
         return sum(part.numel() * part.element_size() for part in parts)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ import torch
 from lightningrl.backends import Continuation, LearnReport, Speed
 from lightningrl.errors import BackendError
 from lightningrl.types import Array, IntArray, Sample
+from lightningrl_torch._bases import frozen_parts
 from lightningrl_torch._packing import make_row
 from lightningrl_torch._size import engine_threads, is_large
 from lightningrl_torch._speed import Memory, measure
@@ -159,9 +160,8 @@ class TorchBackend:
         if self._copies or self._vllm is not None:
             return
         model = self._policy.model
-        frozen = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
         with self._engine.held():
-            served: PreTrainedModel = copy.deepcopy(model, {id(one): one for one in frozen})
+            served: PreTrainedModel = copy.deepcopy(model, frozen_parts(model))
             served.requires_grad_(requires_grad=False).eval()  # type: ignore[no-untyped-call]
             theirs = dict(served.named_parameters())
             self._copies = [(theirs[name], parameter) for name, parameter in self._learner.parameters.items()]
@@ -247,6 +247,8 @@ class TorchBackend:
             probed = None if self._built is None else self._built.probe
             rate = f"{format_rate(self.learning_rate)} (auto)" if probed else f"auto (before the probe: {usual})"
         dtype = settings.dtype if settings.quantize is None else f"{settings.dtype} on {settings.quantize} weights"
+        if policy.shares_with:
+            where = f"{where}, frozen weights shared with {', '.join(map(repr, policy.shares_with))}"
         return settings.describe(parameters=parameters, trained=trained, dtype=dtype, where=where, rate=rate)
 
     @property
@@ -339,6 +341,7 @@ class TorchBackend:
     def close(self) -> None:
         """Stop the engine's thread."""
         self._engine.close()
+        self._policy.close()
 
     def _make_vllm(self) -> VllmBatch:
         from lightningrl_torch._vllm import VllmBatch

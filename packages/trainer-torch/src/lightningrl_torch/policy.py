@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightningrl.errors import ConfigError
+from lightningrl_torch._bases import Base, BaseUse, base_key, use_base
 from lightningrl_torch._light import read_light, union_of_tokens
 from lightningrl_torch._quantized import count_parameters, quantize_model, weight_bytes
 from lightningrl_torch._size import choose_adapters, choose_rate
@@ -45,6 +46,8 @@ class WholePolicy:
     stop_token_ids: tuple[int, ...]
     dtype: torch.dtype
     """The folder's own word on the weights; where it has none, the weights' dtype."""
+    use: BaseUse | None
+    """Frozen weights below adapters, which other policies of the process may share; None = all weights learn."""
 
 
 class LoadedPolicy:
@@ -110,6 +113,12 @@ class LoadedPolicy:
         return None if self.light else self.whole.adapters
 
     @property
+    def shares_with(self) -> tuple[str, ...]:
+        """Names of the policies of this process that adapt the same frozen weights."""
+        use = None if self.light else self.whole.use
+        return () if use is None else use.others
+
+    @property
     def served(self) -> PreTrainedModel | Forward:
         """The model or quicker forward that the engine calls."""
         is_half = self._asked.dtype == "bfloat16"
@@ -121,6 +130,11 @@ class LoadedPolicy:
             yield from ((name, weight.detach()) for name, weight in self.light.parameters.items())
             return
         yield from merged_weights(self.whole.model)
+
+    def close(self) -> None:
+        """Share weights no more; they go when nobody reads them."""
+        if self._whole is not None and self._whole.use is not None:
+            self._whole.use.end()
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Tokens as text."""
@@ -143,30 +157,42 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     settings = choose_adapters(settings, device, lambda: _count_parameters(config))
     lora = settings.adapters
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
-    own = config.dtype
-    read = "auto" if own is None or settings.quantize else frozen  # "auto" = as they lie there
-    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=read)
-    own = own or model.dtype
-    settings = choose_rate(settings, model.num_parameters())
-    model = quantize_model(model, settings.quantize, device, frozen) if settings.quantize else model.to(device, frozen)
+    read = "auto" if config.dtype is None or settings.quantize else frozen  # "auto" = as they lie there
+
+    def load() -> Base:
+        model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=read)
+        own = config.dtype or model.dtype
+        kind = settings.quantize
+        return Base(quantize_model(model, kind, device, frozen) if kind else model.to(device, frozen), own)
+
+    use = None
+    if lora is None:
+        base = load()
+        model = base.model.requires_grad_(requires_grad=True)
+    else:
+        use = use_base(base_key(settings, device), settings.name or settings.policy, load)
+        base, model = use.base, use.base.copy()
+    settings = choose_rate(settings, count_parameters(model))
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
     silence_dropout(model)
     if settings.gradient_checkpointing:
         # its name since transformers 5.20
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+    model.eval()  # type: ignore[no-untyped-call]
     limits = [
         getattr(config.get_text_config(decoder=True), "max_position_embeddings", None),
         tokenizer.model_max_length,
     ]
     return WholePolicy(
         settings=settings,
-        model=model.eval(),
+        model=model,
         adapters=adapters,
         tokenizer=tokenizer,
         context_length=min(int(limit) for limit in limits if limit is not None),
         stop_token_ids=_stop_token_ids(model, tokenizer),
-        dtype=own,
+        dtype=base.dtype,
+        use=use,
     )
 
 
