@@ -73,8 +73,7 @@ def tool(
     """Report one invocation of a tool: its arguments, result, status, time, and the role around it.
 
     `id` is the model's tool-call id, which says what call asked for it; where the model's answer is no tool call (a
-    query in its text), `call` is that answer's id. An exception that leaves the block makes it `error` (`timeout` for a
-    TimeoutError) and goes on its way.
+    query in its text), `call` is that answer's id. An exception makes it `error` (TimeoutError: `timeout`) and leaves.
     """
     outcome = ToolOutcome()
     started = time.perf_counter()

@@ -46,8 +46,7 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 
 
 def read_recipe(source: Path | Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    """The recipe less the keys that are wrong, and a sentence for each: what else is wrong can be looked for. Raises
-    ConfigError where what is left is no recipe."""
+    """The recipe less its wrong keys, and a sentence for each. Raises ConfigError where what is left is no recipe."""
     recipe, wrong = (source, []) if isinstance(source, Recipe) else _read(source)
     if not settings:
         return recipe, wrong

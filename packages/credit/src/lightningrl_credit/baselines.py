@@ -1,5 +1,4 @@
-"""Baselines: returns of several trajectories → advantages, each trajectory counting once however many calls it made;
-and options of credit assigners, checked."""
+"""Baselines: returns of several trajectories → advantages, each weighing the same; and checked options of assigners."""
 
 from __future__ import annotations
 

@@ -107,8 +107,7 @@ def assign_credit(
 def _with_rewards(
     group: TrajectoryGroup, reward_of: Callable[[Mapping[str, float | None]], float | None]
 ) -> TrajectoryGroup:
-    """Return the group with other returns, made of the named rewards; a trajectory that had none is left out of
-    training, whatever it earned."""
+    """Return the group with other returns, of the named rewards; a trajectory that had none stays out of training."""
 
     def change(trajectory: Trajectory) -> Trajectory:
         return trajectory if trajectory.reward is None else replace(trajectory, reward=reward_of(trajectory.rewards))

@@ -165,8 +165,7 @@ class Bench:
 def read_grades(text: str, *, what: str, count: int, scale: Scale = "number") -> FloatArray:
     """Read the grades of an answer, in order.
 
-    It is JSON, fenced or after a `</think>` or bare, with each number from 1 to `count` once and a grade for each.
-    Raises ValueError that says what is wrong.
+    It is JSON, fenced, after `</think>` or bare, with a grade for each number from 1 to `count`. Raises ValueError.
     """
     body = text.rpartition("</think>")[2].strip()
     if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", body, re.DOTALL):

@@ -45,8 +45,7 @@ class CallRecord:
     """Its `parent_id` is a call of the same attempt whose prompt and completion begin its prompt; the store keeps these
     tokens once. The store gives `index`; `rewards` come by `add_rewards`."""
     history_key: str | None = None
-    """Digest of the messages up to and including the answer, by which the gateway finds the parent of a later call,
-    also after a restart. Opaque to the store."""
+    """Digest of the messages up to and including the answer, for finding a later call's parent. Opaque."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

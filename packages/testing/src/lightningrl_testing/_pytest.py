@@ -1,5 +1,4 @@
-"""pytest for the conformance suites, one sentence where what they need is not installed; and factories of the plugins
-that a package under test brings."""
+"""pytest for the conformance suites, a sentence where it is missing; and factories of a tested package's plugins."""
 
 from __future__ import annotations
 

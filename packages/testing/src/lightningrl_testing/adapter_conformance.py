@@ -34,8 +34,7 @@ from lightningrl_testing.scripted_server import RecordedCall, RecordedSpan, Scri
 __all__ = ["KINDS", "AdapterConformance", "InstrumentedProcess", "play_tools"]
 
 KINDS = ("sync", "async", "stream", "async_stream", "threads")
-"""`sync` and `async` call the model; `stream` (sync) and `async_stream` stream its answer; `threads` (sync) calls from
-own threads."""
+"""`sync` and `async` call the model; `stream` (sync) and `async_stream` stream; `threads` (sync) calls in threads."""
 
 AgentFunction = Callable[[str], Any]
 
@@ -79,8 +78,7 @@ class InstrumentedProcess:
         self._stack.close()
 
     def run_many(self, agent: AgentFunction, rollouts: int, text: str = "") -> list[ActiveRollout]:
-        """Run the agent on `RID=<id> <text>` in that many rollouts at once, tasks of one loop or 16 threads; return
-        them in order."""
+        """Run the agent on `RID=<id> <text>` in that many rollouts at once, of one loop or 16 threads, in order."""
         active = [self._open(f"{agent.__name__}-{number}") for number in range(rollouts)]
 
         async def run_async(rollout: ActiveRollout) -> None:
@@ -144,8 +142,7 @@ class AdapterConformance:
         raise NotImplementedError
 
     def agent(self, kind: str) -> AgentFunction:
-        """Return an agent of that kind (see `KINDS`), named after it; several calls in several roles if the framework
-        has roles."""
+        """Return an agent of that kind (see `KINDS`), named after it; calling in several roles if there are roles."""
         raise NotImplementedError
 
     def tool_agent(self) -> AgentFunction:

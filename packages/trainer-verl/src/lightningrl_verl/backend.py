@@ -281,8 +281,7 @@ class VerlBackend:
 
 
 def _above_checkpoints(folder: Path) -> Path:
-    """`checkpoints/step-000010/policies/NAME` → `checkpoints`: on the same storage, and there when the step's folder is
-    renamed or gone."""
+    """`checkpoints/step-000010/policies/NAME` → `checkpoints`: the same storage, and there if the step's is gone."""
     above = folder.resolve().parents
     return above[min(2, len(above) - 1)]
 

@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 0.05
-"""Pause before a call that was aborted for new weights starts again; the replica itself keeps it waiting until they are
-there."""
+"""Pause before a call that was aborted for new weights starts again; until they are there, the replica waits."""
 
 
 class VerlEngine:

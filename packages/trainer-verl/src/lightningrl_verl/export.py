@@ -25,8 +25,7 @@ __all__ = ["export_checkpoint"]
 def export_checkpoint(
     actor: Path, folder: Path, *, policy: PolicyFacts, megatron: bool, dtype: str | None = None
 ) -> None:
-    """Merge the shards of all ranks (and LoRA adapters) into `folder`; complete when it returns. `dtype`: None = that
-    of the policy's own folder."""
+    """Merge all ranks' shards (and LoRA adapters) into `folder`, complete on return. `dtype`: None = the policy's."""
     wanted = find_dtype(dtype, torch.bfloat16 if megatron else policy.dtype)
     if megatron and wanted is not torch.bfloat16:
         raise BackendError(

@@ -92,8 +92,7 @@ def _load_own(options: str) -> ChosenLoss:
 
 
 def call_numbers(mask: Tensor) -> Tensor:
-    """For each sampled token which call it is of, from 0: a run of them in a row is one call
-    (`lightningrl_verl.rows.separate_calls`)."""
+    """Each sampled token's call, from 0: a run in a row is one call (`lightningrl_verl.rows.separate_calls`)."""
     starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
     return starts.flatten().cumsum(0)[mask.flatten()] - 1
 

@@ -43,8 +43,7 @@ def find_place() -> Place:
 
 
 class NodeActor:
-    """Supervises the workers of its node. Where it or its node dies, Ray starts it again, on another node perhaps, and
-    repeats `run`."""
+    """Supervises its node's workers. Where it or the node dies, Ray starts it anew, perhaps elsewhere, with `run`."""
 
     def __init__(self) -> None:
         self._supervisor: Supervisor | None = None

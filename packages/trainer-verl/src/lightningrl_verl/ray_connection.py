@@ -1,5 +1,4 @@
-"""A Ray cluster, joined or started, or refused in one sentence within seconds. Ray itself would try for most of a
-minute, then exit."""
+"""A Ray cluster, joined, started, or refused in a sentence within seconds; Ray would try for a minute, then exit."""
 
 from __future__ import annotations
 

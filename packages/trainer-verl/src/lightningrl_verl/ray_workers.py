@@ -2,8 +2,7 @@
 
 RayLauncher ─► NodeActor, one per node ─► Supervisor ─► worker processes ─ HTTP ─► server
 
-Where a node or its actor goes down, Ray starts the actor again: the attempts end as `infrastructure_error`, and new
-workers start.
+Where a node or its actor goes down, Ray restarts the actor: attempts end as `infrastructure_error`, new workers start.
 """
 
 from __future__ import annotations

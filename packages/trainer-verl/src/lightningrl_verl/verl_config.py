@@ -1,5 +1,4 @@
-"""From our settings to verl's own config: composed by verl, filled in by us, then by the user's `verl` table, checked
-by verl.
+"""From our settings to verl's own config: composed by verl, filled in by us and the `verl` table, checked by verl.
 
 verl's ppo_trainer.yaml  ◄─ what we need  ◄─ the CPU's needs (support package)  ◄─ `verl` table  ─►  validate_config
 """

@@ -1,5 +1,4 @@
-"""The trainer's distribution is the one that was sampled from: over the tokenizer's tokens, not over the model's padded
-vocabulary.
+"""The trainer's distribution is the one sampled from: over the tokenizer's tokens, not the model's padded vocabulary.
 
 Embeddings are often padded (Qwen2.5: 151 936 rows, 151 665 tokens). verl's vLLM replicas never sample an id that the
 tokenizer lacks (workers/rollout/vllm_rollout/utils.py `monkey_patch_compute_logits`), but its FSDP engines count the

@@ -79,8 +79,7 @@ def best_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
-    """Find the `"newest"`, the `"best"` by validation, or that of a step; None = the best where there was validation.
-    Raises RunFolderError."""
+    """Find the `"newest"`, the `"best"` by validation, a step's; None = the best, if any. Raises RunFolderError."""
     saved = checkpoints(path)
     if not saved:
         raise RunFolderError(f"run {str(path)!r} has no checkpoint yet; train it first")

@@ -129,8 +129,7 @@ def stop_tokens(model: str, renderer: str, *, name: str, chat_template: str | No
 
 
 def name_stops(folder: Path, stop_token_ids: Sequence[int]) -> None:
-    """Add tokens to the end-of-text tokens of a transformers folder's generation configuration. Stop strings of calls
-    are the agent's, who goes on sending them."""
+    """Add tokens to the end-of-text tokens of a folder's generation configuration. Stop strings stay the agent's."""
     config, path = _read(folder / "config.json"), folder / "generation_config.json"
     generation = _read(path) or {name: config[name] for name in CARRIED if config.get(name) is not None}
     stops = list(dict.fromkeys([*_ids(generation), *_ids(config), *stop_token_ids]))

@@ -163,8 +163,7 @@ def digest_parts(
 
 
 def _digest(part: Any, options: Mapping[str, Any]) -> str:
-    """Digest of a part that was built from `options`: it changes with them, and with the file that defines the part,
-    not with what that file imports."""
+    """Digest of a part built from `options`: it changes with them and with the part's file, not with its imports."""
     while isinstance(part, partial):
         part = part.func
     target = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)

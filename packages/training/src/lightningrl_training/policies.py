@@ -76,8 +76,7 @@ class Policies:
     async def learn(
         self, samples: Sequence[Sample], *, say: Callable[[str], None] = lambda sentence: None
     ) -> dict[str, LearnReport]:
-        """One optimisation step of every trained policy that has rows, one policy after the other. `say` is told what a
-        backend notes of it."""
+        """One optimisation step of each trained policy with rows, one after the other. `say` gets a backend's notes."""
         reports: dict[str, LearnReport] = {}
         for policy in self._trained:
             rows = [sample for sample in samples if sample.policy == policy.name]
@@ -111,8 +110,7 @@ class Policies:
             await policy.link.release(version)
 
     def describe(self, reports: Mapping[str, LearnReport]) -> dict[str, float]:
-        """Metrics of a step: `learn/loss`, `policy_version`; with several policies trained `learn/NAME/loss`,
-        `policy_version/NAME`.
+        """A step's metrics: `learn/loss`, `policy_version`; of several policies `learn/NAME/loss`, and so on.
 
         A policy that had no rows has its version alone.
         """

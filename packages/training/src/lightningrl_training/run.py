@@ -133,8 +133,7 @@ class Run:
         settings   by dotted key, as to `train`: `{"credit.options.gamma": 0.9, "rewards.brief.use": brief}`
         steps      only of these
 
-        Rewards and evidence are taken from the record where what computed them is the same; others are asked anew.
-        Raises LightningError.
+        Rewards and evidence are the record's where made by the same, others are asked anew. Raises LightningError.
         """
         from lightningrl_training.lab.recredit import recredit
 

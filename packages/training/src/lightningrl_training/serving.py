@@ -215,8 +215,7 @@ async def serve_recipe(
 
 
 def make_place(folder: Path, parts: Parts) -> str:
-    """Make a folder for rollouts and logs, which is new, empty or was made so before; returns its store's URL. Raises
-    RunFolderError."""
+    """Make a folder (new, empty, or made so before) for rollouts and logs; return its store's URL. RunFolderError."""
     mark = {"models": dict(parts.models)}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

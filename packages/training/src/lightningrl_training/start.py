@@ -71,8 +71,7 @@ def begin_run(
     settings: Mapping[str, Any],
     runs: Path = Path("runs"),
 ) -> Iterator[OpenRun]:
-    """Check everything that can be refused in seconds, then open the folder. A new one goes again when the body fails
-    before anything was begun in it."""
+    """Check what can be refused in seconds, then open the folder, which goes if new and the body fails at its start."""
     from lightningrl_training.checks import build_checked
     from lightningrl_training.tasks import explain_few_tasks
 

@@ -95,8 +95,7 @@ class Columns:
 
 
 def task_source(reference: Any, folder: Path) -> Callable[..., Iterable[Any]]:
-    """The source of tasks that a reference names, relative to `folder`: a function of the user's, or one that reads a
-    file's rows. Raises ConfigError."""
+    """Tasks of a reference, relative to `folder`: the user's function, or a file's rows. Raises ConfigError."""
     if not isinstance(reference, str):
         return resolve(reference, folder)
     if reference.startswith(HF):
@@ -276,8 +275,7 @@ def _saved(saved: Any, split: str) -> Any:
 
 
 def _check_reach(name: str) -> None:
-    """Raise where the hub does not answer within seconds and this machine's cache has nothing of that name: `datasets`
-    would try for half a minute."""
+    """Raise where the hub does not answer and the cache lacks the name: `datasets` would try for half a minute."""
     from datasets import config
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

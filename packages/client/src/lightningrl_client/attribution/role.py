@@ -5,8 +5,7 @@
             client.chat.completions.create(…)      ─►  the call's role is `team/writer`
 
 It follows the context: awaited functions, tasks that are started inside, `ThreadPoolExecutor.submit`,
-`asyncio.to_thread`. A bare `threading.Thread` starts without one. Where an adapter names the call as well, the role is
-this one, and the span the adapter's.
+`asyncio.to_thread`. A bare `threading.Thread` starts without one. An adapter that names it, too, gives the span.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ def gateway_environment(
 
 
 def telemetry_environment(server_url: str, rollout: ActiveRollout, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which a program's OTLP exporters send its spans and log records to its attempt. A signal that
-    `environment` points somewhere stays there."""
+    """Variables for a program's OTLP exporters to reach its attempt; what `environment` points elsewhere stays."""
     variables: dict[str, str] = {}
     for signal, endpoint in (("TRACES", TRACES), ("LOGS", LOGS)):
         name = f"OTEL_EXPORTER_OTLP_{signal}"
@@ -99,8 +98,7 @@ def worker_environment(
 
 @contextmanager
 def rollout_environment(server_url: str, rollout: ActiveRollout, dialects: Sequence[Dialect]) -> Iterator[None]:
-    """Point the variables at the rollout while it runs: for subprocesses and clients that no patch reaches. Exclusive
-    processes only."""
+    """Point the variables at a running rollout: for subprocesses and unpatched clients. Exclusive processes only."""
     os.environ.update(gateway_environment(server_url, dialects, rollout.base_path, rollout.key))
     try:
         yield

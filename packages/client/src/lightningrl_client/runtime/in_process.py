@@ -58,8 +58,7 @@ class ThreadLauncher:
         """Variables of the environment, as they were."""
 
     async def start(self, count: int, plan: WorkerPlan) -> None:
-        """One worker that runs as many attempts at a time as `count` would: so async agents share an event loop, and
-        clients in it."""
+        """One worker for as many attempts at a time as `count`: async agents share an event loop, and clients in it."""
         self._settings = replace(plan.settings, concurrency=count * plan.settings.concurrency)
         wanted = worker_environment(plan.settings.server_url, os.environ)
         keys = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
@@ -177,8 +176,7 @@ class ThreadWorker(Worker):
             self._on_end()
 
     def _revoke(self, attempt: Attempt) -> None:
-        """An agent that cannot be stopped goes on until its time limit; what it asks is refused, for the attempt is
-        over."""
+        """An agent that cannot be stopped goes on until its time limit; what it asks is refused, as it is over."""
         attempt.rollout.is_over = True
         attempt.revoke()
 

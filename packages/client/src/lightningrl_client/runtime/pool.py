@@ -100,8 +100,7 @@ class WorkerPool:
         await self._until(self._ended)
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Take no more work, give running attempts `grace_s` to finish, then kill. What is killed is given back: others
-        run it."""
+        """Take no more work, give running attempts `grace_s`, then kill. What is killed is given back to others."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

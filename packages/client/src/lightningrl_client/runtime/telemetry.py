@@ -92,8 +92,7 @@ def load_adapter(name: str) -> Adapter:
 
 
 def instrument(adapter: Adapter, provider: TracerProvider) -> None:
-    """Hook it in. Raises PluginError where it cannot be; OpenTelemetry itself would log that the framework's version is
-    another's, and run the agent without roles."""
+    """Hook it in. Raises PluginError, where OpenTelemetry would log another version and run the agent without roles."""
     try:
         adapter.instrument(tracer_provider=provider, raise_exception_on_conflict=True)
     except Exception as error:  # whatever an instrumentor refuses with

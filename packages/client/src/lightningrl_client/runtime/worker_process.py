@@ -187,8 +187,7 @@ def take_stdin() -> BinaryIO:
 
 
 def die_with_pipe(lifeline: BinaryIO) -> None:
-    """Returns never: when the pipe ends, its writer is gone, and this process ends with what it started. What it says
-    means nothing."""
+    """Returns never: at the pipe's end, its writer is gone; this process ends with what it started. Text is ignored."""
     while os.read(lifeline.fileno(), 65_536):
         pass
     kill_descendants(os.getpid(), os.environ.get(MARK, ""))

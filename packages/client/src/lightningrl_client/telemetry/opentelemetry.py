@@ -69,8 +69,7 @@ def find_call(here: list[OpenSpan], innermost: list[OpenSpan]) -> OpenSpan | Non
     """The span of the call that is about to leave: a model's span around it, else what runs here.
 
     Instrumentations by callback set nothing in the context that makes the request, and say what a span is when it ends.
-    So, where no model's span is around, the one innermost span that runs is taken if it lies below what runs here and
-    may be a model's.
+    So, where no model's span is around, the one innermost running span counts if below ours and maybe a model's.
     """
     for span in here:
         around = next((above for above in span.upwards() if kind_of(above) not in (Kind.UNSAID, Kind.OTHER)), None)

@@ -171,8 +171,7 @@ def encode_otlp(spans: Sequence[ReadableSpan]) -> bytes:
 
 
 class ProviderWatch:
-    """Patches of the OpenTelemetry SDK in this process. `install` once, before the agent is imported; `uninstall`
-    restores them."""
+    """Patches of the OpenTelemetry SDK here. `install` once, before the agent's import; `uninstall` restores them."""
 
     def __init__(self, provider: WorkerTracerProvider) -> None:
         self._provider = provider

@@ -200,8 +200,7 @@ def create_gateway(
     dialects: Sequence[Dialect] = DIALECTS,
     watch: CallWatch | None = None,
 ) -> Gateway:
-    """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name. Raises
-    ConfigError."""
+    """A run's gateway: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy. ConfigError."""
     settings = settings or GatewaySettings()
     threads = Threads()
     policy_calls = PolicyCalls(log, engines, renderers, settings, threads, watch)

@@ -82,8 +82,7 @@ def load_tokenizer(source: str | Path, *, is_there: bool = False) -> Any:
 class QuickTokenizer:
     """Gives the `renderers` library what it asks, straight from the Rust core; the rest is transformers'.
 
-    transformers encodes one text as a batch of one, on a pool of threads; and the renderers encode the same headers for
-    every call.
+    transformers encodes one text as a batch of one, on a thread pool; and renderers encode headers anew for each call.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:

@@ -129,8 +129,7 @@ def reward_rows(
     indices: Mapping[str, int],
     values: Mapping[str | None, Mapping[str, float | None]],
 ) -> list[dict[str, Any]]:
-    """Make rows of `rewards` or `computed`. `indices`: of the attempt's calls; `values`: by transition id (None = the
-    attempt) and name."""
+    """Make rows of `rewards` or `computed`. `indices`: the calls'; `values` by transition id (None = attempt), name."""
     return [
         {
             "attempt_pk": attempt_pk,

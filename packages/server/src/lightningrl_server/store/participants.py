@@ -45,8 +45,7 @@ def named_agent(tree: Mapping[str, SpanNode], span: str | None) -> int | None:
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """A running attempt as the writer has it in memory. Its roles are complete when it has ended: a span may name a
-    role after the call."""
+    """A running attempt in the writer's memory. Roles are complete at its end: a span may name one after the call."""
 
     pk: int
     seen_in: int = 0

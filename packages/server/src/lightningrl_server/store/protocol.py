@@ -109,12 +109,10 @@ class CallLog(AttemptCalls, Protocol):
         call it per request."""
 
     async def refusal(self, rollout_id: str, attempt: int, key: str) -> StoreError:
-        """Return why `authorise` gave None: `UnknownRecord` (rollout or attempt), `AttemptOver` (counted as late), or a
-        plain `StoreError` (wrong key)."""
+        """Return why `authorise` gave None: `UnknownRecord`, `AttemptOver` (counted as late), else `StoreError`."""
 
     async def append_call(self, record: CallRecord) -> CallRecord | None:
-        """Record one call. None = recorded now; where its `call_key` is there already, nothing is added and that first
-        call returns."""
+        """Record one call. None = recorded now; else the first call of its `call_key`, and nothing is added."""
 
     async def append_calls(
         self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()
@@ -184,8 +182,7 @@ class Look(AttemptCalls, Protocol):
     async def counts(self) -> StoreCounts: ...
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Ask a query of one's own: it runs in a thread, on a read-only connection, in a transaction. The tables are
-        those of `lightningrl_server.store.tables`."""
+        """Ask one's own query of `lightningrl_server.store.tables`, in a thread, a transaction, read-only."""
 
 
 @runtime_checkable

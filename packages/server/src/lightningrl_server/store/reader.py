@@ -220,8 +220,7 @@ _INTERNED = ("policy", "sampling", "agent")
 CALL_COLUMNS: Final = tuple(
     field.name for field in fields(Transition) if field.name in calls.c and field.name not in _INTERNED
 )
-"""Fields of a Transition that are columns of their own; others are interned words, tokens without their parent's, or
-elsewhere."""
+"""Fields of a Transition with columns of their own; others are interned, tokens without their parent's, elsewhere."""
 _call_columns = itemgetter(*(list(calls.c.keys()).index(name) for name in CALL_COLUMNS))
 
 OTHER_CALLS = PreparedStatement(

@@ -186,8 +186,7 @@ class _Candidate:
         return trajectories
 
     def _refuse_no_results(self, trajectories: Sequence[Trajectory]) -> None:
-        """Raise LightningError where none of many rollouts, or of all, has a result: whoever answers is not there, or a
-        reward is broken."""
+        """Raise LightningError where none of many rollouts, or of all, has a result: no answers, or a broken reward."""
         ran, so_far = len(self.done) * self.how.samples + len(trajectories), self.evaluation
         has_result = so_far.values() or any(sample_of(one).value(so_far.bounds[0]) is not None for one in trajectories)
         if not has_result and ran >= min(AT_ONCE, len(self.tasks) * self.how.samples):

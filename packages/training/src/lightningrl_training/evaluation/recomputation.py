@@ -115,8 +115,7 @@ class Rounding:
 ROUNDING = {
     # 24 bits: clean runs of the examples have means of some 1e-7 and a largest of 1e-5; ten times that is no rounding
     "float32": Rounding(mean=1e-5, far=0.0, largest=1e-3),
-    # 8 bits: 0.2 % of each logit, so some hundredths where engine and learner sum in another order, and a few tokens
-    # far off
+    # 8 bits: 0.2 % of each logit, so hundredths where engine and learner sum in another order, and a few tokens far off
     "bfloat16": Rounding(mean=0.03, far=0.01, largest=None),
 }
 
@@ -283,7 +282,6 @@ def judge_steps(steps: Sequence[StepRecord], recipe: Recipe, places: Places) -> 
             "; it holds what was learned between the updates of a step, or the age of rollouts, too, so it is "
             "not judged"
         )
-    # k3 of a gap d is d²/2 on average, so the same rounding makes half its square; tenfold, since a mean of squares has
-    # a tail
+    # k3 of a gap d is d²/2 on average, so the same rounding makes half its square; tenfold, as mean squares have a tail
     most = 10 * ROUNDING[number_format(recipe, recipe.policy.name)].mean ** 2 / 2
     yield Check(name=name, is_passed=None if several else worst <= max(most, SMALLEST_KL), evidence=evidence)

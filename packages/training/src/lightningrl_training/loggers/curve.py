@@ -163,8 +163,7 @@ def style_axes(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
-    """Add training minutes above, of a short run seconds, at the steps that are marked below: from the metric
-    `minutes`, else from the lines' times."""
+    """Add training minutes (seconds of a short run) above the steps below: by metric `minutes`, else lines' times."""
     minutes = {entry["step"]: float(entry["minutes"]) for entry in entries if "minutes" in entry}
     if minutes:
         minutes.setdefault(0, 0.0)

@@ -24,8 +24,7 @@ class JsonlLogger:
     """Appends metrics to a file. A line that a killed process left unfinished is cut off when the file is opened."""
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
-        """`resume_after` drops lines of later steps, which are about to be run again. Raises RunFolderError where it
-        cannot write."""
+        """`resume_after` drops lines of later steps, soon run again. Raises RunFolderError where it cannot write."""
         self._path = path
         try:
             if path.is_file():
@@ -35,8 +34,7 @@ class JsonlLogger:
             raise self._cannot_write(error) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a line. Numbers that JSON cannot say (NaN, infinities) become null. Raises RunFolderError on a full
-        disk."""
+        """Append a line. NaN and infinities, which JSON lacks, become null. Raises RunFolderError on a full disk."""
         values = {name: _number(value) for name, value in metrics.items()}
         line = json.dumps({"step": step, "time": round(time.time(), 3), **values}, allow_nan=False) + "\n"
         data = line.encode()
