@@ -20,15 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.types import (
-    Advantages,
-    Array,
-    RolloutMode,
-    Sample,
-    Trajectory,
-    TrajectoryGroup,
-    Transition,
-)
+from lightningrl.types import Advantages, Array, RolloutMode, Sample, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["Aggregation", "Rows", "build_samples", "check_advantages"]
 

@@ -18,25 +18,10 @@ import numpy as np
 
 from lightningrl.call_origin import is_role_among
 from lightningrl.errors import LightningError, PluginError, describe_raised
-from lightningrl.protocols import (
-    Brancher,
-    CreditAssigner,
-    CreditMemory,
-    CreditMonitor,
-    CriticTeacher,
-)
+from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher
 from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.records import Score
-from lightningrl.types import (
-    Advantages,
-    Array,
-    BranchPoint,
-    Evidence,
-    Sample,
-    Trajectory,
-    TrajectoryGroup,
-    Transition,
-)
+from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Sample, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.comparison import Compare, assign_credit, check_comparison, whiten
 from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
 from lightningrl_credit.reward_hacking import FarmingWatch

@@ -60,10 +60,7 @@ class TextParser:
             return TextReading(content=text, reasoning=thought.text or "")
         read = read_text(self._markup, text, final=final)
         return TextReading(
-            content=read.content,
-            calls=read.calls,
-            reasoning=thought.text or read.reasoning,
-            problems=read.problems,
+            content=read.content, calls=read.calls, reasoning=thought.text or read.reasoning, problems=read.problems
         )
 
 

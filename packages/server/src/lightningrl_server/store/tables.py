@@ -226,10 +226,7 @@ other_calls = _numbered(
 )
 
 spans = _of_attempt(
-    "spans",
-    Column("span", SpanId, primary_key=True),
-    Column("parent", SpanId),
-    Column("agent", Integer),
+    "spans", Column("span", SpanId, primary_key=True), Column("parent", SpanId), Column("agent", Integer)
 )
 rewards, computed = (
     _of_attempt(

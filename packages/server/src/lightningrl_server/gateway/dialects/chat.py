@@ -191,10 +191,7 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
         if message.tool_calls:
             plain["tool_calls"] = [_tool_call(call, where) for call in message.tool_calls]
         if message.function_call and not is_nothing(message.function_call):
-            raise Refusal(
-                f"{where}.function_call is not supported; use tool_calls",
-                param=f"{where}.function_call",
-            )
+            raise Refusal(f"{where}.function_call is not supported; use tool_calls", param=f"{where}.function_call")
     elif role == "tool":
         if call_id := _call_id(message.tool_call_id):
             plain["tool_call_id"] = call_id
