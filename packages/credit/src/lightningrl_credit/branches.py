@@ -81,10 +81,7 @@ class Branches:
 
 
 def states(calls: Sequence[Transition]) -> list[int]:
-    """Places between a rollout's calls where it can branch, as numbers of calls before them.
-
-    Not between the choices of one call, and only beside calls that are trained.
-    """
+    """Numbers of calls before which a rollout can branch: not between one call's choices, and beside trained calls."""
     return [
         t
         for t in range(1, len(calls))

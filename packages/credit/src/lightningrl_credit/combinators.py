@@ -39,10 +39,7 @@ _Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
 
 
 class Combination:
-    """The base of all of them.
-
-    A whole has a part's `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load`.
-    """
+    """The base of all of them; a whole has the optional methods (`score`, `branch_points`, `state`, …) of its parts."""
 
     score: Callable[..., Awaitable[Evidence]]
     score_group: Callable[..., Awaitable[Sequence[Evidence]]]
@@ -112,17 +109,13 @@ class Combination:
                 evidence[number] = await part.score_group(group, ask)
             elif isinstance(part, Witness):
                 evidence[number] = [await part.score(trajectory, ask) for trajectory in group.trajectories]
-        return [
-            _join({number: of_part[i] for number, of_part in evidence.items()}) for i in range(len(group.trajectories))
-        ]
+        return [_join({number: part[i] for number, part in evidence.items()}) for i in range(len(group.trajectories))]
 
     def _seen_by(self, number: int, group: TrajectoryGroup) -> TrajectoryGroup:
         """Return the group with the evidence that a part asked for, by the names that it gave."""
         if not isinstance(self.parts[number], Witness | GroupWitness):
             return group
-        return replace(
-            group, trajectories=tuple(_with_own(trajectory, f"{number}.") for trajectory in group.trajectories)
-        )
+        return replace(group, trajectories=tuple(_with_own(rollout, f"{number}.") for rollout in group.trajectories))
 
     def _finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
         """Metrics of all parts; of two with one name the later has its part's number."""
@@ -230,10 +223,8 @@ class Clip(_Wrapper):
 
 
 def sum_of(*, parts: Sequence[Any], build: Build) -> Sum:
-    """Build the assigner that a recipe calls `sum`.
-
-    A part may have a `weight`, and `compare`, `counted` and `whiten` of its own.
-    """
+    """Build the assigner that a recipe calls `sum`. A part may have a `weight`, and `compare`, `counted` and `whiten`
+    of its own."""
     return Sum(*(_weighed_part(part, build) for part in parts))
 
 
@@ -266,9 +257,7 @@ def _discounts(part: CreditAssigner) -> set[tuple[float, Joins] | None]:
 
 
 def _add(parts: Sequence[Array | None], weights: Sequence[float]) -> Array | None:
-    scored = [
-        weight * credit.astype(np.float64) for credit, weight in zip(parts, weights, strict=True) if credit is not None
-    ]
+    scored = [weight * part.astype(np.float64) for part, weight in zip(parts, weights, strict=True) if part is not None]
     return sum(scored[1:], scored[0]).astype(np.float32) if scored else None
 
 

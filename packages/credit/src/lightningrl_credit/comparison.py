@@ -54,10 +54,8 @@ def of_members(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
 
 
 def assign_by_role(assigner: CreditAssigner, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
-    """Advantages of the group, compared within each role's calls.
-
-    `counted`: each of the `rollouts` weighs the same in a role's mean, or each of its `calls`, as in the paper.
-    """
+    """Advantages of the group, compared within each role's calls. `counted`: each of the `rollouts` weighs the same in
+    a role's mean, or each of its `calls`, as in the paper."""
     if isinstance(assigner, ComparesRoles):
         return assigner.assign_by_role(group)
     check_comparison(assigner, "role")

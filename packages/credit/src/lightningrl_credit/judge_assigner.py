@@ -163,10 +163,8 @@ class Bench:
 
 
 def read_grades(text: str, *, what: str, count: int, scale: Scale = "number") -> FloatArray:
-    """Read the grades of an answer, in order.
-
-    It is JSON, fenced, after `</think>` or bare, with a grade for each number from 1 to `count`. Raises ValueError.
-    """
+    """Read the grades of an answer, in order. It is JSON, fenced, after `</think>` or bare, with a grade for each
+    number from 1 to `count`. Raises ValueError."""
     body = text.rpartition("</think>")[2].strip()
     if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", body, re.DOTALL):
         body = fenced[1]
@@ -309,10 +307,8 @@ class GroupJudge(_Judge):
         ]
 
     def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]:
-        """Channels of the judge, and of the outcome where it counts.
-
-        Each call has its rollout's score; a rollout without calls counts as graded 0.
-        """
+        """Channels of the judge, and of the outcome where it counts. Each call has its rollout's score; a rollout
+        without calls counts as graded 0."""
         count = len(trajectory.transitions)
         judged = Channel(
             returns=evidence_of(trajectory, GRADE),

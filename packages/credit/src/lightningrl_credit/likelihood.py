@@ -148,9 +148,7 @@ class InformationGain(_Likelihood):
         """
         calls = trajectory.transitions
         following = _following_calls(calls, self.follows)
-        needed = sorted(
-            {t for t, later in enumerate(following) if later} | {later for some in following for later in some}
-        )
+        needed = sorted({t for t, later in enumerate(following) if later} | {t for later in following for t in later})
         if not needed:  # nothing is asked of a rollout of one call
             return Evidence(calls={name: np.zeros(len(calls), np.float32) for name in ("gain", "answer")})
         answers = [await _encode(text, calls, ask) for text in self._texts(trajectory.task)]
@@ -205,9 +203,7 @@ class InformationGain(_Likelihood):
             for trajectory in group.trajectories
             if trajectory.evidence is not None
         ]
-        return (
-            max((float(calls["answer"].max(initial=0.0)) for calls in asked if "answer" in calls), default=0.0) or None
-        )
+        return max((float(each["answer"].max(initial=0.0)) for each in asked if "answer" in each), default=0.0) or None
 
     def _texts(self, task: Task) -> list[str]:
         if callable(self.answer):

@@ -15,9 +15,7 @@ __all__ = ["describe_branches", "describe_rollouts", "describe_rows", "judge_fai
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls, threads left.
-
-    Keys without a value are left out, so that none is NaN.
-    """
+    Keys without a value are left out, so that none is NaN."""
     metrics: dict[str, float] = {}
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if rewards:
@@ -48,10 +46,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def judge_failures(trajectories: Sequence[Trajectory], lowest: float) -> list[Trajectory]:
-    """Give the agent's own failures in a validation the lowest reward: `lowest`, or the least that was earned.
-
-    Where nobody earned anything there is no score, and none is made.
-    """
+    """Give the agent's own failures in a validation the lowest reward: `lowest`, or the least that was earned. Where
+    nobody earned anything there is no score, and none is made."""
     earned = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if not earned:
         return list(trajectories)

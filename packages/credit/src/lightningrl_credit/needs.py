@@ -105,10 +105,8 @@ def check_needs(
     capabilities: Capabilities | None = None,
     needs: Mapping[str, Need] = NEEDS,
 ) -> None:
-    """Raise ConfigError with the needs that the run does not meet.
-
-    `capabilities`: its trainer backend's; None = it declares none.
-    """
+    """Raise ConfigError with the needs that the run does not meet. `capabilities`: its trainer backend's; None = it
+    declares none."""
 
     def remedy(name: str) -> str | None:
         """Advice on an unmet need; None = it is met."""

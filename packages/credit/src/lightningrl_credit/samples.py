@@ -227,9 +227,7 @@ def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -
     logprobs, advantages, weights = (np.zeros(length, dtype=np.float32) for _ in range(3))
     versions, calls_of = (np.full(length, -1, dtype=np.int32) for _ in range(2))
     temperatures = np.ones(length, dtype=np.float32)
-    value_targets = (
-        np.full(length, np.nan, dtype=np.float32) if any(call.targets is not None for call in calls) else None
-    )
+    value_targets = np.full(length, np.nan, dtype=np.float32) if any(c.targets is not None for c in calls) else None
     for call in calls:
         transition = call.transition
         start = len(transition.prompt_ids)

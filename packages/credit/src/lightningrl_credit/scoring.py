@@ -162,10 +162,8 @@ class Scorer:
         return [self.credit_group(group) for group in self.group(trajectories, branches)]
 
     def credit_group(self, group: TrajectoryGroup) -> CreditedGroup:
-        """Assign credit to a group. Calls that are not trained have None, whatever the assigner gives them.
-
-        Raises PluginError for an assigner that raises, or whose advantages do not fit.
-        """
+        """Assign credit to a group. Calls that are not trained have None, whatever the assigner gives them. Raises
+        PluginError for an assigner that raises, or whose advantages do not fit."""
         paid = self._rewards if self._rewards.roles else None
         # branches count all calls of the rollout that they left
         judged = group if group.branches else self._without_side_calls(group)
@@ -190,9 +188,7 @@ class Scorer:
     def _main_calls(self, trajectory: Trajectory) -> Trajectory:
         side = side_calls(trajectory.transitions)
         left_out = calls_left_out(trajectory.transitions, self._trained, side) if side else {}
-        places = [
-            place for place, call in enumerate(trajectory.transitions) if call.id not in side or call.id not in left_out
-        ]
+        places = [i for i, call in enumerate(trajectory.transitions) if call.id not in side or call.id not in left_out]
         if len(places) == len(trajectory.transitions):
             return trajectory
         evidence = trajectory.evidence
@@ -201,15 +197,11 @@ class Scorer:
                 calls={name: values[places] for name, values in evidence.calls.items()},
                 tokens={name: tuple(values[place] for place in places) for name, values in evidence.tokens.items()},
             )
-        return replace(
-            trajectory, transitions=tuple(trajectory.transitions[place] for place in places), evidence=evidence
-        )
+        return replace(trajectory, transitions=tuple(trajectory.transitions[i] for i in places), evidence=evidence)
 
     def finish(self, credited: Sequence[CreditedGroup]) -> tuple[tuple[Advantages, ...], Mapping[str, float]]:
-        """Finish a step's advantages, once for each step; also credit's own metrics.
-
-        Groups without signal are silent, and all is whitened where the recipe says so.
-        """
+        """Finish a step's advantages, once for each step; also credit's own metrics. Groups without signal are silent,
+        and all is whitened where the recipe says so."""
         groups, advantages = tuple(one.group for one in credited), tuple(one.advantages for one in credited)
         with _named(self._credit, "in finish_step()"):
             monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
@@ -273,9 +265,7 @@ class Scorer:
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
         """Name the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached."""
         named = self._rewards.roles.union(*(trained.agents or () for trained in self._trained.values()))
-        calling = {
-            call.agent for trajectory in trajectories for call in trajectory.transitions if call.agent is not None
-        }
+        calling = {call.agent for rollout in trajectories for call in rollout.transitions if call.agent is not None}
         missing = [role for role in sorted(named) if not any(is_role_among(agent, {role}) for agent in calling)]
         if not missing:
             return None

@@ -196,9 +196,7 @@ class StateGroups:
         for number, past in enumerate(pasts):
             if len(past) >= k:
                 members.setdefault(past[0] if k == 1 else tuple(past[:k]), []).append(number)
-        return [
-            np.array(calls) for calls in members.values() if len(calls) > 1 and len({int(owners[n]) for n in calls}) > 1
-        ]
+        return [np.array(calls) for calls in members.values() if len({int(owners[n]) for n in calls}) > 1]
 
     def _is_level(self, rewarded: Sequence[Trajectory]) -> bool:
         """True if all earned the same."""

@@ -83,11 +83,8 @@ def make_table(
     used: Mapping[str, Sequence[Array | None]],
     measured: Sequence[TrajectoryGroup] = (),
 ) -> CreditTable:
-    """Build the table of a step.
-
-    `advantages[method][group]`, None for a method that these groups do not allow. `used`: by rollout, the credit that
-    the run used. `measured`: the same groups, with branches that were sampled by hand.
-    """
+    """Build the table of a step. `advantages[method][group]`, None for a method that these groups do not allow. `used`:
+    by rollout, the credit that the run used. `measured`: the same groups, with branches that were sampled by hand."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rows = _place(step, groups)
     calls = [call for trajectory in trajectories for call in trajectory.transitions]

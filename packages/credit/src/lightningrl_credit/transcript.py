@@ -37,11 +37,8 @@ _ESCAPED: Final = re.compile(
 def transcripts(
     rollouts: Sequence[tuple[Trajectory, Messages]], *, longest_text: int, longest: int, shows_answer: bool
 ) -> list[list[str]]:
-    """Lines of each rollout.
-
-    A text is cut in its middle to `longest_text` characters, the longest ones to fewer where the texts of a rollout
-    would be more than `longest` together. `shows_answer`: with the task's reference answer.
-    """
+    """Lines of each rollout. A text is cut in its middle to `longest_text` characters, the longest ones to fewer where
+    the texts of a rollout would be more than `longest` together. `shows_answer`: with the task's reference answer."""
     fair = min(_fair_length(_lengths(trajectory, messages), longest) for trajectory, messages in rollouts)
     most = max(_SHORTEST, min(longest_text, fair))
     return [_some(_lines(trajectory, messages, most, shows_answer=shows_answer)) for trajectory, messages in rollouts]

@@ -75,9 +75,7 @@ class TurnGae:
         )
         after = np.array([values[-1] if is_cut_off else 0.0 for values in results], np.float32)
         if self.level == "turn":
-            return Evidence(
-                calls={"value": np.array([values[0] for values in results], np.float32), "value_after": after}
-            )
+            return Evidence(calls={"value": np.array([each[0] for each in results], np.float32), "value_after": after})
         return Evidence(calls={"value_after": after}, tokens={"value": tuple(values[:-1] for values in results)})
 
     async def _values(self, call: Transition, ask: Services, *, is_cut_off: bool) -> Array:
@@ -148,10 +146,8 @@ class TurnGae:
 def estimate_advantages(
     reward: float, values: FloatArray, next_value: float, next_advantage: float, *, gamma: float, lam: float
 ) -> FloatArray:
-    """Advantages of a stretch's steps, the last of which earns `reward`.
-
-    `next_value` and `next_advantage`: those of the step after the stretch.
-    """
+    """Advantages of a stretch's steps, the last of which earns `reward`. `next_value` and `next_advantage`: those of
+    the step after the stretch."""
     advantages: list[float] = []
     for value in reversed(values.tolist()):
         delta = reward + gamma * next_value - value

@@ -94,10 +94,8 @@ def read_table(
     *,
     most: int | None = None,
 ) -> XRay:
-    """Read a table. Methods that no step allowed are left out.
-
-    `methods`: name and summary of the table's rows, the run's first. `most`: shown rollouts, with most disagreement.
-    """
+    """Read a table. Methods that no step allowed are left out. `methods`: name and summary of the table's rows, the
+    run's first. `most`: shown rollouts, with most disagreement."""
     names = [name for name, _ in methods]
     shown = [number for number, tokens in enumerate(table.tokens) if number == 0 or tokens]
     columns = Columns(np.vstack([table.credit, table.outcome, table.measured]))
@@ -133,9 +131,7 @@ def read_table(
         pairs=tuple(pairs),
         anchors={name: hits / calls if calls else None for name, (hits, calls) in table.hits.items()},
         branched=branched,
-        rollouts=tuple(
-            _read_row(row, table, [(number, names[number]) for number in shown], flips) for row in rows[:most]
-        ),
+        rollouts=tuple(_read_row(row, table, [(n, names[n]) for n in shown], flips) for row in rows[:most]),
     )
 
 

@@ -65,10 +65,8 @@ class Access:
         self.worker_shown(request)
 
     def worker_shown(self, request: Request, key: str = "") -> str:
-        """Return the worker whose process shows its key; "" = run key or worker key, which speak for all.
-
-        `key` is one from the body, instead of the header's. Raises Forbidden.
-        """
+        """Return the worker whose process shows its key; "" = run key or worker key, which speak for all. `key` is one
+        from the body, instead of the header's. Raises Forbidden."""
         worker = self._worker(key or self._shown(request))
         if worker is None:
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
@@ -89,9 +87,7 @@ class Access:
 
     async def attempt(self, request: Request) -> None:
         """Raise Forbidden, UnknownRecord or AttemptOver without the key of the run, a worker or the path's attempt.
-
-        Whoever has none of them learns nothing about what exists.
-        """
+        Whoever has none of them learns nothing about what exists."""
         key = self._shown(request)
         rollout_id, number = request.path_params["rid"], request.path_params["n"]
         is_number = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER

@@ -63,9 +63,7 @@ def join_to_answers(
     records: Sequence[ToolCallRecord], loose: frozenset[str], asked: Sequence[AnsweredCall]
 ) -> list[ToolCallRecord]:
     """Return the records, those of `loose` spans with the id of the call that asked and the transition that it is of.
-
-    Of calls alike, the first asked goes to the first tool. What fits none, or several by name alone, stays as it is.
-    """
+    Of calls alike, the first asked goes to the first tool. What fits none, or several by name alone, stays as it is."""
     by_id = {call.id: call for call in asked}
     taken = {record.tool_call.id for record in records}
     waiting = [call for call in asked if call.id not in taken]

@@ -130,9 +130,7 @@ def agent_routes(
     log: CallLog, access: Access, dialects: Sequence[Dialect], read_asked: ReadAsked | None = None
 ) -> list[BaseRoute]:
     """Build the routes, to be mounted before the gateway's, which refuse every path of theirs that they do not know.
-
-    `read_asked` reads what the attempt's answers asked for, so that a report finds the tool call it does not name.
-    """
+    `read_asked` reads what the attempt's answers asked for, so that a report finds the tool call it does not name."""
 
     async def rewards(request: Request, body: api.ReportedRewards) -> None:
         place = attempt_of(request)

@@ -182,10 +182,8 @@ class Forwarders:
 
 
 def create_forwarders(config: TelemetryConfig | None, environment: Mapping[str, str]) -> Forwarders:
-    """Make the recipe's forwarders. Raises ConfigError for a header whose variable is not set.
-
-    Logs go to `…/v1/logs` beside a recipe's `…/v1/traces`, else nowhere: a path of its own need not take logs.
-    """
+    """Make the recipe's forwarders. Raises ConfigError for a header whose variable is not set. Logs go to `…/v1/logs`
+    beside a recipe's `…/v1/traces`, else nowhere: a path of its own need not take logs."""
     place = None if config is None else config.target(environment)
     if place is None:
         return Forwarders()

@@ -64,10 +64,8 @@ class StartWords:
         self._cpu_s = 0.0
 
     def explain(self, elapsed_s: float, cpu_s: float | None, load: float | None) -> str:
-        """Return the sentence. None = this system does not say.
-
-        `cpu_s` is the CPU time that the process has used, `load` the number of processes that want to run, per core.
-        """
+        """Return the sentence. None = this system does not say. `cpu_s` is the CPU time that the process has used,
+        `load` the number of processes that want to run, per core."""
         loads = "it loads the policies' tokenizers"
         if cpu_s is None:
             return loads

@@ -69,9 +69,7 @@ def run_server(
     settings: ServerSettings, *, on_ready: Callable[[str], None] | None = None, lifeline: bool = False
 ) -> None:
     """Serve until SIGTERM or SIGINT (with `lifeline`, stdin's end). Calls `on_ready(url)` once requests are answered.
-
-    Raises ServerError (port in use), StoreError, ConfigError (a policy's tokenizer).
-    """
+    Raises ServerError (port in use), StoreError, ConfigError (a policy's tokenizer)."""
     listener = bind(settings.host, settings.port)
     try:
         import uvloop

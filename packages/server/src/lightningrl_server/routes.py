@@ -80,10 +80,7 @@ def attempt_of(request: Request) -> tuple[str, int]:
 
 
 def is_gone(request: Request) -> bool:
-    """Return whether the client has left, without waiting.
-
-    The same as Starlette's `is_disconnected`, which takes as long as a lease.
-    """
+    """Return whether the client has left, at once; Starlette's `is_disconnected` takes as long as a lease."""
     asking = cast("Coroutine[Any, Any, Message]", request.receive())
     try:
         asking.send(None)

@@ -99,10 +99,7 @@ class ServerSettings(BaseModel):
 def read_upstream(
     config: UpstreamConfig | None, environment: Mapping[str, str]
 ) -> tuple[Upstream | None, dict[str, Upstream]]:
-    """Return the default upstream and those by model, with their keys.
-
-    Raises ConfigError where a key or an address is missing.
-    """
+    """Return the default upstream and those by model, with keys. Raises ConfigError for a missing key or address."""
     if config is None:
         return None, {}
     default = _read_upstream(config, environment, "upstream") if config.base_url is not None else None

@@ -101,10 +101,8 @@ class ExportReader:
         )
 
     async def _named_calls(self, place: tuple[str, int], answers: Sequence[tuple[str, str]]) -> list[SpanRecord]:
-        """Return calls that the models' spans name by their answers, as spans inside of those.
-
-        Whoever made such a call need not have said of what span it is.
-        """
+        """Return calls that the models' spans name by their answers, as spans inside of those. Whoever made such a call
+        need not have said of what span it is."""
         call_ids = await self.log.call_ids(*place) if answers else frozenset()
         calls = [(call_of(answer_id, self.dialects), span_id) for answer_id, span_id in answers]
         named = [(call_id, span_id) for call_id, span_id in calls if call_id in call_ids]

@@ -59,18 +59,14 @@ class Workers:
                 is_ours = False
             if not is_ours:
                 over.append((rollout_id, attempt))
-        await _wait(
-            beat.wait_s if not over else 0.0, lambda: self._stopped if not self.is_stopping(worker_id) else None
-        )
+        await _wait(0.0 if over else beat.wait_s, lambda: self._stopped if not self.is_stopping(worker_id) else None)
         return Orders(stop=self.is_stopping(worker_id), over=over)
 
     async def look(
         self, where: WorkerFilter, running: Callable[[str], Awaitable[Sequence[RunningAttempt]]]
     ) -> WorkerList:
-        """List those of the prefix, with what they run.
-
-        A worker that is not heard of for as long as its leases last is forgotten, unless it said what is wrong.
-        """
+        """List those of the prefix, with what they run. A worker that is not heard of for as long as its leases last is
+        forgotten, unless it said what is wrong."""
         await _wait(where.wait_s, lambda: self._changed if self._version == where.seen else None)
         now = time.time()
         heard = [record for record in self._records.values() if record.error or record.last_beat + record.lease_s > now]

@@ -58,9 +58,7 @@ class CreditConformance:
 
     def expected(self, rewards: Sequence[float]) -> list[float] | None:
         """Return a group's advantages without turn rewards, one per trajectory; if calls differ, of one-call rollouts.
-
-        None, unless overridden = only what holds for every assigner is asked.
-        """
+        None, unless overridden = only what holds for every assigner is asked."""
         return None
 
     def scored_group(self) -> TrajectoryGroup:

@@ -101,10 +101,8 @@ async def live_gateway(
     max_body_bytes: int = 32 * 2**20,
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[LiveGateway]:
-    """Run a gateway. `folder` takes the store, where it has no `store_url`.
-
-    `attach=False` leaves the engine out, for one that comes over the engine link. `around` may look at what arrives.
-    """
+    """Run a gateway. `folder` takes the store, where it has no `store_url`. `attach=False` leaves the engine out, for
+    one that comes over the engine link. `around` may look at what arrives."""
     from lightningrl_server.app import create_app
     from lightningrl_server.metrics import ServerMetrics
     from lightningrl_server.store import SqlStore

@@ -20,9 +20,7 @@ __all__ = ["Emission", "ScriptedEngine", "pseudo_logprobs"]
 
 def pseudo_logprobs(token_ids: Sequence[int]) -> tuple[float, ...]:
     """Return logprobs as exact float32, told by token and position: what a test expects to find in the store."""
-    values = [
-        -0.001 - (zlib.crc32(b"%d:%d" % (position, token)) % 5000) / 1000 for position, token in enumerate(token_ids)
-    ]
+    values = [-0.001 - (zlib.crc32(b"%d:%d" % (i, token)) % 5000) / 1000 for i, token in enumerate(token_ids)]
     return tuple(np.asarray(values, dtype=np.float32).tolist())
 
 

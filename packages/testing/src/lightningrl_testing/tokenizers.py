@@ -44,10 +44,8 @@ CHATML_TEMPLATE = r"""
 
 
 def tiny_tokenizer(words: Sequence[str] = (), *, chat_template: str | None = CHATML_TEMPLATE) -> Any:
-    """Build a `PreTrainedTokenizerFast` that encodes any text (bytes) and the given words as one token each.
-
-    Words match anywhere: give them with their leading space: `" SELECT"`. `save_pretrained` works without torch.
-    """
+    """Build a `PreTrainedTokenizerFast` that encodes any text (bytes) and the given words as one token each. Words
+    match anywhere: give them with their leading space: `" SELECT"`. `save_pretrained` works without torch."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

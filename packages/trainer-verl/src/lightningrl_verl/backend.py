@@ -94,10 +94,8 @@ class VerlBackend:
             return self._engine
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
-        """One step of verl's trainer; none where no row has a part in the loss.
-
-        A replica that died is replaced first: verl is restarted from the weights as they are.
-        """
+        """One step of verl's trainer; none where no row has a part in the loss. A replica that died is replaced first:
+        verl is restarted from the weights as they are."""
         rows = choose_samples(samples, self.settings)
         engine = self.engine
         if not rows:

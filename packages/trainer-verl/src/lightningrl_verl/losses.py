@@ -99,9 +99,7 @@ def call_numbers(mask: Tensor) -> Tensor:
 
 def _describe(old: Tensor, new: Tensor, losses: TokenLosses) -> dict[str, float]:
     """Means over a microbatch's sampled tokens, `METRIC` before the torch backend's names; old is what ratios are to.
-
-    verl averages all over microbatches: `probability_gap_max` is the largest gap only in steps of one microbatch.
-    """
+    verl averages all over microbatches: `probability_gap_max` is the largest gap only in steps of one microbatch."""
     log_ratio = (new - old).clamp(min=LEAST_LOG_RATIO)
     by_token = {"kl_rollout": approximate_kl(log_ratio), "ratio": (new - old).exp(), **losses.metrics}
     metrics = {name: float(values.float().mean()) if len(new) else 0.0 for name, values in by_token.items()}

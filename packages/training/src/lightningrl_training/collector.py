@@ -195,12 +195,8 @@ class Collector:
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
-            orders = {
-                position: order for position, order in self._out.items() if self._last is None or position <= self._last
-            }
-            place = {
-                name: position for position, order in orders.items() for name in order.ids if name not in order.ended
-            }
+            orders = {n: order for n, order in self._out.items() if self._last is None or n <= self._last}
+            place = {name: n for n, order in orders.items() for name in order.ids if name not in order.ended}
             finished = await self._poll(tuple(place), [len(order.ids) - len(order.ended) for order in orders.values()])
             for start in range(0, len(finished), FETCH):
                 for trajectory in await self.rollouts.trajectories(finished[start : start + FETCH]):

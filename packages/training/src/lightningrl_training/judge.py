@@ -66,9 +66,7 @@ class Questions:
 
     async def __call__(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
         """Ask the judge a question, or messages. `settings` go into the request (`temperature`, `max_tokens`, …).
-
-        Raises JudgeError: no [judge], the budget is used up, no answer after all tries, or one without text.
-        """
+        Raises JudgeError: no [judge], the budget is used up, no answer after all tries, or one without text."""
         judge = self._judge
         if judge is None:
             raise JudgeError("there is no judge to ask; add a [judge] table with base_url and model")

@@ -107,10 +107,8 @@ class Trainer:
         self._warnings = StepWarnings(self.recipe, self.scorer, lambda: self.policies.call_speed)
 
     async def run(self) -> LoopState:
-        """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint.
-
-        Raises LightningError where a step has no rollout to learn from, and at the end where no step taught anything.
-        """
+        """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint. Raises
+        LightningError where a step has no rollout to learn from, and at the end where no step taught anything."""
         self._started = time.monotonic() - self.state.seconds
         self._stream = TaskStream(self.state.position, self.state.done_beyond)
         await self.control.rollback_steps(self.state.step)

@@ -110,10 +110,8 @@ class Policies:
             await policy.link.release(version)
 
     def describe(self, reports: Mapping[str, LearnReport]) -> dict[str, float]:
-        """A step's metrics: `learn/loss`, `policy_version`; of several policies `learn/NAME/loss`, and so on.
-
-        A policy that had no rows has its version alone.
-        """
+        """A step's metrics: `learn/loss`, `policy_version`; of several policies `learn/NAME/loss`, and so on. A policy
+        that had no rows has its version alone."""
         metrics: dict[str, float] = {}
         for policy in self._trained:
             below = f"/{policy.name}" if len(self._trained) > 1 else ""

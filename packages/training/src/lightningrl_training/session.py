@@ -42,9 +42,7 @@ async def train_run(
     recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, progress: Progress, announce: Announce
 ) -> LoopState:
     """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, failed or not.
-
-    `announce` is called when workers can join.
-    """
+    `announce` is called when workers can join."""
     saved, runtime = folder.latest(), recipe.runtime
     state = saved.state if saved else LoopState(step=0, seconds=0.0, rollouts=0)
     rows = read_metrics(folder.metrics) if saved and folder.metrics.is_file() else []

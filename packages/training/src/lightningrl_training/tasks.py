@@ -296,9 +296,7 @@ def digest_tasks(tasks: TaskSets) -> TaskDigests:
 def explain_other_tasks(before: TaskDigests, now: TaskDigests) -> str | None:
     """The difference of a run's tasks from those it started with; None = they are the same."""
     return (
-        "; ".join(
-            _explain(name, before[name], now[name]) for name in now if not np.array_equal(before[name], now[name])
-        )
+        "; ".join(_explain(key, before[key], now[key]) for key in now if not np.array_equal(before[key], now[key]))
         or None
     )
 

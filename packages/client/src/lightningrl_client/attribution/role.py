@@ -22,9 +22,7 @@ _role: ContextVar[str | None] = ContextVar("lightningrl_role", default=None)
 @contextmanager
 def role(name: str) -> Iterator[None]:
     """Name the role of every model call and tool inside; nested names are joined by `/`. No effect outside a rollout.
-
-    Raises ValueError for an empty name.
-    """
+    Raises ValueError for an empty name."""
     if not isinstance(name, str) or not name.strip("/ "):
         raise ValueError(f"role {name!r} is no name; give a text such as 'writer'")
     outer = _role.get()

@@ -31,9 +31,7 @@ class Repeats:
 
     def next_pause(self, *, says_not_now: bool = False) -> float | None:
         """Seconds to wait before the next try, 0 before the second: a kept-alive connection may just have been closed.
-
-        None = give up. `says_not_now`: the server did answer, with one of `TRY_AGAIN`.
-        """
+        None = give up. `says_not_now`: the server did answer, with one of `TRY_AGAIN`."""
         now = time.monotonic()
         if self._until is None:
             self._until = now + self._patience_s

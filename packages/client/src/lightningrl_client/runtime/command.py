@@ -116,10 +116,8 @@ def _attempt_environment(given: Mapping[str, str], *, telemetry: bool) -> tuple[
 
 @contextlib.contextmanager
 def _guarded(group: int) -> Iterator[None]:
-    """While it is open, a shell beside this process kills the process group with it.
-
-    `preexec_fn` could ask the kernel for that, but is Python code in the forked child of a process with threads.
-    """
+    """While it is open, a shell beside this process kills the process group with it. `preexec_fn` could ask the kernel
+    for that, but is Python code in the forked child of a process with threads."""
     shell = ("/bin/sh", "-c", GUARD, "sh", str(group))
     with contextlib.ExitStack() as stack:
         # no shell in this container: programs end with their rollouts, or the worker

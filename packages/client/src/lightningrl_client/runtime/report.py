@@ -1,7 +1,4 @@
-"""Result of an attempt, from what the agent returned or raised.
-
-That may be anything; a result has text without lone surrogates, and JSON of a bounded size and depth.
-"""
+"""Result of an attempt from anything returned or raised: clean text, and JSON of a bounded size and depth."""
 
 from __future__ import annotations
 
@@ -70,9 +67,7 @@ def report_exception(
     error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False
 ) -> Result:
     """A failure of the gateway (unreachable, 503, a store that keeps nothing), the context's length, or the agent.
-
-    `is_in_thread`: a sync agent ran in another thread than the main one, which may be why it raised.
-    """
+    `is_in_thread`: a sync agent ran in another thread than the main one, which may be why it raised."""
     try:
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise

@@ -151,11 +151,8 @@ class Supervisor:
         return workers
 
     def _note(self, life: _Life, workers: api.Workers) -> None:
-        """Note the attempts that the process runs.
-
-        A process that is not ready runs nothing: the attempts listed were its predecessor's. Nothing is forgotten of a
-        process that a restarted server does not know yet.
-        """
+        """Note the attempts that the process runs. A process that is not ready runs nothing: the attempts listed were
+        its predecessor's. Nothing is forgotten of a process that a restarted server does not know yet."""
         record = _record(life, workers)
         life.was_ready = life.was_ready or (record is not None and record.state is WorkerState.READY)
         self._has_been_ready = self._has_been_ready or life.was_ready

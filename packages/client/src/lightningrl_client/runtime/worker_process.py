@@ -64,10 +64,8 @@ class WorkerProcess:
 
     @classmethod
     def spawn(cls, settings: WorkerSettings, environment: Mapping[str, str], log: Path | None) -> Self:
-        """Start it in a session of its own, so that it and its children can be killed together; it dies with us.
-
-        Its output is appended to `log`; None = goes to our own stderr. Raises OSError.
-        """
+        """Start it in a session of its own, so that it and its children can be killed together; it dies with us. Its
+        output is appended to `log`; None = goes to our own stderr. Raises OSError."""
         output = None if log is None else open_private(log)
         reads, writes = os.pipe()
         mark = make_mark()
@@ -109,10 +107,8 @@ class WorkerProcess:
         return await asyncio.shield(self._life)
 
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread: wait for the worker's end, and kill what it leaves behind.
-
-        Group and session have the worker's pid. Until the worker has been reaped, no other process can have it.
-        """
+        """In a thread: wait for the worker's end, and kill what it leaves behind. Group and session have the worker's
+        pid. Until the worker has been reaped, no other process can have it."""
         if sys.platform == "linux":
             with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here, so that the kernel has reaped it
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)

@@ -197,10 +197,7 @@ def _read(process: subprocess.Popen[bytes], until: float) -> bytes | None:
 
 
 def _kill(process: subprocess.Popen[bytes], earlier: frozenset[int]) -> None:
-    """Kill it with all that it started: its session, and in a reward's own process also what left the session.
-
-    `earlier`: children that were there before it.
-    """
+    """Kill it with its session, and in a reward's own process also what left the session, but `earlier` children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -67,9 +67,7 @@ _GRID = 2.0**40
 
 def discount_of(assigner: CreditAssigner) -> tuple[float, Joins] | None:
     """Discount by which an assigner adds up the pay of calls: its `gamma`, per call, and `joins`, "sum" by default.
-
-    None = it has no gamma.
-    """
+    None = it has no gamma."""
     gamma = getattr(assigner, "gamma", None)
     return (gamma, getattr(assigner, "joins", "sum")) if isinstance(gamma, int | float) else None
 

@@ -175,9 +175,7 @@ class Pattern:
 
 def normalize(text: str) -> list[str]:
     """Words in lower case, without punctuation and articles (SQuAD); a text that has nothing else keeps them: "A", "+".
-
-    Punctuation is of any script, and an "é" of one code point or of two is the same.
-    """
+    Punctuation is of any script, and an "é" of one code point or of two is the same."""
     lower = unicodedata.normalize("NFC", text).lower()
     bare = "".join(character for character in lower if not _is_punctuation(character))
     return re.sub(r"\b(a|an|the)\b", " ", bare).split() or bare.split() or [lower.strip()]

@@ -83,10 +83,8 @@ class FunctionProcesses:
         )
 
     async def run(self, name: str, argument: Any, *, on_start: Callable[[], None]) -> Any:
-        """Call a function in its process. `on_start` is called when its turn has come.
-
-        A caller that gives up ends the process. Raises ProcessEnded where it ended by itself.
-        """
+        """Call a function in its process. `on_start` is called when its turn has come. A caller that gives up ends the
+        process. Raises ProcessEnded where it ended by itself."""
         if self._server is None:
             function = self._functions[name][0]
             return await self._threads[name].run(lambda: function(argument), on_start=on_start, name=name)

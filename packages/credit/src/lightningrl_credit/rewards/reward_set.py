@@ -110,9 +110,7 @@ class RewardSet:
         self, trajectory: Trajectory, *, earlier: Mapping[str, float | None] | None = None, keep: Keep | None = None
     ) -> RewardResult:
         """Ask all rewards but those with a value in `earlier`. `keep(name, value)` is awaited as each value is made.
-
-        Raises RewardError, of several the first, where a reward returned no number at all, a defect of the function.
-        """
+        Raises RewardError, of several the first, where a reward returned no number at all, a defect of the function."""
         values = dict(earlier or {})
         asked = [reward for reward in self._rewards if reward.name not in values]
         asking = (self._value(reward, trajectory, keep) for reward in asked)
@@ -235,9 +233,6 @@ def describe_failure(name: str, why: str) -> str:
 
 
 def is_being_cancelled() -> bool:
-    """True if somebody cancels the running task.
-
-    Another CancelledError came out of what the task awaits (given up by somebody else, say): a failure like others.
-    """
+    """True if somebody cancels the running task; a CancelledError of what it awaits is a failure like others."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -31,10 +31,8 @@ __all__ = [
 
 
 def tools_of_calls(trajectory: Trajectory) -> list[list[ToolCall]]:
-    """Invocations that each transition asked for, in order of time; one that nobody asked for is in none.
-
-    The model's tool-call id says who asked; where it says nothing, whoever told the invocation.
-    """
+    """Invocations that each transition asked for, in order of time; one that nobody asked for is in none. The model's
+    tool-call id says who asked; where it says nothing, whoever told the invocation."""
     of_call: dict[str, list[ToolCall]] = {transition.id: [] for transition in trajectory.transitions}
     asked_by = {call_id: transition.id for transition in trajectory.transitions for call_id in transition.tool_call_ids}
     for tool in trajectory.tool_calls:

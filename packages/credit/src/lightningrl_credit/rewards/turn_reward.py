@@ -61,11 +61,8 @@ class TurnReward:
         return self.form == "potential" or isinstance(self.function, ToolStatusShaping)
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
-        """One value per call.
-
-        Raises RewardError for a defect of the function (another type, or not one value per call), BadValue for a value
-        that is not finite or out of range, and whatever the function raises.
-        """
+        """One value per call. Raises RewardError for a defect of the function (another type, or not one value per
+        call), BadValue for a value that is not finite or out of range, and whatever the function raises."""
         values = list(self.function(trajectory))
         if len(values) != len(trajectory.transitions):
             raise RewardError(

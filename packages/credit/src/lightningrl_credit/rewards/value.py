@@ -72,10 +72,7 @@ def read_value(
     trajectory: Trajectory,
     range: Range | None = None,  # noqa: A002
 ) -> float | None:
-    """Read the value as a float.
-
-    Raises RewardError for another type, the function's defect; BadValue if not finite, beyond `GREATEST`, out of range.
-    """
+    """Read a float. Raises RewardError for another type, BadValue if not finite, beyond `GREATEST`, out of range."""
     if value is None:
         return None
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):

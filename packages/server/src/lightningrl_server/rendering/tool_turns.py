@@ -101,9 +101,7 @@ class ToolTurns:
 def find_tool_turns(render: Render, markup: Markup | None) -> ToolTurns | None:
     """Try a template: the shape in which it writes tools, calls and results; None = there is none."""
     plain = ToolTurns(markup=markup)
-    listed = next(
-        (shape for shape in (plain, replace(plain, tools_in_system=True)) if _writes_tools(render, shape)), None
-    )
+    listed = next((form for form in (plain, replace(plain, tools_in_system=True)) if _writes_tools(render, form)), None)
     if listed is None:
         return None
     shapes = [listed, replace(listed, text_arguments=True)]
@@ -128,9 +126,7 @@ def _writes_calls(render: Render, shape: ToolTurns, count: int) -> bool:
         {"id": f"call{place}", "type": "function", "function": {"name": _TOOL, "arguments": {"key": _SAID[0]}}}
         for place in range(count)
     ]
-    results = [
-        {"role": "tool", "name": _TOOL, "tool_call_id": f"call{place}", "content": _SAID[1]} for place in range(count)
-    ]
+    results = [{"role": "tool", "name": _TOOL, "tool_call_id": f"call{n}", "content": _SAID[1]} for n in range(count)]
     messages, _ = shape.shape(
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": calls}, *results], None
     )

@@ -24,10 +24,7 @@ _FILE: Final = "sqlite:///"
 
 
 def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Database:
-    """Open or create it. `pragmas`: SQLite's.
-
-    Raises StoreError: unknown URL, in use by another process, corrupt, of another schema version.
-    """
+    """Open or create it (`pragmas`: SQLite's). Raises StoreError: unknown URL, in use, corrupt, another version."""
     try:
         parsed = _parse(url)
         open_ = OPENERS[parsed.get_backend_name()]

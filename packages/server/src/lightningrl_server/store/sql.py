@@ -28,9 +28,7 @@ class SqlStore(SqlQueue, SqlCallLog, SqlLedger, SqlLook):
 
     @classmethod
     async def open(cls, url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Self:
-        """Open or make the store at a URL of `lightningrl_server.store.databases`; `read_only` beside a server.
-
-        Raises StoreError: in use by another process, corrupt, of another version, no room.
-        """
+        """Open or make the store at a URL of `lightningrl_server.store.databases`; `read_only` beside a server. Raises
+        StoreError: in use by another process, corrupt, of another version, no room."""
         database = await asyncio.to_thread(open_database, url, read_only=read_only, pragmas=pragmas)
         return cls(database, read_only=read_only)

@@ -84,12 +84,8 @@ class CompiledStatement:
         readers = self._readers
         if readers is None:
             kinds = zip(self._selected, cursor.description, strict=True)
-            processes = [
-                _process(column.type, self._dialect, "result_processor", described[1]) for column, described in kinds
-            ]
-            readers = self._readers = [
-                (place, process) for place, process in enumerate(processes) if process is not None
-            ]
+            processes = [_process(column.type, self._dialect, "result_processor", kind[1]) for column, kind in kinds]
+            readers = self._readers = [(i, process) for i, process in enumerate(processes) if process is not None]
         rows = []
         for row in cursor.fetchall():
             cells = list(row)
