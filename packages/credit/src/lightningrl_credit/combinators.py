@@ -199,10 +199,8 @@ class ByRole(_Wrapper):
 
 
 class Whiten(_Wrapper):
-    """Mean 0 and deviation 1 over the group's trained tokens, so that the parts of a sum are of one size.
-
-    Over the tokens of a step it is `credit.whiten`.
-    """
+    """Mean 0 and deviation 1 over the group's trained tokens, so that the parts of a sum are of one size. Over the
+    tokens of a step it is `credit.whiten`."""
 
     def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
         return whiten([group], [advantages])[0]

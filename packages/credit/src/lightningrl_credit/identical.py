@@ -1,7 +1,5 @@
-"""Identical assignment, the Agent Lightning paper's: every call of an episode gets the episode's return.
-
-Source: arXiv 2508.03680 (LightningRL); the token level is left to the baseline of the single-turn method below it.
-"""
+"""Identical assignment, the Agent Lightning paper's: every call of an episode gets the episode's return. Source: arXiv
+2508.03680 (LightningRL); the token level is left to the baseline of the single-turn method below it."""
 
 from __future__ import annotations
 

@@ -194,19 +194,21 @@ def _grade(value: Any, scale: Scale) -> float:
     return float(value)
 
 
+@dataclass(kw_only=True, eq=False)
 class _Judge(ABC):
     """Credit by grades, in channels that are spread over the group's calls."""
 
-    requires: frozenset[str] = frozenset({"group", "judge"})
+    requires: frozenset[str] = field(init=False, default=frozenset({"group", "judge"}))
+    bench: Bench = field(default=Bench(), kw_only=False)
+    weight: float = 1.0
+    """Factor of the advantages that come of the grades."""
+    baseline: Baseline = "grpo"
+    epsilon: float = 1e-6
 
-    def __init__(self, bench: Bench, weight: float, baseline: Baseline, epsilon: float) -> None:
-        check_baseline(baseline)
-        if not math.isfinite(weight) or weight <= 0.0:
-            raise ConfigError(f"credit assigner 'judge': weight {weight!r} is no positive number; try 1.0")
-        self.bench = bench
-        self.weight = weight
-        self.baseline: Baseline = baseline
-        self.epsilon = epsilon
+    def __post_init__(self) -> None:
+        check_baseline(self.baseline)
+        if not math.isfinite(self.weight) or self.weight <= 0.0:
+            raise ConfigError(f"credit assigner 'judge': weight {self.weight!r} is no positive number; try 1.0")
 
     @abstractmethod
     def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]: ...
@@ -224,27 +226,20 @@ class _Judge(ABC):
         return mean_evidence(groups, GRADE)
 
 
+@dataclass(kw_only=True, eq=False)
 class TurnJudge(_Judge):
     """One question for each rollout; its turns get grades, which become turn rewards."""
 
-    def __init__(
-        self,
-        bench: Bench = Bench(),
-        *,
-        aggregate: Aggregate = "turn",
-        gamma: float = 1.0,
-        weight: float = 1.0,
-        baseline: Baseline = "grpo",
-        epsilon: float = 1e-6,
-    ) -> None:
-        """`gamma` discounts per call, the outcome too. `weight` multiplies the turns' advantages."""
-        _check("aggregate", aggregate, get_args(Aggregate))
-        super().__init__(bench, weight, baseline, epsilon)
-        self.aggregate: Aggregate = aggregate
-        self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
-        self.gamma = 0.0 if aggregate == "turn" else gamma
-        """Discount of the calls' pay: 0 where each has its own grade alone."""
-        if baseline == "none":
+    aggregate: Aggregate = "turn"
+    gamma: float = 1.0
+    """Discount per call, of the outcome, too; of the calls' pay 0 where each has its own grade alone."""
+
+    def __post_init__(self) -> None:
+        _check("aggregate", self.aggregate, get_args(Aggregate))
+        super().__post_init__()
+        self._turns = TurnReturns(gamma=self.gamma, baseline=self.baseline, epsilon=self.epsilon)
+        self.gamma = 0.0 if self.aggregate == "turn" else self.gamma
+        if self.baseline == "none":
             self.requires = frozenset({"judge"})
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
@@ -275,32 +270,22 @@ class TurnJudge(_Judge):
         return rewards
 
 
+@dataclass(kw_only=True, eq=False)
 class GroupJudge(_Judge):
     """One question for each group: its rollouts are scored beside each other; their common beginning is shown once."""
 
-    def __init__(
-        self,
-        bench: Bench = Bench(),
-        *,
-        outcome: OutcomeUse = "replace",
-        weight: float = 1.0,
-        baseline: Baseline = "grpo",
-        epsilon: float = 1e-6,
-    ) -> None:
-        """`outcome`: the scores `replace` the reward, or `join` it, each with a baseline of its own. `weight`
-        multiplies the advantages that come of the scores.
-        """
-        _check("outcome", outcome, get_args(OutcomeUse))
-        super().__init__(bench, weight, baseline, epsilon)
-        self.outcome: OutcomeUse = outcome
+    outcome: OutcomeUse = "replace"
+    """The scores `replace` the reward, or `join` it, each with a baseline of its own."""
+
+    def __post_init__(self) -> None:
+        _check("outcome", self.outcome, get_args(OutcomeUse))
+        super().__post_init__()
 
     async def score_group(self, group: TrajectoryGroup, ask: Services) -> list[Evidence]:
         """Ask for a score of each rollout; the judge sees them in the order of their ids. Raises JudgeError."""
         order = sorted(range(len(group.trajectories)), key=lambda i: group.trajectories[i].rollout_id)
-        trajectories = [group.trajectories[i] for i in order]
-        grades = dict(
-            zip(order, await self.bench.grade(trajectories, ask, what="rollout", count=len(order)), strict=True)
-        )
+        rollouts = [group.trajectories[i] for i in order]
+        grades = dict(zip(order, await self.bench.grade(rollouts, ask, what="rollout", count=len(order)), strict=True))
         return [
             Evidence(calls={GRADE: np.full(len(trajectory.transitions), grades[i], np.float32)})
             for i, trajectory in enumerate(group.trajectories)

@@ -116,10 +116,8 @@ class _Likelihood:
 
 @dataclass(kw_only=True, eq=False)
 class InformationGain(_Likelihood):
-    """IGPO: a call is paid by how much likelier it made the gold answer; the last of a history has the outcome.
-
-    It helped on neither of our tasks (docs/explanation/credit/likelihood.md).
-    """
+    """IGPO: a call is paid by how much likelier it made the gold answer; the last of a history has the outcome. It
+    helped on neither of our tasks (docs/explanation/credit/likelihood.md)."""
 
     answer: str | Answer = "{answer}"
     """The task's answer in the policy's words, where a completion begins: a text with `{answer}` in it or a function of
@@ -144,8 +142,7 @@ class InformationGain(_Likelihood):
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Find `gain` of each call, 0.0 for the last of a history, and `answer`, the right answer's probability in the
-        call's place, 0.0 where nobody asked.
-        """
+        call's place, 0.0 where nobody asked."""
         calls = trajectory.transitions
         following = _following_calls(calls, self.follows)
         needed = sorted({t for t, later in enumerate(following) if later} | {t for later in following for t in later})

@@ -1,7 +1,5 @@
-"""Needs of credit assigners: each, who provides it, and the remedy, in one place.
-
-Distributions add their own by the hook `lightningrl_credit_needs`.
-"""
+"""Needs of credit assigners: each, who provides it, and the remedy, in one place. Distributions add their own by the
+hook `lightningrl_credit_needs`."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ class FarmingWatch:
 
     def finish_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """Metrics `air/NAME`, a rollout's mean of each plain intermediate reward, and `air/correlation` with the
-        outcome, within groups; left out where one of the two is the same throughout.
-        """
+        outcome, within groups; left out where one of the two is the same throughout."""
         rewarded = [[rollout for rollout in group.trajectories if rollout.reward is not None] for group in groups]
         if not self._plain or not any(rewarded):
             return {}

@@ -46,10 +46,8 @@ class Channel:
 
 @runtime_checkable
 class ReturnBased(Protocol):
-    """An assigner that gives each call a return and compares returns with a baseline.
-
-    One with several kinds of returns has `channels(trajectory) -> Sequence[Channel]` too, whose advantages are added.
-    """
+    """An assigner that gives each call a return and compares returns with a baseline. One with several kinds of returns
+    has `channels(trajectory) -> Sequence[Channel]` too, whose advantages are added."""
 
     @property
     def requires(self) -> frozenset[str]: ...

@@ -27,6 +27,7 @@ from the paper; in a branched history it goes by the first call that follows.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -51,73 +52,60 @@ _Indices = NDArray[np.intp]
 MOST_COMPARED = 512
 
 
+@dataclass(kw_only=True, eq=False)
 class StateGroups:
-    """GiGPO, with the options of its successors."""
+    """GiGPO, with the options of its successors.
 
-    requires: frozenset[str] = frozenset({"group", "state_key"})
+    `key`: see `lightningrl_credit.state_keys`; a key's file is looked for in `folder`. `gamma` and `omega` are 0.95 and
+    1 in 2505.10978. `episode` weighs A^E. `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate`
+    None = none. `weights` weighs turn rewards by name. `baseline` is that of both parts.
+    """
 
-    def __init__(
-        self,
-        *,
-        key: str | StateKey = "prompt",
-        gamma: float = 0.95,
-        omega: float = 1.0,
-        episode: float = 1.0,
-        history: int = 0,
-        alpha: float = 1.0,
-        shrinkage: float = 0.0,
-        gate: float | None = None,
-        lam: float = 1.0,
-        weights: Mapping[str, float] | None = None,
-        baseline: StateBaseline = "grpo",
-        epsilon: float = 1e-6,
-        folder: Path | str = ".",
-    ) -> None:
-        """`key`: see `lightningrl_credit.state_keys`. `gamma` and `omega` are 0.95 and 1 in 2505.10978. `episode`
-        weighs A^E. `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate` None = none. `weights`
-        weighs turn rewards by name. `baseline` is that of both parts. A key's file is looked for in `folder`.
-        """
-        check_gamma("gamma", gamma)
-        check_gamma("lam", lam)
-        if baseline not in get_args(StateBaseline):
-            raise ConfigError(
-                f"states cannot be compared by baseline {baseline!r}; choose {', '.join(get_args(StateBaseline))}"
-            )
-        if history < 0 or shrinkage < 0.0:
-            raise ConfigError(f"history is {history!r} and shrinkage {shrinkage!r}; both are 0 or more")
-        if gate is not None and gate <= 0.0:
-            raise ConfigError(f"gate is {gate!r}; it is a number of calls above 0, or left out")
-        self.key = find_key(key, folder)
-        self.omega = omega
-        self.history = history
-        self.alpha = alpha
-        self.shrinkage = shrinkage
-        self.gate = gate
-        self.lam = lam
-        self.baseline: StateBaseline = baseline
-        self.epsilon = epsilon
-        self._episode = episode
-        self._outcome = IdenticalAssignment(baseline=baseline, epsilon=epsilon)
-        self.gamma = gamma
-        self.joins: Joins = "sum" if lam == 1.0 else "first"
-        self._turns = TurnReturns(gamma=gamma, weights=weights)
+    requires: frozenset[str] = field(init=False, default=frozenset({"group", "state_key"}))
+    key: str | StateKey = "prompt"
+    gamma: float = 0.95
+    omega: float = 1.0
+    episode: float = 1.0
+    history: int = 0
+    alpha: float = 1.0
+    shrinkage: float = 0.0
+    gate: float | None = None
+    lam: float = 1.0
+    weights: InitVar[Mapping[str, float] | None] = None
+    baseline: StateBaseline = "grpo"
+    epsilon: float = 1e-6
+    folder: InitVar[Path | str] = "."
+
+    def __post_init__(self, weights: Mapping[str, float] | None, folder: Path | str) -> None:
+        check_gamma("gamma", self.gamma)
+        check_gamma("lam", self.lam)
+        if self.baseline not in get_args(StateBaseline):
+            kinds = ", ".join(get_args(StateBaseline))
+            raise ConfigError(f"states cannot be compared by baseline {self.baseline!r}; choose {kinds}")
+        if self.history < 0 or self.shrinkage < 0.0:
+            raise ConfigError(f"history is {self.history!r} and shrinkage {self.shrinkage!r}; both are 0 or more")
+        if self.gate is not None and self.gate <= 0.0:
+            raise ConfigError(f"gate is {self.gate!r}; it is a number of calls above 0, or left out")
+        self.joins: Joins = "sum" if self.lam == 1.0 else "first"
+        self.key = self._key = find_key(self.key, folder)
+        self._outcome = IdenticalAssignment(baseline=self.baseline, epsilon=self.epsilon)
+        self._turns = TurnReturns(gamma=self.gamma, weights=weights)
         self._compared: dict[int, tuple[TrajectoryGroup, FloatArray, NDArray[np.bool_]]] = {}
         """Results for the groups that `finish_step` has yet to see, by `id`, so that they are computed once."""
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        return to_tokens(
-            group, self._episode * call_advantages(group, self._outcome) + self.omega * self._steps(group)[0]
-        )
+        return self._sum(group, call_advantages(group, self._outcome))
 
     def assign_by_role(self, group: TrajectoryGroup) -> Advantages:
         """Compare the outcome within each role's calls; a state is always one role's."""
-        outcome = call_advantages(group, self._outcome, set_of=lambda call: call.agent)
-        return to_tokens(group, self._episode * outcome + self.omega * self._steps(group)[0])
+        return self._sum(group, call_advantages(group, self._outcome, set_of=lambda call: call.agent))
+
+    def _sum(self, group: TrajectoryGroup, outcome: FloatArray) -> Advantages:
+        return to_tokens(group, self.episode * outcome + self.omega * self._steps(group)[0])
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
         """Metrics: `anchor_hit_rate`, the share of trained calls whose state another rollout was in as well, and
-        `zero_step_credit`, the share of trained tokens that have no credit from their state.
-        """
+        `zero_step_credit`, the share of trained tokens that have no credit from their state."""
         hits, tokens, zeros = [], [], []
         for group, by_trajectory in zip(groups, advantages, strict=True):
             step, is_hit = self._steps(group)
@@ -169,9 +157,8 @@ class StateGroups:
         for k, sets in enumerate(levels, start=1):
             weight = (k + 1.0) ** self.alpha
             for calls in sets:
-                sums[calls] += weight * self._credit(
-                    returns[calls], None if actions is None else [actions[n] for n in calls]
-                )
+                acted = None if actions is None else [actions[n] for n in calls]
+                sums[calls] += weight * self._credit(returns[calls], acted)
                 weighed[calls] += weight
         return np.divide(sums, weighed, out=np.zeros_like(sums), where=weighed > 0), is_hit
 
@@ -179,7 +166,7 @@ class StateGroups:
         """State of each call and those before it, the latest first, as many as count."""
         states = [
             (call.agent, call.policy, key)
-            for call, key in zip(trajectory.transitions, state_keys(trajectory, self.key), strict=True)
+            for call, key in zip(trajectory.transitions, state_keys(trajectory, self._key), strict=True)
         ]
         if not self.history:
             return [[state] for state in states]

@@ -69,22 +69,20 @@ class TurnGae:
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Ask for values by call or by token (`value`), and after each call if the rollout was cut off."""
-        is_cut_off = trajectory.outcome in CUT_OFF
-        results = await asyncio.gather(
-            *(self._values(call, ask, is_cut_off=is_cut_off) for call in trajectory.transitions)
-        )
-        after = np.array([values[-1] if is_cut_off else 0.0 for values in results], np.float32)
+        is_cut = trajectory.outcome in CUT_OFF
+        results = await asyncio.gather(*(self._values(call, ask, is_cut=is_cut) for call in trajectory.transitions))
+        after = np.array([values[-1] if is_cut else 0.0 for values in results], np.float32)
         if self.level == "turn":
             return Evidence(calls={"value": np.array([each[0] for each in results], np.float32), "value_after": after})
         return Evidence(calls={"value_after": after}, tokens={"value": tuple(values[:-1] for values in results)})
 
-    async def _values(self, call: Transition, ask: Services, *, is_cut_off: bool) -> Array:
+    async def _values(self, call: Transition, ask: Services, *, is_cut: bool) -> Array:
         """Values from before the call to after it; 0 for calls of a policy that is not trained: it has no critic."""
         if not call.trainable:
             return np.zeros(len(call.completion_ids) + 1, np.float32)
         if self.level != "turn":
             return await ask.token_values(call.completion_ids, call.prompt_ids, policy=call.policy)
-        contexts = [call.prompt_ids, *([np.concatenate([call.prompt_ids, call.completion_ids])] if is_cut_off else [])]
+        contexts = [call.prompt_ids, *([np.concatenate([call.prompt_ids, call.completion_ids])] if is_cut else [])]
         return await ask.values(contexts, policy=call.policy)
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
@@ -136,9 +134,8 @@ class TurnGae:
             advantages = estimate_advantages(reward, chain, next_value, next_advantage, gamma=self._gamma, lam=self.lam)
             values_at[t], advantages_at[t] = float(chain[0]), float(advantages[0])
             if self.level == "both":
-                advantages = estimate_advantages(
-                    advantages[0] + values[0], values, 0.0, 0.0, gamma=1.0, lam=self.token_lam
-                )
+                earned = advantages[0] + values[0]
+                advantages = estimate_advantages(earned, values, 0.0, 0.0, gamma=1.0, lam=self.token_lam)
             results[t] = advantages, values
         yield from results
 

@@ -35,10 +35,8 @@ ComparedTurns = Literal["turn", "all"]
 
 
 class TurnReturns:
-    """Turn rewards to go and a discounted outcome, over the calls of an episode in order of arrival.
-
-    A discount never crosses branches of one history, nor the choices of one call (`n` > 1).
-    """
+    """Turn rewards to go and a discounted outcome, over the calls of an episode in order of arrival. A discount never
+    crosses branches of one history, nor the choices of one call (`n` > 1)."""
 
     requires: frozenset[str] = frozenset({"group", "turn_rewards"})
 

@@ -46,8 +46,6 @@ def _paid(calls: Sequence[Transition], names: Sequence[str]) -> tuple[Transition
     """Reward the calls with 1, 1/2, 1/3 … more. All of them, as some are of roles that are not trained, and a call may
     be credited with what comes after it alone: a reward of one call might reach no trained call."""
     return tuple(
-        replace(
-            call, rewards={**call.rewards, **{name: (call.rewards.get(name) or 0.0) + 1.0 / number for name in names}}
-        )
-        for number, call in enumerate(calls, start=1)
+        replace(call, rewards={**call.rewards, **{name: (call.rewards.get(name) or 0.0) + 1.0 / n for name in names}})
+        for n, call in enumerate(calls, start=1)
     )

@@ -1,7 +1,5 @@
-"""Workers of a run, as they report themselves, and their routes: beat, list, stop, give back what they ran.
-
-In memory: a restarted server knows a worker again from its next beat on.
-"""
+"""Workers of a run, as they report themselves, and their routes: beat, list, stop, give back what they ran. In memory:
+a restarted server knows a worker again from its next beat on."""
 
 from __future__ import annotations
 
@@ -101,19 +99,17 @@ class Workers:
 
     def _note(self, worker_id: str, beat: WorkerBeat) -> None:
         now = time.time()
-        record = self._records.pop(worker_id, None)
-        if record is None or record.pid != beat.pid or record.host != beat.host:
-            record = WorkerRecord(
-                id=worker_id, host=beat.host, pid=beat.pid, state=beat.state, since=now, last_beat=now
-            )
+        entry = self._records.pop(worker_id, None)
+        if entry is None or entry.pid != beat.pid or entry.host != beat.host:
+            entry = WorkerRecord(id=worker_id, host=beat.host, pid=beat.pid, state=beat.state, since=now, last_beat=now)
             self._change()
-        elif record.state != beat.state:
-            record = replace(record, state=beat.state, since=now)
+        elif entry.state != beat.state:
+            entry = replace(entry, state=beat.state, since=now)
             self._change()
-        if beat.error and beat.error != record.error:
+        if beat.error and beat.error != entry.error:
             logger.warning("worker %s on %s %s: %s", worker_id, beat.host, beat.state, beat.error)
-        record = replace(record, last_beat=now, error=beat.error, grace_s=beat.grace_s, lease_s=beat.lease_s)
-        self._records[worker_id] = record  # the newest at the end
+        entry = replace(entry, last_beat=now, error=beat.error, grace_s=beat.grace_s, lease_s=beat.lease_s)
+        self._records[worker_id] = entry  # the newest at the end
         if len(self._records) > MOST_WORKERS:
             del self._records[next(iter(self._records))]
 

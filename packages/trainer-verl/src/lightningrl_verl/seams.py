@@ -1,7 +1,5 @@
-"""Which of verl's seams this backend stands on; a newer verl that has moved one is told by name.
-
-`check_seams()` runs before anything starts. A row here is the only place to look at when verl's version is raised.
-"""
+"""Which of verl's seams this backend stands on; a newer verl that has moved one is told by name. `check_seams()` runs
+before anything starts. A row here is the only place to look at when verl's version is raised."""
 
 from __future__ import annotations
 

@@ -84,11 +84,9 @@ def _check_form(target: Path, form: ExportForm, model: str) -> None:
         check_upload(form.hub)
 
 
-def _write_folder(
-    run: Path, origin: RunOrigin, target: Path, form: ExportForm, name: str, step: str | int | None
-) -> int:
+def _write_folder(run: Path, origin: RunOrigin, into: Path, form: ExportForm, name: str, step: str | int | None) -> int:
     recipe = origin.recipe
-    rights = target.stat().st_mode if target.exists() else None
+    rights = into.stat().st_mode if into.exists() else None
     config = recipe.all_policies[name]
     template = own_template(name, config, recipe.folder)
     stops = stop_tokens(origin.models[name], config.renderer, name=name, chat_template=template)
@@ -102,16 +100,16 @@ def _write_folder(
             except (OSError, LightningError):
                 if saved.folder.exists():  # else the run has made newer ones meanwhile, and this one went
                     raise
-        backend.export(target, dtype=form.dtype, adapter=form.adapter)
+        backend.export(into, dtype=form.dtype, adapter=form.adapter)
         if form.adapter:
-            name_base(target, config.model, origin.models[name])
+            name_base(into, config.model, origin.models[name])
         else:
-            name_stops(target, stops)
+            name_stops(into, stops)
             if template is not None:
-                (target / "chat_template.jinja").write_text(template, encoding="utf-8")
-        open_to_readers(target)
+                (into / "chat_template.jinja").write_text(template, encoding="utf-8")
+        open_to_readers(into)
         if rights is not None:
-            target.chmod(rights)
+            into.chmod(rights)
     finally:
         backend.close()
     return saved.state.step

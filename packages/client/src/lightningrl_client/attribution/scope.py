@@ -168,10 +168,8 @@ class RolloutScope:
 
 
 class ThreadWatch:
-    """Bare threads that a rollout starts and leaves running: their later calls are recorded under the next rollouts.
-
-    An executor's threads are none of them: each of their jobs knows its rollout.
-    """
+    """Bare threads that a rollout starts and leaves running: their later calls are recorded under the next rollouts. An
+    executor's threads are none of them: each of their jobs knows its rollout."""
 
     def __init__(self) -> None:
         self._before = set(threading.enumerate())

@@ -1,7 +1,5 @@
-"""The control API as Python: one typed method per endpoint, patient while the server restarts.
-
-Every request may be repeated without harm but one, `lease`: its answer lost, the attempt waits for its lease to end.
-"""
+"""The control API as Python: one typed method per endpoint, patient while the server restarts. Every request may be
+repeated without harm but one, `lease`: its answer lost, the attempt waits for its lease to end."""
 
 from __future__ import annotations
 

@@ -54,13 +54,12 @@ class WorkerProcess:
         self._mark = mark
         self._process = process
         self._log = log
-        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = loop.create_future()
         self._lock = threading.Lock()
         self._is_reaped = False
         self._life = asyncio.create_task(self._live(), name=f"life of process {process.pid}")
-        threading.Thread(
-            target=self._reap, args=(asyncio.get_running_loop(),), name="worker-reaper", daemon=True
-        ).start()
+        threading.Thread(target=self._reap, args=(loop,), name="worker-reaper", daemon=True).start()
 
     @classmethod
     def spawn(cls, settings: WorkerSettings, environment: Mapping[str, str], log: Path | None) -> Self:

@@ -70,10 +70,8 @@ class OpenSpan:
 
 
 class RolloutSpanProcessor(SpanProcessor):
-    """Gives each ended span to the rollout that was current when it started; spans outside of rollouts are nobody's.
-
-    It listens to our provider and to those of the agent's own code, so a shutdown of one of them is not about it.
-    """
+    """Gives each ended span to the rollout that was current when it started; spans outside of rollouts are nobody's. It
+    listens to our provider and to those of the agent's own code, so a shutdown of one of them is not about it."""
 
     def __init__(self, scope: RolloutScope) -> None:
         self._scope = scope
@@ -234,10 +232,8 @@ class ProviderWatch:
 
 
 class EvaluationProcessor(LogRecordProcessor):
-    """Makes spans of the evaluations that an agent emits as log records, as the GenAI conventions have it now.
-
-    It takes `gen_ai.evaluation.result`, of whatever `LoggerProvider`, and leaves all else alone.
-    """
+    """Makes spans of the evaluations that an agent emits as log records, as the GenAI conventions have it now. It takes
+    `gen_ai.evaluation.result`, of whatever `LoggerProvider`, and leaves all else alone."""
 
     def __init__(self, spans: RolloutSpanProcessor) -> None:
         self._spans = spans

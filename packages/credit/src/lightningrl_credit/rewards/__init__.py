@@ -1,7 +1,5 @@
-"""Rewards: terminal ones of an episode, by name and weight, and automatic intermediate ones (AIR) of its calls.
-
-The names in `__init__.pyi` are public.
-"""
+"""Rewards: terminal ones of an episode, by name and weight, and automatic intermediate ones (AIR) of its calls. The
+names in `__init__.pyi` are public."""
 
 from lightningrl.lazy import lazy_names
 

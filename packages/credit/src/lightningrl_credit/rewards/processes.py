@@ -64,10 +64,8 @@ def scratch_prefix() -> str:
 
 
 class FunctionProcesses:
-    """Runs functions by name, at most `limit` calls of each at a time.
-
-    In threads of this process where the system is not Linux: Apple's frameworks do not outlive a fork.
-    """
+    """Runs functions by name, at most `limit` calls of each at a time. In threads of this process where the system is
+    not Linux: Apple's frameworks do not outlive a fork."""
 
     def __init__(self, functions: Mapping[str, tuple[Function, int]]) -> None:
         """`functions`: by name, with its limit. None of them may raise, and what they return can be pickled."""

@@ -80,8 +80,7 @@ class ToolStatusReward:
 
     def __init__(self, *, ok: float = 0.1, error: float = -0.1) -> None:
         """`ok` above 0 pays for calling tools, needed or not; where that is exploited, set it to 0 or take the
-        potential form. `error` is for error, unknown_tool, invalid_arguments and timeout.
-        """
+        potential form. `error` is for error, unknown_tool, invalid_arguments and timeout."""
         self._values: dict[ToolStatus, float] = {
             status: ok if status is ToolStatus.OK else error
             for status in ToolStatus
@@ -100,10 +99,8 @@ class ToolStatusShaping(ToolStatusReward):
 
 
 class ExecutionErrors(ToolStatusReward):
-    """Charges a call for its tools that ran and failed, or took too long.
-
-    The mean of -`charge` and 0.0 over its tools; None without a known status.
-    """
+    """Charges a call for its tools that ran and failed, or took too long. The mean of -`charge` and 0.0 over its tools;
+    None without a known status."""
 
     def __init__(self, *, charge: float = 0.1) -> None:
         super().__init__(ok=0.0, error=0.0)
@@ -152,10 +149,8 @@ class ValidArguments:
 
 
 class RepeatedCalls:
-    """Charges a call for its tools that were called before in the episode, by any call, with the same arguments.
-
-    The mean of -`charge` and 0.0 over its tools; None without tools whose arguments are known.
-    """
+    """Charges a call for its tools that were called before in the episode, by any call, with the same arguments. The
+    mean of -`charge` and 0.0 over its tools; None without tools whose arguments are known."""
 
     def __init__(self, *, charge: float = 0.1) -> None:
         self.charge = charge

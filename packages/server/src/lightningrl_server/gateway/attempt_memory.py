@@ -39,10 +39,8 @@ GivenAnswer = Answer | tuple[CallRecord, ...]
 
 
 class Retries:
-    """The logical calls of one attempt: each is recorded once, and its retries are answered with what was recorded.
-
-    A client tells a retry by a stable call id, or (OpenAI's and Anthropic's SDKs) by how often it sent the body.
-    """
+    """The logical calls of one attempt: each is recorded once, and its retries are answered with what was recorded. A
+    client tells a retry by a stable call id, or (OpenAI's and Anthropic's SDKs) by how often it sent the body."""
 
     def __init__(self) -> None:
         self._open: dict[str, asyncio.Event] = {}

@@ -45,6 +45,8 @@ __all__ = ["PolicyCalls", "Routing", "fitting_patterns"]
 
 logger = logging.getLogger(__name__)
 
+AnswerParts = AsyncGenerator[AnswerStart | TextDelta | Answer, None]
+
 
 class Routing:
     """The run's policies and what leads to each.
@@ -146,7 +148,7 @@ class PolicyCalls:
 
     async def run(
         self, info: AttemptInfo, request: CallRequest, context: CallContext, delivery: Delivery | None = None
-    ) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
+    ) -> AnswerParts:
         """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item.
         Where a stream is left early, what its `delivery` says was sent by then is recorded."""
         memory = await self._memories.find(info)
@@ -213,9 +215,7 @@ class PolicyCalls:
             )
         return context if role == context.agent else replace(context, agent=role), policy, renderer
 
-    async def _sample(
-        self, call: PolicyCall, delivery: Delivery
-    ) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
+    async def _sample(self, call: PolicyCall, delivery: Delivery) -> AnswerParts:
         request, policy, renderer = call.request, call.policy, call.renderer
         engine = await self._engines.info(policy)
         length = engine.context_length

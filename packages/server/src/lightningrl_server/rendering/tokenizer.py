@@ -80,10 +80,8 @@ def load_tokenizer(source: str | Path, *, is_there: bool = False) -> Any:
 
 
 class QuickTokenizer:
-    """Gives the `renderers` library what it asks, straight from the Rust core; the rest is transformers'.
-
-    transformers encodes one text as a batch of one, on a thread pool; and renderers encode headers anew for each call.
-    """
+    """Gives the `renderers` library what it asks, straight from the Rust core; the rest is transformers'. transformers
+    encodes one text as a batch of one, on a thread pool; and renderers encode headers anew for each call."""
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
         """`template_kwargs` are given to the chat template each time."""

@@ -14,7 +14,7 @@ from lightningrl_server.store import tables
 from lightningrl_server.store.call_log import add_other_calls, call_index, call_indices, check_finite, reward_rows
 from lightningrl_server.store.columns import decode_advantages, encode_advantages
 from lightningrl_server.store.errors import Conflict, UnknownRecord
-from lightningrl_server.store.reader import Reader, chunks, read_forgotten
+from lightningrl_server.store.reader import Reader, chunks, read_forgotten, same_columns
 from lightningrl_server.store.tables import (
     FORGOTTEN,
     advantages,
@@ -173,11 +173,9 @@ def _read_steps(_: Reader, db: Connection) -> tuple[StepRecord, ...]:
     last, _count = read_forgotten(db)
     return tuple(
         StepRecord(
-            step=row.step,
             rollout_ids=tuple(ids[row.step]),
-            metrics=row.metrics,
-            at=row.at,
             is_forgotten=row.step <= last,
+            **same_columns(row, StepRecord, but=("rollout_ids", "is_forgotten")),
         )
         for row in db.execute(select(steps).order_by(steps.c.step))
     )

@@ -162,12 +162,8 @@ def _read_rollouts(
     return tuple(
         RolloutRecord(
             spec=RolloutSpec(task=decode_task(row.body), **same_columns(row, RolloutSpec, but=("task",))),
-            state=row.state,
-            outcome=row.outcome,
             attempts=tuple(tries[row.pk]),
-            reward=row.reward,
-            trained_step=row.trained_step,
-            created_at=row.created_at,
+            **same_columns(row, RolloutRecord, but=("spec", "attempts")),
         )
         for row in rows
     )

@@ -142,11 +142,9 @@ def _listed(words: Iterable[int]) -> str:
 _CALLS = select(
     *(calls.c[name] for name in ("id", "call_key", "idx", "parent", "suffix", "completion", "agent", "span_id"))
 ).order_by(calls.c.idx)
-_has_gaps = or_(
-    tool_calls.c.arguments.is_(None), tool_calls.c.result.is_(None), tool_calls.c.status == ToolStatus.UNKNOWN
-)
+_gaps = or_(tool_calls.c.arguments.is_(None), tool_calls.c.result.is_(None), tool_calls.c.status == ToolStatus.UNKNOWN)
 _TOOLS = select(
     *(tool_calls.c[name] for name in ("id", "name", "status", "span")),
     is_shown.label("is_shown"),
-    _has_gaps.label("has_gaps"),
+    _gaps.label("has_gaps"),
 )

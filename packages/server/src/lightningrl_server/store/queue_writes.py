@@ -246,10 +246,8 @@ def _finish_again(tx: Transaction, row: Any, end: AttemptEnd) -> tuple[RolloutSt
 
 def _divergence(tx: Transaction, row: Any) -> str | None:
     """Say why a branch did not repeat its calls: it asked what was not recorded, or it ended before; None = it did."""
-    refused = select(other_calls.c.message).where(
-        other_calls.c.attempt_pk == row.pk, other_calls.c.code == DIVERGED_CODE
-    )
-    message: str | None = tx.db.execute(refused.order_by(other_calls.c.pk).limit(1)).scalar()
+    query = select(other_calls.c.message).where(other_calls.c.attempt_pk == row.pk, other_calls.c.code == DIVERGED_CODE)
+    message: str | None = tx.db.execute(query.order_by(other_calls.c.pk).limit(1)).scalar()
     if message is not None:
         return message
     point: BranchPoint = row.branch

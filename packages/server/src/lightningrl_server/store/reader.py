@@ -1,7 +1,5 @@
-"""`Reader`: rows to records, with a cache of interned words; any thread may use it with a connection of its own.
-
-A read of what is not committed yet takes a Reader of its own: after a rollback a word's number may be given anew.
-"""
+"""`Reader`: rows to records, with a cache of interned words; any thread may use it with a connection of its own. A read
+of what is not committed yet takes a Reader of its own: after a rollback a word's number may be given anew."""
 
 from __future__ import annotations
 

@@ -39,10 +39,8 @@ def show_in_notebook(
 ) -> str:
     """HTML of a run: where it lies, how far it is, its curve, and the line that opens its pages."""
     try:
-        picture = base64.b64encode(draw().read_bytes()).decode()
-        shown = (
-            f'<img alt="learning curve" style="max-width: 720px; width: 100%" src="data:image/png;base64,{picture}">'
-        )
+        image = base64.b64encode(draw().read_bytes()).decode()
+        shown = f'<img alt="learning curve" style="max-width: 720px; width: 100%" src="data:image/png;base64,{image}">'
     except (ConfigError, RunFolderError) as why:
         shown = html.escape(str(why))
     tested = [row[_VALIDATION] for row in metrics if _VALIDATION in row]
