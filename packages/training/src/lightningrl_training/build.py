@@ -37,20 +37,11 @@ from lightningrl_credit.rewards import (
 from lightningrl_credit.rewards.lineages import discount_of
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls, trained_calls_of
+from lightningrl_training import part_checks
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.evidence_services import PolicyQueries
 from lightningrl_training.judge import Judge
 from lightningrl_training.models import check_lengths, check_rendering, resolve_model
-from lightningrl_training.part_checks import (
-    check_capabilities,
-    check_critic,
-    check_judge,
-    check_potentials,
-    check_reward,
-    check_samples,
-    digest_parts,
-    gather,
-)
 from lightningrl_training.run_sync import in_caller
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import TaskSets
@@ -102,7 +93,7 @@ class Parts:
             check_answers(recipe.credit.use, requires, loaded.train)
             return loaded
 
-        *_, (evaluator, scorer), backends, task_sets, dialects = gather(
+        *_, (evaluator, scorer), backends, task_sets, dialects = part_checks.gather(
             *(partial(find_model, name) for name in recipe.all_policies),
             *(partial(plugins.find, "lightningrl_adapters", adapter) for adapter in recipe.adapters),
             credit,
@@ -126,26 +117,26 @@ def build_credit(
     recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None
 ) -> tuple[Evaluator, Scorer]:
     """Evaluator and scorer of a recipe; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
-    *parts, assigner, judge, _, _ = gather(
+    *parts, assigner, judge, _, _ = part_checks.gather(
         *(partial(_reward, name, recipe, plugins) for name in recipe.rewards),
         *(partial(_turn_reward, name, recipe, plugins) for name in recipe.intermediate_rewards),
         lambda: _credit(recipe, plugins),
         lambda: _judge(recipe),
         lambda: trained_calls(recipe),
-        lambda: check_samples(recipe),
+        lambda: part_checks.check_samples(recipe),
     )
     rewards, turns = parts[: len(recipe.rewards)], parts[len(recipe.rewards) :]
     discount = discount_of(assigner)
     gamma, joins = discount or (1.0, "sum")
     intermediate = {turn.name: replace(turn, gamma=gamma, joins=joins) for turn in turns}
-    check_potentials(recipe, [name for name, turn in intermediate.items() if turn.is_potential], discount)
+    part_checks.check_potentials(recipe, [name for name, turn in intermediate.items() if turn.is_potential], discount)
     evaluator = Evaluator(
         rewards=RewardSet(rewards),
         intermediate=intermediate,
         credit=assigner,
         outcomes=recipe.outcomes,
         plugins=plugins,
-        digests=digest_parts(recipe, rewards, intermediate, assigner),
+        digests=part_checks.digest_parts(recipe, rewards, intermediate, assigner),
         judge=judge,
         policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
     )
@@ -224,7 +215,7 @@ def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     config = recipe.rewards[name]
     own = {"recipe_folder": recipe.folder, "range": config.range}
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder, offered=own)
-    check_reward(name, config.use, reward)
+    part_checks.check_reward(name, config.use, reward)
     return NamedReward(
         **_part_in_return(name, config),
         function=reward,
@@ -283,10 +274,10 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     requires = assigner.requires | ({"agents"} if recipe.credit.compare == "role" or is_paid_by_role else frozenset())
     backend = plugins.trainers.get(recipe.backend)
     capabilities = None if backend is None else backend.capabilities
-    gather(
+    part_checks.gather(
         lambda: check_comparison(assigner, recipe.credit.compare),
-        lambda: check_judge(recipe, assigner),
-        lambda: check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
+        lambda: part_checks.check_judge(recipe, assigner),
+        lambda: part_checks.check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
         lambda: check_needs(recipe, recipe.credit.use, requires, capabilities, installed_needs(plugins)),
     )
     return assigner
@@ -320,7 +311,7 @@ def build_backends(
     for name, policy in recipe.all_policies.items():
         options = recipe.options_of(policy)
         if capabilities is not None:
-            check_capabilities(recipe.backend, capabilities, options)
+            part_checks.check_capabilities(recipe.backend, capabilities, options)
         offered: dict[str, Any] = {"policy": models[name], "name": name}
         if "max_staleness" in inspect.signature(plugin.factory).parameters:  # such a backend can serve while it learns
             offered["max_staleness"] = recipe.loop.max_staleness

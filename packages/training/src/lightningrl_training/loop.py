@@ -30,6 +30,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import RolloutMode, RolloutSpec, Trajectory
 from lightningrl_credit.metrics import describe_rollouts, judge_failures
 from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
+from lightningrl_training import step_warnings
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.collector import Collector, Phase, RewardedGroup, Rollouts, measure_phases
 from lightningrl_training.evaluator import Evaluator
@@ -38,13 +39,6 @@ from lightningrl_training.policies import Policies
 from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.step_forecast import forecast_step, step_seconds
-from lightningrl_training.step_warnings import (
-    StepWarnings,
-    count_repeated_answers,
-    explain_standstill,
-    has_stood_still,
-    last_validation,
-)
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, note
 from lightningrl_training.tasks import TaskSets, TaskStream, plan_branches, plan_group, plan_validation
 from lightningrl_viewer.reading.metrics import read_metrics
@@ -99,12 +93,12 @@ class Trainer:
     """Reads what the run's processes hold, as metrics of a step."""
     _started: float = 0.0
     _stream: TaskStream = field(init=False)
-    _warnings: StepWarnings = field(init=False)
+    _warnings: step_warnings.StepWarnings = field(init=False)
     _earned: float | None = None
     """The highest reward of a trained rollout since this process started."""
 
     def __post_init__(self) -> None:
-        self._warnings = StepWarnings(self.recipe, self.scorer, lambda: self.policies.call_speed)
+        self._warnings = step_warnings.StepWarnings(self.recipe, self.scorer, lambda: self.policies.call_speed)
 
     async def run(self) -> LoopState:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint. Raises
@@ -146,10 +140,12 @@ class Trainer:
     async def _explain_standstill(self) -> str | None:
         """The likely reason why validation is no better than before the first step; None where it is better."""
         rows = read_metrics(self.folder.metrics) if self.folder.metrics.is_file() else []
-        if not has_stood_still(rows, self.recipe.reward_bounds[1]):
+        if not step_warnings.has_stood_still(rows, self.recipe.reward_bounds[1]):
             return None
-        answers = await count_repeated_answers(self.control, self.tasks, self.recipe, last_validation(rows))
-        return explain_standstill(rows, self.recipe, answers=answers, earned=self._earned)
+        answers = await step_warnings.count_repeated_answers(
+            self.control, self.tasks, self.recipe, step_warnings.last_validation(rows)
+        )
+        return step_warnings.explain_standstill(rows, self.recipe, answers=answers, earned=self._earned)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started

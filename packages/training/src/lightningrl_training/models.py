@@ -10,17 +10,9 @@ from typing import Any
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig
+from lightningrl_server.rendering import templates
 from lightningrl_server.rendering.families import check_renderer, markup_of, refuse_images
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_server.rendering.templates import (
-    added_tokens,
-    check_shipped,
-    load_template,
-    no_tools,
-    read_template,
-    template_text,
-    template_variables,
-)
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_server.rendering.tool_turns import find_tool_turns
 from lightningrl_viewer.reading.model_files import find_model, read_model
@@ -114,7 +106,7 @@ def own_template(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Pa
             f"policy {name!r} has a renderer, {policy.renderer!r}, which writes its prompts, and a chat_template that "
             "nobody would read; leave one of them out"
         )
-    return load_template(policy.chat_template, folder, name)
+    return templates.load_template(policy.chat_template, folder, name)
 
 
 def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str, recipe_folder: Path) -> str | None:
@@ -126,12 +118,12 @@ def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: 
     # the usual, without a tokenizer
     if policy.renderer == "auto" and not policy.chat_template_kwargs and folder.is_absolute():
         refuse_images(model, name)
-        template, added = read_template(folder) or "" if own is None else own, added_tokens(folder)
-        check_shipped(policy.chat_template, added, name)
-        template_variables(template, f"policy {name!r}")
+        template, added = templates.read_template(folder) or "" if own is None else own, templates.added_tokens(folder)
+        templates.check_shipped(policy.chat_template, added, name)
+        templates.template_variables(template, f"policy {name!r}")
         markup = markup_of(model, template, added)
-        is_written = markup is not None and find_tool_turns(template_text(template), markup) is not None
-        return None if is_written else no_tools(name, added)
+        is_written = markup is not None and find_tool_turns(templates.template_text(template), markup) is not None
+        return None if is_written else templates.no_tools(name, added)
     if not folder.is_absolute() and not _has_tokenizer(model):
         return None
     renderer = PolicyRenderer(
@@ -142,8 +134,8 @@ def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: 
         chat_template=own,
     )
     vocabulary = renderer.tokenizer.get_added_vocab()
-    check_shipped(policy.chat_template, vocabulary, name)
-    return None if renderer.supports_tools else no_tools(name, vocabulary)
+    templates.check_shipped(policy.chat_template, vocabulary, name)
+    return None if renderer.supports_tools else templates.no_tools(name, vocabulary)
 
 
 def _has_tokenizer(model: str) -> bool:

@@ -14,15 +14,8 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory
 from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer
 from lightningrl_credit.unread import unread_rewards
+from lightningrl_training import explanations
 from lightningrl_training.collector import Rollouts
-from lightningrl_training.explanations import (
-    explain_cache,
-    explain_failed_rewards,
-    explain_left_threads,
-    explain_no_rewards,
-    explain_silence,
-    explain_timeouts,
-)
 from lightningrl_training.tasks import TaskSets, plan_validation
 
 __all__ = ["StepWarnings", "count_repeated_answers", "explain_standstill", "has_stood_still", "last_validation"]
@@ -54,7 +47,7 @@ class StepWarnings:
             self._warn(where, self._scorer.missing_roles(seen))
             if not self._scorer.remembers:
                 self._warn(where, unread_rewards(self._recipe, self._scorer, credited))
-        if left := explain_left_threads(seen):
+        if left := explanations.explain_left_threads(seen):
             self._warn_once("threads", where, f"{left}; threads_left counts them")
         cache = self._explain_cache(seen, is_validation=False)
         if scored.has_signal:  # else it is said why there is none
@@ -67,7 +60,7 @@ class StepWarnings:
         if scored.has_signal:
             self.silence = None
             return
-        why = explain_silence([trajectory for group in scored.groups for trajectory in group.trajectories])
+        why = explanations.explain_silence([trajectory for group in scored.groups for trajectory in group.trajectories])
         if why != self.silence:
             stays = "" if has_learned else "; weights stay as they are"
             self._warn(f"step {step}", f"no row carries a signal{stays}: {why}")
@@ -79,13 +72,13 @@ class StepWarnings:
         if "reward" in metrics:
             self._warn(where, timeouts)
         else:
-            logger.warning("%s has no score: %s", where, explain_no_rewards(seen, timeouts))
+            logger.warning("%s has no score: %s", where, explanations.explain_no_rewards(seen, timeouts))
         self._warn(where, self._explain_cache(seen, is_validation=True))
         self._warn_of_failed_rewards(where, seen)
 
     def explain_timeouts(self, seen: Sequence[Trajectory]) -> str | None:
         """The engine's part in rollouts that ran out of time; None where it has none."""
-        return explain_timeouts(
+        return explanations.explain_timeouts(
             seen,
             self._call_speed(),
             max_tokens=self._recipe.sampling.max_tokens,
@@ -95,13 +88,15 @@ class StepWarnings:
     def _explain_cache(self, seen: Sequence[Trajectory], *, is_validation: bool) -> str | None:
         """Remember tasks that models were called for. The sentence about a cache that answers in their place, once for
         training and once for validation."""
-        cache = explain_cache(seen, self._asked, is_validation=is_validation)
+        cache = explanations.explain_cache(seen, self._asked, is_validation=is_validation)
         self._asked.update(trajectory.task.id for trajectory in seen if trajectory.transitions)
         return cache if cache and self._is_new(f"cache, {is_validation=}") else None
 
     def _warn_of_failed_rewards(self, where: str, seen: Sequence[Trajectory]) -> None:
         if failed := [trajectory for trajectory in seen if trajectory.unrewarded is not None]:
-            sentence = f"{explain_failed_rewards(failed)}; such rollouts are left out, rewards_failed counts them"
+            sentence = (
+                f"{explanations.explain_failed_rewards(failed)}; such rollouts are left out, rewards_failed counts them"
+            )
             self._warn_once("rewards", where, sentence)
 
     def _warn_once(self, kind: str, where: str, sentence: str) -> None:

@@ -21,22 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from lightningrl.backends import Engine, GenerateRequest
 from lightningrl.errors import ContextOverflow, GrammarError, ServerError
-from lightningrl_server.engines.messages import (
-    ENGINES_PATH,
-    Cancel,
-    Chunk,
-    Failure,
-    FromServer,
-    Generate,
-    Hello,
-    Hold,
-    Outbox,
-    Release,
-    Welcome,
-    first_to_end,
-    pack,
-    unpack,
-)
+from lightningrl_server.engines import messages
 from lightningrl_server.engines.registry import closing
 
 __all__ = ["EngineLink", "EngineLinks"]
@@ -54,12 +39,12 @@ class EngineLink:
         """`url` is the server's `http(s)://` or `ws(s)://` address."""
         parts = urlsplit(url)
         scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-        self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + ENGINES_PATH, "", ""))
+        self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + messages.ENGINES_PATH, "", ""))
         self._engine = engine
         self._key = key
         self._backoff_s = backoff_s
         self._wait_s = backoff_s[0]
-        self._decode = msgspec.msgpack.Decoder(list[FromServer]).decode
+        self._decode = msgspec.msgpack.Decoder(list[messages.FromServer]).decode
         self._connected = asyncio.Event()
         self._released = asyncio.Event()
         self._released.set()
@@ -72,7 +57,7 @@ class EngineLink:
         self._began: dict[str, float] = {}
         """When the calls that are being sampled began, by id."""
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._outbox: Outbox | None = None
+        self._outbox: messages.Outbox | None = None
         self._socket: ClientConnection | None = None
         self._runner: asyncio.Task[None] | None = None
         self._refused: str | None = None
@@ -112,12 +97,12 @@ class EngineLink:
     async def hold(self) -> None:
         """Stop taking calls and wait until none is being sampled. Calls that arrive meanwhile wait, none is refused."""
         self._released.clear()
-        self._send(Hold())
+        self._send(messages.Hold())
         await self._idle.wait()
 
     async def release(self, version: int | None = None) -> None:
         """Serve again, with the engine's current version unless another is said."""
-        self._send(Release(self._engine.info.version if version is None else version))
+        self._send(messages.Release(self._engine.info.version if version is None else version))
         self._released.set()
 
     async def close(self) -> None:
@@ -157,13 +142,13 @@ class EngineLink:
 
     async def _serve(self, socket: ClientConnection) -> None:
         info = self._engine.info
-        outbox = Outbox()
+        outbox = messages.Outbox()
         held = not self._released.is_set()
-        outbox.put(Hello(info.policy, info.version, info.context_length, held, info.grammars))
+        outbox.put(messages.Hello(info.policy, info.version, info.context_length, held, info.grammars))
         self._outbox = outbox
         self._socket = socket
         try:
-            await first_to_end(self._read(socket, outbox), outbox.deliver(socket.send))
+            await messages.first_to_end(self._read(socket, outbox), outbox.deliver(socket.send))
         finally:
             self._connected.clear()
             self._outbox = self._socket = None
@@ -172,50 +157,50 @@ class EngineLink:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _read(self, socket: ClientConnection, outbox: Outbox) -> None:
+    async def _read(self, socket: ClientConnection, outbox: messages.Outbox) -> None:
         async for frame in socket:
             if isinstance(frame, str):
                 continue
             for message in self._decode(frame):
                 self._take(message, outbox)
 
-    def _take(self, message: FromServer, outbox: Outbox) -> None:
-        if isinstance(message, Welcome):
+    def _take(self, message: messages.FromServer, outbox: messages.Outbox) -> None:
+        if isinstance(message, messages.Welcome):
             self._connected.set()
             self._wait_s = self._backoff_s[0]
-        elif isinstance(message, Generate):
+        elif isinstance(message, messages.Generate):
             call = asyncio.create_task(self._answer(message, outbox))
             self._calls[message.id] = call
             call.add_done_callback(lambda _: self._calls.pop(message.id, None))
-        elif isinstance(message, Cancel):
+        elif isinstance(message, messages.Cancel):
             running = self._calls.get(message.id)
             if running is not None:
                 running.cancel()
 
-    async def _answer(self, message: Generate, outbox: Outbox) -> None:
+    async def _answer(self, message: messages.Generate, outbox: messages.Outbox) -> None:
         while not self._released.is_set():  # a call that crossed our Hold on its way
             await self._released.wait()
         self._began[message.id] = time.monotonic()
         self._idle.clear()
         try:
-            prompt_ids = unpack("i", message.prompt_ids)
+            prompt_ids = messages.unpack("i", message.prompt_ids)
             request = GenerateRequest(
                 id=message.id, prompt_ids=prompt_ids, sampling=message.sampling, session=message.session
             )
             await self._sample(request, outbox, whole=message.whole)
         except ContextOverflow as error:
-            outbox.put(Failure(message.id, "context_overflow", str(error)))
+            outbox.put(messages.Failure(message.id, "context_overflow", str(error)))
         except GrammarError as error:
-            outbox.put(Failure(message.id, "grammar", str(error)))
+            outbox.put(messages.Failure(message.id, "grammar", str(error)))
         except Exception as error:  # the boundary to the engine: the caller hears of it, the link lives on
             logger.exception("engine link: call %s failed", message.id)
-            outbox.put(Failure(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
+            outbox.put(messages.Failure(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
         finally:
             self._call_seconds += time.monotonic() - self._began.pop(message.id)
             if not self._began:
                 self._idle.set()
 
-    async def _sample(self, request: GenerateRequest, outbox: Outbox, *, whole: bool) -> None:
+    async def _sample(self, request: GenerateRequest, outbox: messages.Outbox, *, whole: bool) -> None:
         loop = asyncio.get_running_loop()
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -225,7 +210,7 @@ class EngineLink:
             async for chunk in chunks:
                 if version is not None and chunk.policy_version != version:
                     why = f"weights changed from version {version} to {chunk.policy_version} in mid-call"
-                    outbox.put(Failure(request.id, "engine", why))
+                    outbox.put(messages.Failure(request.id, "engine", why))
                     return
                 version = chunk.policy_version
                 self.tokens += len(chunk.token_ids)
@@ -233,12 +218,12 @@ class EngineLink:
                 logprobs.extend(chunk.logprobs)
                 is_due = not whole and tokens and loop.time() - sent_at >= _TOGETHER_S
                 if is_due or chunk.finish_reason is not None:
-                    packed = pack("i", tokens), pack("f", logprobs)
-                    outbox.put(Chunk(request.id, *packed, chunk.policy_version, chunk.finish_reason))
+                    packed = messages.pack("i", tokens), messages.pack("f", logprobs)
+                    outbox.put(messages.Chunk(request.id, *packed, chunk.policy_version, chunk.finish_reason))
                     tokens, logprobs, sent_at = [], [], loop.time()
                 if chunk.finish_reason is not None:
                     return
-        outbox.put(Failure(request.id, "engine", "the engine ended a completion without a finish reason"))
+        outbox.put(messages.Failure(request.id, "engine", "the engine ended a completion without a finish reason"))
 
 
 class EngineLinks:

@@ -15,22 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, GrammarError, LightningError
-from lightningrl_server.engines.messages import (
-    ENGINES_PATH,
-    Cancel,
-    Chunk,
-    Failure,
-    FromEngine,
-    Generate,
-    Hello,
-    Hold,
-    Outbox,
-    Release,
-    Welcome,
-    first_to_end,
-    pack,
-    unpack,
-)
+from lightningrl_server.engines import messages
 from lightningrl_server.engines.registry import EngineGone, EngineRegistry
 
 __all__ = ["RemoteEngine", "engine_route"]
@@ -42,19 +27,19 @@ class _Call:
     """One completion on its way."""
 
     def __init__(self, policy: str) -> None:
-        self.messages: asyncio.Queue[Chunk | Failure | None] = asyncio.Queue()
+        self.messages: asyncio.Queue[messages.Chunk | messages.Failure | None] = asyncio.Queue()
         """None = the engine is gone."""
         self.is_over = False
         self._policy = policy
 
     async def next(self) -> TokenChunk:
         message = await self.messages.get()
-        self.is_over = not isinstance(message, Chunk) or message.finish_reason is not None
-        if isinstance(message, Chunk):
+        self.is_over = not isinstance(message, messages.Chunk) or message.finish_reason is not None
+        if isinstance(message, messages.Chunk):
             try:
                 return TokenChunk(
-                    token_ids=unpack("i", message.token_ids),
-                    logprobs=unpack("f", message.logprobs),
+                    token_ids=messages.unpack("i", message.token_ids),
+                    logprobs=messages.unpack("f", message.logprobs),
                     policy_version=message.policy_version,
                     finish_reason=message.finish_reason,
                 )
@@ -76,7 +61,7 @@ class RemoteEngine:
         self._waiting: dict[str, _Call] = {}
         self._packed: tuple[tuple[int, ...], bytes] = (), b""
         """The last prompt: the choices of a call have the same."""
-        self.outbox = Outbox()
+        self.outbox = messages.Outbox()
 
     @property
     def info(self) -> EngineInfo:
@@ -101,8 +86,8 @@ class RemoteEngine:
         call = _Call(self._info.policy)
         try:
             if request.prompt_ids is not self._packed[0]:
-                self._packed = request.prompt_ids, pack("i", request.prompt_ids)
-            self.outbox.put(Generate(request.id, self._packed[1], request.sampling, whole, request.session))
+                self._packed = request.prompt_ids, messages.pack("i", request.prompt_ids)
+            self.outbox.put(messages.Generate(request.id, self._packed[1], request.sampling, whole, request.session))
         except (OverflowError, ValueError) as error:
             raise BackendError(f"the engine of policy {self._info.policy!r} cannot be asked: {error}") from error
         self._waiting[request.id] = call
@@ -111,9 +96,9 @@ class RemoteEngine:
         finally:
             del self._waiting[request.id]
             if not call.is_over:
-                self.outbox.put(Cancel(request.id))
+                self.outbox.put(messages.Cancel(request.id))
 
-    def deliver(self, message: Chunk | Failure) -> None:
+    def deliver(self, message: messages.Chunk | messages.Failure) -> None:
         """A message from the engine; one for a call that was given up is dropped."""
         call = self._waiting.get(message.id)
         if call is not None:
@@ -127,7 +112,7 @@ class RemoteEngine:
 
 def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
     """The server's endpoint. `key` is the run key that an engine shows as `Authorization: Bearer …`."""
-    decode = msgspec.msgpack.Decoder(list[FromEngine]).decode
+    decode = msgspec.msgpack.Decoder(list[messages.FromEngine]).decode
     expected = f"Bearer {key}".encode()
 
     async def serve(socket: WebSocket) -> None:
@@ -138,7 +123,7 @@ def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
         await socket.accept()
         try:
             first, *rest = decode(await socket.receive_bytes())
-            if not isinstance(first, Hello):
+            if not isinstance(first, messages.Hello):
                 raise msgspec.ValidationError(f"an engine must say hello first, not {type(first).__name__!r}")
             engine = RemoteEngine(
                 EngineInfo(
@@ -149,17 +134,17 @@ def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
                 )
             )
             registry.attach(engine, held=first.held)
-            engine.outbox.put(Welcome())
+            engine.outbox.put(messages.Welcome())
 
             async def read() -> None:
-                messages = rest
+                batch = rest
                 while True:
-                    for message in messages:
+                    for message in batch:
                         _take(registry, engine, message)
-                    messages = decode(await socket.receive_bytes())
+                    batch = decode(await socket.receive_bytes())
 
             try:
-                await first_to_end(read(), _write(socket, engine.outbox))
+                await messages.first_to_end(read(), _write(socket, engine.outbox))
             finally:
                 registry.detach(engine)
                 engine.disconnect()
@@ -172,20 +157,20 @@ def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
             logger.exception("the link to an engine broke")
             await _close(socket, 1011, "the server's end broke")
 
-    return WebSocketRoute(ENGINES_PATH, serve)
+    return WebSocketRoute(messages.ENGINES_PATH, serve)
 
 
-def _take(registry: EngineRegistry, engine: RemoteEngine, message: FromEngine) -> None:
-    if isinstance(message, Chunk | Failure):
+def _take(registry: EngineRegistry, engine: RemoteEngine, message: messages.FromEngine) -> None:
+    if isinstance(message, messages.Chunk | messages.Failure):
         engine.deliver(message)
-    elif isinstance(message, Hold):
+    elif isinstance(message, messages.Hold):
         registry.hold(engine)
-    elif isinstance(message, Release):
+    elif isinstance(message, messages.Release):
         engine.set_version(message.version)
         registry.hold(engine, held=False)
 
 
-async def _write(socket: WebSocket, outbox: Outbox) -> None:
+async def _write(socket: WebSocket, outbox: messages.Outbox) -> None:
     try:
         await outbox.deliver(socket.send_bytes)
     except (WebSocketDisconnect, RuntimeError, OSError) as error:

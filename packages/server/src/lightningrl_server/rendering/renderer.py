@@ -20,14 +20,8 @@ import msgspec
 
 from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl_server.lru import LruCache
+from lightningrl_server.rendering import families
 from lightningrl_server.rendering.call_forms import CallForm, find_form
-from lightningrl_server.rendering.families import (
-    create_renderer,
-    markup_of,
-    renderers_that_fit,
-    resolve_config,
-    template_of,
-)
 from lightningrl_server.rendering.switches import changes_prompts
 from lightningrl_server.rendering.templates import GIVEN, check_template_kwargs, no_tools, template_variables
 from lightningrl_server.rendering.text_parser import TextParser, parsed_calls
@@ -93,12 +87,12 @@ class PolicyRenderer:
         self._template_kwargs = dict(template_kwargs or {})
         replaced = {} if chat_template is None else {"chat_template": chat_template}
         self.tokenizer = QuickTokenizer(tokenizer, {**self._template_kwargs, **replaced})
-        template = template_of(tokenizer) if chat_template is None else chat_template
+        template = families.template_of(tokenizer) if chat_template is None else chat_template
         added: Mapping[str, int] = tokenizer.get_added_vocab()
-        markup = markup_of(str(getattr(tokenizer, "name_or_path", "") or ""), template, added)
+        markup = families.markup_of(str(getattr(tokenizer, "name_or_path", "") or ""), template, added)
         wanted = "default" if chat_template is not None and renderer_config == "auto" else renderer_config
-        config = resolve_config(tokenizer, self.name, wanted, self._template_kwargs, markup)
-        self._renderer = create_renderer(self.tokenizer, config, self.name)
+        config = families.resolve_config(tokenizer, self.name, wanted, self._template_kwargs, markup)
+        self._renderer = families.create_renderer(self.tokenizer, config, self.name)
         self.is_default: bool = config.name == "default"
         """The policy's own chat template renders; no model-specific renderer is known for it."""
         template = self._check_template(template)
@@ -260,7 +254,7 @@ class PolicyRenderer:
     @cached_property
     def without_tools(self) -> str:
         """Sentence on a policy that cannot be offered tools: why, and what to do."""
-        return no_tools(self.name, self.tokenizer.get_added_vocab()) + renderers_that_fit(self.tokenizer)
+        return no_tools(self.name, self.tokenizer.get_added_vocab()) + families.renderers_that_fit(self.tokenizer)
 
     def open_call(self, prompt_ids: Sequence[int], name: str | None) -> tuple[int, ...] | None:
         """Tokens that begin a tool call (of the tool `name`; None = of any) after a prompt. None = no such markup is

@@ -28,17 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import SchemaItem
 
-from lightningrl.types import (
-    BranchPoint,
-    Evidence,
-    FinishReason,
-    OtherCallKind,
-    Outcome,
-    RolloutMode,
-    RolloutState,
-    SamplingSettings,
-    ToolStatus,
-)
+from lightningrl import types
 from lightningrl_server.records import DIALOGUE
 from lightningrl_server.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
 from lightningrl_server.store.databases import CLUSTERED, partial_index
@@ -104,18 +94,18 @@ rollouts = _numbered(
     Column("id", Text, nullable=False, unique=True),
     Column("task_pk", ForeignKey(tasks.c.pk), nullable=False),
     Column("group_id", Text, nullable=False),
-    Column("mode", Choice(RolloutMode), nullable=False),
+    Column("mode", Choice(types.RolloutMode), nullable=False),
     Column("step", Integer, nullable=False),
-    Column("sampling", Json(SamplingSettings, "a rollout's sampling")),
+    Column("sampling", Json(types.SamplingSettings, "a rollout's sampling")),
     Column("max_attempts", Integer, nullable=False),
     Column("timeout_s", Float, nullable=False),
-    Column("state", Choice(RolloutState), nullable=False),
-    Column("outcome", Choice(Outcome)),
+    Column("state", Choice(types.RolloutState), nullable=False),
+    Column("outcome", Choice(types.Outcome)),
     Column("started", Integer, nullable=False, server_default="0"),
     Column("forgiven", Integer, nullable=False, server_default="0"),
     Column("deciding", Integer),
     Column("created_at", Float, nullable=False),
-    Column("branch", Json(BranchPoint, "a branch point")),
+    Column("branch", Json(types.BranchPoint, "a branch point")),
     # of the deciding attempt, as `lightningrl_server.store.participants` lists words; NULL until an attempt has ended
     *(Column(name, Text) for name in ("roles", "tools", "failed_tools")),
 )
@@ -132,7 +122,7 @@ attempts = _numbered(
     Column("expires_at", Float, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
-    Column("outcome", Choice(Outcome)),
+    Column("outcome", Choice(types.Outcome)),
     Column("output", LongText),
     Column("error", LongText),
     Column("duration_s", Finite, nullable=False, server_default="0"),
@@ -165,7 +155,7 @@ calls = _numbered(
     Column("suffix", LargeBinary, nullable=False),
     Column("completion", LargeBinary, nullable=False),
     Column("logprobs", Floats, nullable=False),
-    Column("finish_reason", Choice(FinishReason), nullable=False),
+    Column("finish_reason", Choice(types.FinishReason), nullable=False),
     Column("sampling", Integer, nullable=False),
     Column("seed", Text),  # decimal
     Column("agent", Integer),
@@ -193,7 +183,7 @@ tool_calls = _numbered(
     Column("name", Integer, nullable=False),
     Column("arguments", LongText),
     Column("result", LongText),
-    Column("status", Choice(ToolStatus), nullable=False),
+    Column("status", Choice(types.ToolStatus), nullable=False),
     Column("duration_s", Finite, nullable=False),
     Column("transition_id", Text),
     Column("agent", Integer),
@@ -212,7 +202,7 @@ Index("tool_calls_status", tool_calls.c.name, tool_calls.c.status)
 other_calls = _numbered(
     "other_calls",
     Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False, index=True),
-    Column("kind", Choice(OtherCallKind), nullable=False),
+    Column("kind", Choice(types.OtherCallKind), nullable=False),
     Column("path", CleanText, nullable=False),
     Column("model", CleanText, nullable=False),
     Column("agent", Integer),
@@ -239,7 +229,7 @@ rewards, computed = (
 )
 digests = _of_attempt("digests", Column("part", Integer, primary_key=True), Column("digest", Integer, nullable=False))
 advantages = _of_attempt("advantages", Column("idx", Integer, primary_key=True), Column("data", LargeBinary))
-evidence = _of_attempt("evidence", Column("data", Wire(Evidence), nullable=False))
+evidence = _of_attempt("evidence", Column("data", Wire(types.Evidence), nullable=False))
 scores = _of_attempt("scores", Column("reward", Float), Column("unrewarded", CleanText))
 
 steps = Table(

@@ -23,16 +23,7 @@ from lightningrl_credit.samples import build_samples
 from lightningrl_credit.trained_calls import only_trained
 from lightningrl_training.build import trained_calls
 from lightningrl_training.checkpoints import find_checkpoint
-from lightningrl_training.evaluation.recomputation import (
-    Check,
-    Gap,
-    find_places,
-    is_sampled,
-    judge_gaps,
-    judge_steps,
-    read_trajectories,
-    recompute,
-)
+from lightningrl_training.evaluation import recomputation
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun, open_run
 
@@ -43,8 +34,8 @@ __all__ = ["Certificate", "certify"]
 class Certificate:
     """A certificate of a run's tokens."""
 
-    checks: tuple[Check, ...]
-    gaps: Mapping[str, tuple[Gap, ...]]
+    checks: tuple[recomputation.Check, ...]
+    gaps: Mapping[str, tuple[recomputation.Gap, ...]]
     """Gaps by policy: of all tokens, then by version, by number of the call, by position in the row."""
     tokens: int
     """Sampled tokens of all rollouts."""
@@ -67,15 +58,19 @@ async def certify(folder: Path) -> Certificate:
     origin = RunOrigin.read(folder)
     find_checkpoint(folder)
     async with open_run(folder) as run:
-        places, tokens = await find_places(run)
+        places, tokens = await recomputation.find_places(run)
         if not tokens:
             raise RunFolderError(
                 f"run {str(folder)!r} has recorded no sampled token; look why: lightningrl rollouts list --run "
                 f"{shlex.quote(str(folder))}"
             )
         steps, trained = await run.look.steps(), await find_trained(run, origin.recipe)
-        gaps = await recompute(run, folder, origin, places)
-    checks = [*judge_gaps(gaps, origin.recipe), *judge_steps(steps, origin.recipe, places), *trained.checks(steps)]
+        gaps = await recomputation.recompute(run, folder, origin, places)
+    checks = [
+        *recomputation.judge_gaps(gaps, origin.recipe),
+        *recomputation.judge_steps(steps, origin.recipe, places),
+        *trained.checks(steps),
+    ]
     return Certificate(
         checks=tuple(checks),
         gaps=gaps,
@@ -109,7 +104,7 @@ class TrainedTokens:
                 self.seen.add((row.rollout_id, number))
                 self.unique += len(places)
             is_as_sampled = (
-                is_sampled(call)
+                recomputation.is_sampled(call)
                 and np.array_equal(places, start + np.flatnonzero(call.chosen))
                 and np.array_equal(row.token_ids[start : start + len(call.completion_ids)], call.completion_ids)
                 and np.array_equal(row.token_ids[:start], call.prompt_ids)
@@ -118,16 +113,16 @@ class TrainedTokens:
             )
             self.unsampled += 0 if is_as_sampled else len(places)
 
-    def checks(self, steps: Sequence[StepRecord]) -> Iterator[Check]:
+    def checks(self, steps: Sequence[StepRecord]) -> Iterator[recomputation.Check]:
         """Yield the checks. Where nothing was trained, they are undecided (`is_passed` is None)."""
         has_any = self.tokens > 0
         evidence = f"{self.tokens} trained tokens, {self.unsampled} of them not sampled so, after the same tokens"
         is_passed = self.unsampled == 0 if has_any else None
-        yield Check(name="trained tokens were sampled", is_passed=is_passed, evidence=evidence)
+        yield recomputation.Check(name="trained tokens were sampled", is_passed=is_passed, evidence=evidence)
         ratio = self.tokens / max(1, self.unique)
         evidence = f"{self.tokens} trained of {self.unique} different tokens: each {ratio:.2f} times"
         is_passed = self.tokens == self.unique if has_any else None
-        yield Check(name="each is trained once", is_passed=is_passed, evidence=evidence)
+        yield recomputation.Check(name="each is trained once", is_passed=is_passed, evidence=evidence)
         forgotten = [step.step for step in steps if step.is_forgotten]
         counted = {step.step: step.metrics.get("trained_tokens", 0.0) for step in steps if not step.is_forgotten}
         differ = [step for step, tokens in counted.items() if tokens != self.by_step[step]]
@@ -140,14 +135,14 @@ class TrainedTokens:
                 f"; nothing is said of steps {forgotten[0]} to {forgotten[-1]}, whose rollouts were forgotten "
                 "(loop.keep_rollouts)"
             )
-        yield Check(name="the record is what was trained", is_passed=not differ, evidence=evidence)
+        yield recomputation.Check(name="the record is what was trained", is_passed=not differ, evidence=evidence)
 
 
 async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
     """Make the rows that teach again, from trajectories and advantages as the store has them."""
     trained, calls = TrainedTokens(), trained_calls(recipe)
     for step in await run.look.steps():
-        read = read_trajectories(run, step.rollout_ids)
+        read = recomputation.read_trajectories(run, step.rollout_ids)
         trajectories = {trajectory.rollout_id: trajectory async for trajectory in read}
         scores = {score.rollout_id: score.advantages for score in await run.look.scores(step.rollout_ids)}
         chosen = [only_trained(trajectory, calls) for trajectory in trajectories.values()]

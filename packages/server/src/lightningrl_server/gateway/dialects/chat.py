@@ -12,22 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lightningrl_server.gateway.dialects.checks import (
-    Flag,
-    Number,
-    check_count,
-    check_tool_call_ids,
-    decode_body,
-    is_nothing,
-    join_text,
-    read_arguments,
-    read_asked,
-    read_extras,
-    read_format,
-    read_stop,
-    read_whole,
-    with_instruction,
-)
+from lightningrl_server.gateway.dialects import checks
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
 
@@ -46,7 +31,7 @@ class ChatRequest:
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: Flag = None
+    include_usage: checks.Flag = None
 
 
 class _Function(msgspec.Struct):
@@ -82,18 +67,18 @@ class _Body(msgspec.Struct):
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    parallel_tool_calls: Flag = None
-    n: Number = None
-    stream: Flag = None
+    parallel_tool_calls: checks.Flag = None
+    n: checks.Number = None
+    stream: checks.Flag = None
     stream_options: _StreamOptions | None = None
-    max_tokens: Number = None
-    max_completion_tokens: Number = None
+    max_tokens: checks.Number = None
+    max_completion_tokens: checks.Number = None
     stop: str | list[str | None] | None = None
-    seed: Number = None
+    seed: checks.Number = None
     temperature: Any = None
     top_p: Any = None
-    logprobs: Flag = None
-    top_logprobs: Number = None
+    logprobs: checks.Flag = None
+    top_logprobs: checks.Number = None
     response_format: str | dict[str, Any] | None = None
     logit_bias: Any = None
     functions: Any = None
@@ -108,31 +93,32 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = False) -> ChatRequest:
     """Raises Refusal with what is wrong, which, and what next."""
-    body = decode_body(_decode, data, "chat completion")
+    body = checks.decode_body(_decode, data, "chat completion")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    choices = read_whole("n", body.n, 1, max_choices) or 1
-    top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20) or 0
+    choices = checks.read_whole("n", body.n, 1, max_choices) or 1
+    top_logprobs = checks.read_whole("top_logprobs", body.top_logprobs, 0, 20) or 0
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
-    check_count("messages", body.messages)
+    checks.check_count("messages", body.messages)
     _refuse_unsupported(body)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
-    check_tool_call_ids(messages)
+    checks.check_tool_call_ids(messages)
     is_offering = body.tools or body.tool_choice
     offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted) if is_offering else {}
     wanted = _format(body.response_format) if body.response_format else None
     call = CallRequest(
         model=body.model or "",
-        messages=with_instruction(messages, wanted),
+        messages=checks.with_instruction(messages, wanted),
         format=wanted,
         parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
         n=choices,
         stream=bool(body.stream),
-        max_tokens=read_whole("max_tokens", limit, 1),
-        stop=read_stop("stop", body.stop),
-        seed=read_whole("seed", body.seed, -(2**63), 2**63 - choices),  # each choice is sampled with a seed of its own
-        asked=read_asked(temperature=body.temperature, top_p=body.top_p),
-        extras=read_extras(data, _Body, form="response_format"),
+        max_tokens=checks.read_whole("max_tokens", limit, 1),
+        stop=checks.read_stop("stop", body.stop),
+        # each choice is sampled with a seed of its own
+        seed=checks.read_whole("seed", body.seed, -(2**63), 2**63 - choices),
+        asked=checks.read_asked(temperature=body.temperature, top_p=body.top_p),
+        extras=checks.read_extras(data, _Body, form="response_format"),
         **offer,
     )
     return ChatRequest(
@@ -144,12 +130,12 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.logit_bias and not is_nothing(body.logit_bias):
+    if body.logit_bias and not checks.is_nothing(body.logit_bias):
         raise Refusal.at(
             "logit_bias", "is not supported: the recorded logprobs would not be the ones sampled from; leave it out"
         )
     chosen = None if body.function_call in ("none", "auto") else body.function_call
-    if (body.functions and not is_nothing(body.functions)) or (chosen and not is_nothing(chosen)):
+    if (body.functions and not checks.is_nothing(body.functions)) or (chosen and not checks.is_nothing(chosen)):
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
     if "audio" in (body.modalities or ()):
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
@@ -179,7 +165,7 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
     content = message.content
     if role == "assistant" and isinstance(content, list):
         content = [part for part in content if not _is_thought(part)]
-    text = content if isinstance(content, str) else join_text(content, where)
+    text = content if isinstance(content, str) else checks.join_text(content, where)
     plain: dict[str, Any] = {"role": role, "content": text}
     if message.audio:
         raise Refusal.at(where, "speaks in audio; the policy reads text only: send its text", field=".audio")
@@ -190,7 +176,7 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
             plain["reasoning_content"] = thoughts
         if message.tool_calls:
             plain["tool_calls"] = [_tool_call(call, where) for call in message.tool_calls]
-        if message.function_call and not is_nothing(message.function_call):
+        if message.function_call and not checks.is_nothing(message.function_call):
             raise Refusal(f"{where}.function_call is not supported; use tool_calls", param=f"{where}.function_call")
     elif role == "tool":
         if call_id := _call_id(message.tool_call_id):
@@ -227,7 +213,7 @@ def _tool_call(call: _ToolCall, where: str) -> dict[str, Any]:
         raise Refusal.at(
             where, f"has a tool call of type {call.type!r}; only functions are supported", field=".tool_calls"
         )
-    value = read_arguments(call.function.arguments, where)
+    value = checks.read_arguments(call.function.arguments, where)
     return {"id": _call_id(call.id), "type": "function", "function": {"name": call.function.name, "arguments": value}}
 
 
@@ -250,6 +236,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _format(wanted: str | dict[str, Any] | None) -> AnswerFormat | None:
     if not isinstance(wanted, dict):
-        return read_format(wanted or None, None, "response_format")
+        return checks.read_format(wanted or None, None, "response_format")
     named = wanted.get("json_schema")
-    return read_format(wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format")
+    return checks.read_format(
+        wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format"
+    )

@@ -16,23 +16,7 @@ from typing import Any
 
 import msgspec
 
-from lightningrl_server.gateway.dialects.checks import (
-    DOCUMENTS,
-    Number,
-    check_count,
-    check_tool_call_ids,
-    decode_body,
-    is_parts,
-    join_text,
-    read_arguments,
-    read_asked,
-    read_extras,
-    read_format,
-    read_stop,
-    read_whole,
-    refuse_fields,
-    with_instruction,
-)
+from lightningrl_server.gateway.dialects import checks
 from lightningrl_server.gateway.dialects.context_edits import read_edits
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
@@ -59,7 +43,7 @@ class _Message(msgspec.Struct):
 class _Body(msgspec.Struct):
     messages: list[_Message]
     model: str = ""
-    max_tokens: Number = None
+    max_tokens: checks.Number = None
     system: str | list[dict[str, Any] | str] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | str | None = None
@@ -91,7 +75,7 @@ _REFUSED = {
 
 def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> MessagesRequest:
     """Raises Refusal with what is wrong, which, and what next."""
-    body = decode_body(_decode, data, "messages request")
+    body = checks.decode_body(_decode, data, "messages request")
     _refuse_unsupported(body)
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
@@ -103,26 +87,26 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         )
     messages: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": join_text(body.system, "system")})
+        messages.append({"role": "system", "content": checks.join_text(body.system, "system")})
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
-    check_count("messages", messages)
-    check_tool_call_ids(messages)
+    checks.check_count("messages", messages)
+    checks.check_tool_call_ids(messages)
     choice = body.tool_choice if isinstance(body.tool_choice, dict) else {}
     offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted, choices=_CHOICES)
     wanted = _format(body)
     call = CallRequest(
         model=body.model,
-        messages=with_instruction(messages, wanted),
+        messages=checks.with_instruction(messages, wanted),
         format=wanted,
         parallel_tools=choice.get("disable_parallel_tool_use") is not True,
         stream=bool(body.stream),
-        max_tokens=read_whole("max_tokens", body.max_tokens, 1),
-        stop=read_stop("stop_sequences", body.stop_sequences),
+        max_tokens=checks.read_whole("max_tokens", body.max_tokens, 1),
+        stop=checks.read_stop("stop_sequences", body.stop_sequences),
         edits=read_edits(body.context_management, messages),
-        asked=read_asked(temperature=body.temperature, top_p=body.top_p),
+        asked=checks.read_asked(temperature=body.temperature, top_p=body.top_p),
         failed_tools=_failed_tools(body.messages),
-        extras=read_extras(data, _Body, form="output_config.format"),
+        extras=checks.read_extras(data, _Body, form="output_config.format"),
         **offer,
     )
     manages, shows = body.context_management is not None, (body.thinking or {}).get("type") not in (None, "disabled")
@@ -130,7 +114,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    refuse_fields(body, _REFUSED)
+    checks.refuse_fields(body, _REFUSED)
     if body.thread:  # the SDK's tool runner asks for one first, reads the details, and goes on with whole histories
         raise Refusal(
             "threads are not kept here; send the whole history in messages",
@@ -166,7 +150,7 @@ def _assistant(blocks: list[dict[str, Any] | str], where: str) -> dict[str, Any]
             calls.append(_tool_use(block, f"{where}.content[{index}]"))
         elif kind != "redacted_thinking":  # nothing of it can be read
             raise _unsupported(kind, f"{where}.content[{index}]")
-    plain: dict[str, Any] = {"role": "assistant", "content": join_text(texts, where)}
+    plain: dict[str, Any] = {"role": "assistant", "content": checks.join_text(texts, where)}
     if thoughts:
         plain["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -178,21 +162,21 @@ def _others(role: str, blocks: list[dict[str, Any] | str], where: str) -> Iterat
     texts: list[dict[str, Any] | str] = []
     for index, block in enumerate(blocks):
         kind = "text" if isinstance(block, str) else block.get("type")
-        if isinstance(block, str) or kind in ("text", *DOCUMENTS):
+        if isinstance(block, str) or kind in ("text", *checks.DOCUMENTS):
             texts.append(block)
         elif kind == "tool_result" and role == "user":
             if texts:
-                yield {"role": role, "content": join_text(texts, where)}
+                yield {"role": role, "content": checks.join_text(texts, where)}
                 texts = []
             yield _tool_result(block, f"{where}.content[{index}]")
         else:
             raise _unsupported(kind, f"{where}.content[{index}]")
     if texts or not blocks:
-        yield {"role": role, "content": join_text(texts, where)}
+        yield {"role": role, "content": checks.join_text(texts, where)}
 
 
 def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
-    arguments = read_arguments(block.get("input"), where)
+    arguments = checks.read_arguments(block.get("input"), where)
     if not isinstance(arguments, dict):
         raise Refusal.at(where, "has an input that is no object; send the tool's arguments as one")
     name, call_id = _string(block, "name", where), _string(block, "id", where)
@@ -201,9 +185,9 @@ def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
     content = block.get("content")
-    if not is_parts(content):
+    if not checks.is_parts(content):
         raise Refusal.at(where, "has a content that is neither text nor blocks")
-    text = join_text(content, where)
+    text = checks.join_text(content, where)
     if _is_failed(block) and not text.lower().startswith("error"):
         text = f"Error: {text}" if text else "Error"  # the other dialects have no flag either: the policy reads it
     return {"role": "tool", "content": text, "tool_call_id": _string(block, "tool_use_id", where)}
@@ -213,7 +197,7 @@ def _failed_tools(messages: Sequence[_Message]) -> dict[str, str]:
     """The results of tools with `is_error`, which the policy reads with "Error" before them."""
     blocks = (block for message in messages if not isinstance(message.content, str) for block in message.content)
     return {
-        _string(block, "tool_use_id", "messages"): join_text(block.get("content"), "messages")
+        _string(block, "tool_use_id", "messages"): checks.join_text(block.get("content"), "messages")
         for block in blocks
         if isinstance(block, dict) and block.get("type") == "tool_result" and _is_failed(block)
     }
@@ -247,4 +231,4 @@ def _format(body: _Body) -> AnswerFormat | None:
     wanted = (body.output_config or {}).get("format") or body.output_format
     if not isinstance(wanted, dict):
         return None
-    return read_format(wanted.get("type"), wanted.get("schema"), "output_config.format")
+    return checks.read_format(wanted.get("type"), wanted.get("schema"), "output_config.format")

@@ -23,21 +23,7 @@ from typing import Any
 
 import msgspec
 
-from lightningrl_server.gateway.dialects.checks import (
-    Number,
-    check_count,
-    check_tool_call_ids,
-    decode_body,
-    is_parts,
-    join_text,
-    read_arguments,
-    read_asked,
-    read_extras,
-    read_format,
-    read_whole,
-    refuse_fields,
-    with_instruction,
-)
+from lightningrl_server.gateway.dialects import checks
 from lightningrl_server.gateway.dialects.context_edits import read_compaction
 from lightningrl_server.gateway.dialects.responses_tools import OfferedTools, read_offered
 from lightningrl_server.gateway.dialects.tools import read_choice
@@ -59,12 +45,12 @@ class _Body(msgspec.Struct):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
-    max_output_tokens: Number = None
+    max_output_tokens: checks.Number = None
     temperature: Any = None
     top_p: Any = None
     text: _TextConfig | None = None
     include: list[str] | None = None
-    top_logprobs: Number = None
+    top_logprobs: checks.Number = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     background: bool | None = None
@@ -103,19 +89,19 @@ _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant"
 
 def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> ResponsesRequest:
     """Raises Refusal with what is wrong, which, and what next."""
-    body = decode_body(_decode, data, "responses request")
+    body = checks.decode_body(_decode, data, "responses request")
     _refuse_unsupported(body)
-    body.max_output_tokens = limit = read_whole("max_output_tokens", body.max_output_tokens, 1)
-    body.top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20)
+    body.max_output_tokens = limit = checks.read_whole("max_output_tokens", body.max_output_tokens, 1)
+    body.top_logprobs = checks.read_whole("top_logprobs", body.top_logprobs, 0, 20)
     items = body.input or []
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
-    check_count("input", items)
+    checks.check_count("input", items)
     if not items:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     wanted = _format(body.text, items)
-    head = with_instruction(instructions, wanted)
+    head = checks.with_instruction(instructions, wanted)
     offered = read_offered(body.tools, items, drops_hosted=drops_hosted)
     previous = body.previous_response_id
 
@@ -136,8 +122,8 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         parallel_tools=body.parallel_tool_calls is not False,
         stream=bool(body.stream),
         max_tokens=limit,
-        asked=read_asked(temperature=body.temperature, top_p=body.top_p),
-        extras=read_extras(data, _Body, form="text.format"),
+        asked=checks.read_asked(temperature=body.temperature, top_p=body.top_p),
+        extras=checks.read_extras(data, _Body, form="text.format"),
         edits=read_compaction(body.context_management),
         previous=previous.removeprefix("resp_") if previous else None,
         head=len(head),
@@ -146,7 +132,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    refuse_fields(body, _REFUSED)
+    checks.refuse_fields(body, _REFUSED)
     # "auto" truncates what is beyond the context, and that is refused by its length
     if body.truncation not in (None, "disabled", "auto"):
         raise Refusal.at("truncation", f"is {body.truncation!r}; it may be 'auto' or 'disabled'")
@@ -168,7 +154,7 @@ def _read_items(
         conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
     if not conversation.messages:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
-    check_tool_call_ids(conversation.messages, goes_on=goes_on, once=True)
+    checks.check_tool_call_ids(conversation.messages, goes_on=goes_on, once=True)
     return conversation.messages
 
 
@@ -245,7 +231,7 @@ class _Conversation:
             ways = "no arguments; a function_call has them as JSON text", "no input; a custom_tool_call has it as text"
             raise Refusal.at(where, f"has {ways[is_custom]}")
         message = self._assistant(item, starts=False)
-        arguments = {"input": asked} if is_custom else read_arguments(asked, where)
+        arguments = {"input": asked} if is_custom else checks.read_arguments(asked, where)
         function = {"name": self._tools.name_of(name, item.get("namespace")), "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
@@ -301,9 +287,9 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
 
 
 def _text(content: Any, where: str) -> str:
-    if not is_parts(content):
+    if not checks.is_parts(content):
         raise Refusal.at(where, "has a content that is neither text nor parts", field=".content")
-    return join_text(content, where)
+    return checks.join_text(content, where)
 
 
 def _string(item: dict[str, Any], key: str, where: str) -> str:
@@ -335,4 +321,4 @@ def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> Ans
         update = item.get("text") if item.get("type") == "configuration_update" else None
         if isinstance(update, dict) and isinstance(update.get("format"), dict):
             wanted = update["format"]
-    return None if wanted is None else read_format(wanted.get("type"), wanted.get("schema"), "text.format")
+    return None if wanted is None else checks.read_format(wanted.get("type"), wanted.get("schema"), "text.format")
