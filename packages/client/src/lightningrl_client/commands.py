@@ -34,7 +34,7 @@ WorkersOption = Annotated[
 def read_settings(
     texts: Sequence[str] | None, shortcuts: Mapping[str, Any] | None = None, *, workers: str | None = None
 ) -> dict[str, Any]:
-    """Settings by dotted key, of `--set KEY=VALUE`, options of one key (None = not given), `--workers`. ConfigError."""
+    """Settings by key, of `--set KEY=VALUE`, options of one (None = not given), `--workers`. Raises ConfigError."""
     from lightningrl_client.recipe_file import parse_setting
 
     given = {key: value for key, value in (shortcuts or {}).items() if value is not None}

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 def call_factories(hook: str, part: object, /, **offered: Any) -> None:
     """Call the factory of each installed plugin of the hook that comes from the part's package. As a recipe without
-    options does; those that need more than is `offered` are left out. PluginError where one raises."""
+    options does; those that need more than is `offered` are left out. Raises PluginError where one raises."""
     package = _package(part if inspect.isroutine(part) else type(part))
     for plugin in load_plugins().records(hook).values():
         if _package(plugin.factory) != package or package == "lightningrl":

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 0.05
-"""Pause before a call that was aborted for new weights starts again; until they are there, the replica waits."""
+"""Pause before a call that was aborted for new weights starts again; the replica keeps it until they are there."""
 
 
 class VerlEngine:

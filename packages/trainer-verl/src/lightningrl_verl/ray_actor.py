@@ -43,7 +43,7 @@ def find_place() -> Place:
 
 
 class NodeActor:
-    """Supervises its node's workers. Where it or the node dies, Ray starts it anew, perhaps elsewhere, with `run`."""
+    """Supervises its node's workers. If it or its node dies, Ray restarts it, perhaps elsewhere, and repeats `run`."""
 
     def __init__(self) -> None:
         self._supervisor: Supervisor | None = None

@@ -1,4 +1,5 @@
-"""A recipe's check before anything starts: a sentence for what verl or this machine cannot do. No torch, Ray, verl."""
+"""Check of a recipe: one sentence for each thing that verl cannot honour, or this machine cannot run. Made before
+anything heavy starts. Imports neither torch, Ray nor verl."""
 
 from __future__ import annotations
 

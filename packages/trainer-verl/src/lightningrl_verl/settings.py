@@ -143,7 +143,7 @@ class Settings(LearnerSettings):
 
     @property
     def learns_silent_rows(self) -> bool:
-        """True if the loss has a term where the advantage is 0: of a critic, a KL, an entropy bonus, the user."""
+        """True if the loss has a term left where the advantage is 0: of a critic, a KL, an entropy bonus, the user."""
         extra = {name for name, value in flatten(self.verl) if value}
         own = self.own_loss is not None and self.own_loss.has_other_terms
         return self.critic is not None or self.kl_coef > 0 or self.entropy_coef > 0 or own or bool(extra & _OTHER_TERMS)

@@ -112,7 +112,7 @@ def own_template(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Pa
 def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str, recipe_folder: Path) -> str | None:
     """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does
     not fit, a template that does not compile, switches that it never reads. Returns why it cannot be offered tools;
-    None = it can, or a model that was not fetched yet says it later. Reads the tokenizer alone."""
+    None = it can, or a model that was not fetched yet says it later. Reads the tokenizer alone, fetches nothing."""
     check_renderer(policy.renderer, name)
     own, folder = own_template(name, policy, recipe_folder), Path(model)
     # the usual, without a tokenizer

@@ -264,7 +264,7 @@ class RunFolder:
                 self._tell({**saved, "store": moved})
 
     def _empty(self) -> None:
-        """Remove what the run made, but the mark that the folder is ours. Nothing without a database."""
+        """Remove what the run made, but the mark that the folder is ours. Nothing goes without a database."""
         if not self.store_url.startswith("sqlite"):
             from lightningrl_server.store.postgresql import drop_schema
 

@@ -215,7 +215,7 @@ async def serve_recipe(
 
 
 def make_place(folder: Path, parts: Parts) -> str:
-    """Make a folder (new, empty, or made so before) for rollouts and logs; return its store's URL. RunFolderError."""
+    """Make a folder for rollouts and logs, new, empty or of ours; return its store's URL. Raises RunFolderError."""
     mark = {"models": dict(parts.models)}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

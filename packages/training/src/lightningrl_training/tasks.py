@@ -246,7 +246,8 @@ def _tasks(what: str, which: str, items: Sequence[Any], columns: Columns) -> Ite
 
 def _task(item: Any, *, default_id: str) -> Task:
     """Make a Task of a Task, of a dict with its fields, or of a text, its input. A number as id becomes text; without
-    an id it has the default. Values are JSON's (`lightningrl.sanitize`). Raises ValueError."""
+    an id it has the default. Values are JSON's (`lightningrl.sanitize`). Raises ValueError, whose text goes on from
+    the place of the task."""
     if isinstance(item, str):
         item = {"input": item}
     if isinstance(item, Mapping):

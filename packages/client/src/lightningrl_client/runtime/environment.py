@@ -82,8 +82,8 @@ def worker_environment(
     *,
     withheld: Iterable[str] = (),
 ) -> dict[str, str]:
-    """A worker's environment: `environment`, one thread per numeric library, no proxy to us, the gateway's variables.
-    Variables that are `withheld`, the run's own secrets, are left out, and so is the key of who starts workers."""
+    """A worker's environment: `environment`, one thread per numeric library, no proxy before our server, the gateway's
+    variables. Those `withheld`, the run's own secrets, are left out, and so is the key of who starts workers."""
     left_out = {KEY_VARIABLE, *withheld}
     given = {name: value for name, value in environment.items() if name not in left_out}
     host = urlsplit(server_url).hostname or ""

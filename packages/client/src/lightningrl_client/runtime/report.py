@@ -1,4 +1,5 @@
-"""Result of an attempt from anything returned or raised: clean text, and JSON of a bounded size and depth."""
+"""Result of an attempt, from what the agent returned or raised. That may be anything; a result has text without lone
+surrogates, and JSON of a bounded size and depth."""
 
 from __future__ import annotations
 

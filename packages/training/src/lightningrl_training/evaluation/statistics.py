@@ -143,7 +143,8 @@ def sign_flip_p(differences: Sequence[float] | Numbers) -> float:
 
 
 def holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
-    """Correct the p-values of several questions, so that all that are below 0.05 differ 95 times in 100 (Holm 1979)."""
+    """Correct the p-values of several questions, so that, where each below 0.05 is called different, all of it is right
+    95 times in 100 (Holm 1979)."""
     corrected: dict[Question, float] = {}
     largest = 0.0
     for rank, question in enumerate(sorted(p_values, key=p_values.__getitem__)):
