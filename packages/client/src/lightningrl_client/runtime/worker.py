@@ -63,7 +63,8 @@ class Workplace:
 
     @classmethod
     def open(cls, settings: WorkerSettings, agent: Callable[..., Any] | None = None) -> Workplace:
-        """Patch the process and load the agent. `agent`: an object of this process, shared then. Raises LightningError."""
+        """Patch the process and load the agent. `agent`: an object of this process, which is not the agent's alone
+        then. Raises LightningError."""
         is_guest = agent is not None
         scope = RolloutScope(exclusive=settings.concurrency == 1 and not is_guest)
         redirection = Redirection(
