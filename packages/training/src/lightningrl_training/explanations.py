@@ -189,16 +189,18 @@ def explain_left_threads(trajectories: Sequence[Trajectory]) -> str | None:
 
 
 def explain_timeouts(
-    trajectories: Sequence[Trajectory], speed: float | None, *, max_tokens: int, timeout_s: float
+    trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float
 ) -> str | None:
     """The engine's part in rollouts that ran out of time; None where none did, or where it is fast enough for something
-    else to be the cause. `speed`: tokens per second of one call; None = nothing was sampled."""
+    else to be the cause. `call_speed`: tokens per second of one call; None = nothing was sampled."""
     late = sum(trajectory.outcome is Outcome.TIMEOUT for trajectory in trajectories)
-    if not late or speed is None or max_tokens * _SLOW < speed * timeout_s:
+    if not late or call_speed is None or max_tokens * _SLOW < call_speed * timeout_s:
         return None
-    answer = f"an answer of {max_tokens} tokens takes {max_tokens / speed:.0f} s" if speed else "no answer comes"
+    answer = (
+        f"an answer of {max_tokens} tokens takes {max_tokens / call_speed:.0f} s" if call_speed else "no answer comes"
+    )
     return (
-        f"{late} of {len(trajectories)} rollouts ran out of time: the engine samples {speed:.3g} tokens/s for a "
+        f"{late} of {len(trajectories)} rollouts ran out of time: the engine samples {call_speed:.3g} tokens/s for a "
         f"call, so {answer} of the {timeout_s:g} s that a rollout has; "
         "raise runtime.timeout_s, or give a new run a lower sampling.max_tokens"
     )

@@ -197,8 +197,10 @@ def _reach(steps: Sequence[Mapping[str, float]], recipe: Recipe) -> str:
     if not rates:
         return ""
     options = recipe.backend_options
-    far = sum(rates) * int(options.get("minibatches", 1)) * int(options.get("epochs", 1))
-    return f", and {len(rates)} steps at a learning rate of {max(rates):.2g} move no weight by more than some {far:.1g}"
+    moved = sum(rates) * int(options.get("minibatches", 1)) * int(options.get("epochs", 1))
+    return (
+        f", and {len(rates)} steps at a learning rate of {max(rates):.2g} move no weight by more than some {moved:.1g}"
+    )
 
 
 def _ends(rewards: Sequence[float]) -> tuple[float, float]:

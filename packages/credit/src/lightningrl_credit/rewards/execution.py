@@ -92,9 +92,11 @@ class Execution:
             raise ConfigError(f"reward 'execution': no folder {str(where)!r}; make it, or leave it out")
         self.command = tuple(str(word).replace("{recipe}", str(base)) for word in command)
         if (program := _missing_program(self.command, where)) is not None:
-            at = "the empty folder where it runs" if where is None else repr(str(where))
+            place = "the empty folder where it runs" if where is None else repr(str(where))
             name = "{recipe}/" + Path(program).name
-            raise ConfigError(f"reward 'execution': no program {program!r} in {at}; beside the recipe it is {name!r}")
+            raise ConfigError(
+                f"reward 'execution': no program {program!r} in {place}; beside the recipe it is {name!r}"
+            )
         self.score: Score = score
         self.field = field
         self.answer_field = answer_field
