@@ -134,7 +134,7 @@ def here(tmp_path: Path, warm: WarmCommand) -> Here:
         ("samples.aggregation=constant", "needs samples.constant_length"),
         (
             'loggers=["tensorbord"]',
-            "no logger named 'tensorbord'; installed: tensorboard, trackio, wandb; did you mean 'tensorboard'?",
+            "no logger named 'tensorbord'; installed: mlflow, swanlab, tensorboard, trackio, wandb; did you mean 'tensorboard'?",
         ),
     ],
 )

@@ -159,7 +159,7 @@ def test_wandb_and_trackio_get_steps_and_settings(tmp_path: Path, monkeypatch: p
     assert run.calls[-2:] == [expected, "finish"]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio", "mlflow", "swanlab"])
 def test_logger_that_is_not_installed_names_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -114,7 +114,9 @@ class Recipe(Table):
     backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings for one backend alone, by its name; tables of backends that do not run are left unread."""
     loggers: tuple[str, ...] = ()
-    """Beside metrics.jsonl: `tensorboard`, `wandb`, `trackio`."""
+    """Beside metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `trackio`, `swanlab` (docs/how-to/loggers.md)."""
+    logger_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of a logger by its name: `[logger_options.wandb]` with `project`, `tags`."""
     folder: Path = Field(default=Path(), exclude=True)
     """Where relative references start; set by `load_recipe`."""
 

@@ -51,13 +51,11 @@ NAMES_ELSEWHERE: Final[Mapping[str, str]] = {
     "sampling.max_tokens": "max_completion_length max_new_tokens",
     "validation.every": "eval_steps",
 }
-"""Our keys, and the names that TRL, verl and others have for them."""
+"""Our keys, and the names that TRL, verl and others have for them; `ELSEWHERE` is the same by these."""
 ELSEWHERE: Final = {name: key for key, names in NAMES_ELSEWHERE.items() for name in names.split()}
-"""The same by their name."""
 LEARNER: Final = frozenset(
-    {"betas", "clip_high", "clip_low", "context_length", "device", "dtype", "epochs", "gradient_checkpointing"}
-    | {"kl_coef", "learning_rate", "lora", "loss", "max_grad_norm", "minibatches", "schedule", "warmup_steps"}
-    | {"weight_decay"}
+    {"betas", "clip_high", "clip_low", "context_length", "device", "epochs", "gradient_checkpointing", "weight_decay"}
+    | {"dtype", "kl_coef", "learning_rate", "lora", "loss", "max_grad_norm", "minibatches", "schedule", "warmup_steps"}
 )
 """Settings that a trainer backend usually takes."""
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
+
+import pydantic
 
 from lightningrl.errors import ConfigError, PluginError, StoreError
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
+from lightningrl.recipe_keys import check_options
 from lightningrl_client.runtime.launcher import check_launcher
 from lightningrl_training.agent_check import check_agent
 from lightningrl_training.build import Parts
 from lightningrl_training.models import check_on_hub, resolve_model
 from lightningrl_training.part_checks import gather
 
-__all__ = ["build_checked"]
+__all__ = ["build_checked", "check_logger_options"]
 
 
 def build_checked(
@@ -38,7 +44,8 @@ def _build_checked(recipe: Recipe, plugins: PluginManager, wrong: Sequence[str],
         parts, *_ = gather(
             lambda: Parts.build(recipe, plugins),
             *(partial(_check_on_hub, recipe, name) for name in recipe.all_policies),
-            *(partial(_check_logger, name, recipe, plugins) for name in recipe.loggers),
+            *(partial(_check_logger, name, recipe, plugins) for name in dict.fromkeys(recipe.loggers)),
+            *(partial(check_logger_options, name, recipe, plugins) for name in recipe.logger_options),
             lambda: check_launcher(recipe.runtime, plugins),
             lambda: _check_store(recipe.store_url),
             wait_for_agent,
@@ -52,6 +59,20 @@ def _check_logger(name: str, recipe: Recipe, plugins: PluginManager) -> None:
     logger = plugins.find("lightningrl_loggers", name)
     if logger.check is not None:
         logger.check(recipe)
+
+
+def check_logger_options(name: str, recipe: Recipe, plugins: PluginManager) -> None:
+    """Raise ConfigError for options that the logger does not have, or of another kind than it takes; PluginError for a
+    logger that does not exist."""
+    factory, options = plugins.find("lightningrl_loggers", name).factory, recipe.logger_options[name]
+    check_options(factory, options, what=f"logger_options.{name}", reserved=("folder", "run", "config"))
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    for option, value in options.items():
+        try:
+            pydantic.TypeAdapter(hints.get(option, Any)).validate_python(value)
+        except pydantic.ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise ConfigError(f"logger_options.{name}.{option} is {value!r}: {message}") from None
 
 
 def _check_on_hub(recipe: Recipe, policy: str) -> None:

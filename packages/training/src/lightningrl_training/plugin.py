@@ -18,6 +18,6 @@ def lightningrl_commands() -> Iterable[Plugin]:
 
 @hookimpl
 def lightningrl_loggers() -> Iterable[Plugin]:
-    from lightningrl_training.loggers.trackers import logger_plugins
+    from lightningrl_training.loggers.catalogue import logger_plugins
 
     yield from logger_plugins()

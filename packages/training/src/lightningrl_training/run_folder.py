@@ -46,8 +46,9 @@ __all__ = [
 ]
 
 FREE_ON_RESUME = re.compile(
-    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience|stop_at)|runtime|store_url|loggers"
-    r"|validation\.every|outcomes\.max_failed_rewards|rewards\.[^.]+\.(timeout_s|retries|concurrency)|learner\.lora$"
+    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience|stop_at)|runtime|store_url"
+    r"|logger(s|_options)|validation\.every|outcomes\.max_failed_rewards|learner\.lora$"
+    r"|rewards\.[^.]+\.(timeout_s|retries|concurrency)"
     r"|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
 )
 """Settings that may change when a run goes on; all others make it another run."""

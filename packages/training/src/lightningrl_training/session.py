@@ -131,7 +131,8 @@ class RunLog:
         with folder.making(*recipe.loggers):
             for name in dict.fromkeys(recipe.loggers):
                 plugin = plugins.find("lightningrl_loggers", name)
-                self._loggers.append(plugin.build(folder=folder.path, run=folder.path.name, config=config))
+                options = recipe.logger_options.get(name, {})
+                self._loggers.append(plugin.build(folder=folder.path, run=folder.path.name, config=config, **options))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for each in self._loggers:

@@ -25,7 +25,11 @@ __all__ = ["start_pool", "withheld_variables", "work_command"]
 
 STORE_VARIABLES: Final = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE", "PGSSLKEY")
 """Variables that open the database of `store_url`."""
-LOGGER_VARIABLES: Final = {"wandb": ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")}
+LOGGER_VARIABLES: Final = {
+    "mlflow": ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_URI"),
+    "swanlab": ("SWANLAB_API_KEY",),
+    "wandb": ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"),
+}
 """Variables with the keys of our own loggers, also where these are not installed: on a worker's machine."""
 
 

@@ -1,6 +1,6 @@
 """Metric loggers: where a run's numbers go, and the learning curve drawn from them.
 
-loop ─► log(step, metrics) ─► metrics.jsonl (always) · tensorboard · wandb · trackio · a plugin's
+loop ─► log(step, metrics) ─► metrics.jsonl (always) · tensorboard · wandb · mlflow · trackio · swanlab · a plugin's
 metrics.jsonl ─► curve.png
 """
 

@@ -29,7 +29,7 @@ __all__ = ["PLAN", "Point", "SweepPlan", "default_sweep", "make_plan", "open_pla
 PLAN: Final = "plan.json"
 SEED: Final = "loop.seed"
 MOST_POINTS: Final = 1_000
-_PLACES: Final = ("name", "loggers", "runtime")
+_PLACES: Final = ("name", "loggers", "logger_options", "runtime")
 """Tables that change no result: a sweep goes on when they change."""
 _PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
 

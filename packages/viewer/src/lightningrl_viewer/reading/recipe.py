@@ -49,6 +49,7 @@ _READERS: Final[Mapping[str, str]] = {
     "learner": "the trainer backend",
     "backends": "the trainer backend of that name; others leave it unread",
     "loggers": "the training loop, after each step",
+    "logger_options": "the logger of that name",
 }
 """Readers of a key, by its first part."""
 _OF_BACKEND: Final = frozenset({"policy", "name", "seed"})

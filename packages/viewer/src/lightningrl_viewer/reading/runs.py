@@ -19,7 +19,7 @@ from lightningrl_viewer.reading.summary import is_live
 
 __all__ = ["RunLine", "differences", "is_run", "read_runs", "run_folders"]
 
-_NOT_COMPARED = ("name", "agent", "tasks.", "runtime.", "loggers")
+_NOT_COMPARED = ("name", "agent", "tasks.", "runtime.", "logger")
 """Keys that say where and how a run ran, not what was learned."""
 
 
