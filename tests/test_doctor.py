@@ -25,14 +25,17 @@ import pytest
 from rich.console import Console
 from warm import WarmCommand
 
+import lightningrl
 from lightningrl.backends import LearnReport, Speed
+from lightningrl.errors import ConfigError
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import FinishReason
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.unread import unread_rewards
-from lightningrl_training import run
+from lightningrl_torch.memory import MemoryPlan
+from lightningrl_training import memory_check, run
 from lightningrl_training.build import build_backends, build_credit
 from lightningrl_training.checks import build_checked
 from lightningrl_training.commands.declarations import doctor as doctor_command
@@ -55,6 +58,7 @@ from lightningrl_training.doctor.machine import Machine, MemoryGrowth
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
 from lightningrl_training.doctor.trial_step import teach
+from lightningrl_training.memory_check import FreeMemory
 from lightningrl_training.tasks import TaskSets
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -397,18 +401,72 @@ def test_a_step_of_the_learner_is_told_apart_from_what_engine_and_server_have(se
 
 
 def test_what_a_large_policy_s_memory_goes_to_is_said(seen: Observation) -> None:
+    """Where no backend plans it: by the policy's size."""
     speed = Speed(parameters=135 * 10**6, trained=135 * 10**6, read=1.0, sampled=1.0, calls=8, learned=1.0)
     machine = Machine(memory=10**11, memory_used=6 * 10**9, disk_free=10**12)
-    said = next(
-        row.finding.evidence
-        for row in diagnose(replace(seen, speed=speed, machine=machine)).rows
-        if row.check == "memory"
-    )
+    seen = replace(seen, speed=speed, machine=machine, plans={})
+    said = row_of(diagnose(seen), "memory")
     assert "0.54 GB are weights, 0.54 GB their gradient, 1.08 GB Adam's moments, 3.84 GB activations" in said
     few = replace(speed, weight_bytes=270 * 10**6, moment_bytes=2.0)
-    seen = replace(seen, speed=few, machine=machine)
-    said = next(row.finding.evidence for row in diagnose(seen).rows if row.check == "memory")
+    said = row_of(diagnose(replace(seen, speed=few)), "memory")
     assert "0.27 GB are weights, 0.54 GB their gradient, 0.27 GB Adam's moments, 4.92 GB activations" in said
+
+
+def test_what_the_run_s_memory_goes_to_is_said_and_billed(seen: Observation) -> None:
+    """From a plan of the policy, and from what was measured here of processes and of keys and values."""
+    plan = MemoryPlan(
+        parameters=10**8,
+        trained=10**8,
+        weights=4 * 10**8,
+        gradient=4 * 10**8,
+        optimizer=8 * 10**8,
+        copies=0,
+        token=10**6,
+        microbatch=10,
+        vocabulary=1,
+        key_values=10**5,
+        remembered=0,
+        max_batch=128,
+    )
+    planned = replace(seen, plans={"policy": plan}, memory_idle=10**9, memory_rollouts=15 * 10**8)
+    machine = Machine(memory=10**11, memory_used=10**9, disk_free=10**12)
+    found = diagnose(replace(planned, machine=machine))
+    assert found.bill is not None and found.bill.memory is not None
+    memory = found.bill.memory
+    assert (memory.processes, memory.weights, memory.optimizer) == (6 * 10**8, 4 * 10**8, 8 * 10**8)
+    assert memory.key_values >= 5 * 10**8, "at least what was measured"
+    assert memory.step == 18 * 10**8 + 4 * 10**8 + 10**7 + memory.logits, "keys and values are given back before it"
+    assert found.bill.memory_bytes == memory.peak == max(memory.rollouts, memory.step)
+    (row,) = (line for line in found.bill.lines if line.what == "memory")
+    assert "0.40 GB weights + 0.80 GB Adam's moments + 0.60 GB Python, libraries, server" in row.how
+    assert f"in rollouts and {memory.step / 1e9:.2f} GB in a step" in row_of(found, "memory")
+    tight = diagnose(replace(planned, machine=replace(machine, memory=2 * 10**9))).complaints()
+    assert tight["memory"].verdict is WARN, "the run will fill it, though what was tried did not"
+
+
+def test_the_examination_measures_what_is_there_before_the_first_rollout(seen: Observation) -> None:
+    if seen.memory_idle is None:
+        pytest.skip("this system does not say")
+    assert seen.memory_rollouts is not None and seen.memory_rollouts >= 0.9 * seen.memory_idle > 10**7
+    (plan,) = seen.plans.values()
+    assert plan.weights > 0 and diagnose(seen).bill is not None
+
+
+def test_too_little_memory_is_a_finding_before_anything_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = FreeMemory(free=10**6, total=10**9, where="the container's 1.00 GB")
+    monkeypatch.setattr(memory_check, "free_memory", lambda: there)
+    monkeypatch.setattr(examination, "observe", None)
+    found = asyncio.run(examine(make_recipe(tmp_path)))
+    ((check, finding),) = found.complaints().items()
+    assert (check, finding.verdict, found.bill) == ("recipe", FAIL, None)
+    assert re.search(
+        r"policy 'policy' needs at least .* 1\.00 MB are free \(the container's 1\.00 GB\)", finding.evidence
+    )
+    with pytest.raises(ConfigError, match="needs at least"):
+        lightningrl.train(tmp_path, run=tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "train says it before it makes a folder"
 
 
 def test_memory_that_was_given_back_has_been_seen() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.memory import ADAPTED, KEPT_BYTES, MOST_TOKENS, activation_bytes
 from lightningrl_torch.rates import usual_rate
 from lightningrl_torch.settings import Settings
 
@@ -19,11 +20,6 @@ __all__ = ["choose_adapters", "choose_rate", "engine_threads", "is_large", "toke
 
 LARGE: Final = 50_000_000
 """Parameters of a policy that its engine waits for, rather than for agents and server."""
-ADAPTED: Final = 250_000_000
-"""Parameters that a laptop has no room to train: weights, gradient and Adam's two moments are 16 bytes each."""
-KEPT_BYTES: Final = 2**31
-"""For the gradient, at a time."""
-MOST_TOKENS: Final = 4096
 
 
 def is_large(parameters: int) -> bool:
@@ -59,8 +55,4 @@ def tokens_at_once(model: PreTrainedModel) -> int:
     if model.device.type == "cuda":
         return MOST_TOKENS
     config = model.config.get_text_config(decoder=True)
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    # of a layer, float32: its input twice normed, queries, keys, values, attention and what is added, and four of the
-    # inner width
-    token: int = 4 * config.num_hidden_layers * (12 * config.hidden_size + 4 * inner)
-    return max(1, min(MOST_TOKENS, KEPT_BYTES // token))
+    return max(1, min(MOST_TOKENS, KEPT_BYTES // activation_bytes(config.to_dict())))

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightningrl_torch.device import return_memory
+
 __all__ = ["KeyValues", "SlotCache", "SlotLayer"]
 
 KeyValues = list[Tensor]
@@ -19,6 +21,8 @@ KeyValues = list[Tensor]
 keys and values, 2 and 3 the second's, and so on. Nothing = no tokens."""
 
 _ROWS, _COLUMNS, _STEP = 8, 256, 64
+_MUCH = 2**27
+"""Bytes of all buffers, from which on those that were outgrown go back to the system."""
 
 
 class SlotLayer:
@@ -151,3 +155,6 @@ class SlotCache:
                 new = old.new_zeros((row_capacity, old.shape[1], columns, old.shape[3])) if grown else old
                 new[: self.rows, :, self.start : self.end] = window
                 layer.buffers[number] = new
+        if grown and sum(buffer.nbytes for layer in self.layers for buffer in layer.buffers) >= _MUCH:
+            del old, window
+            return_memory()  # else smaller buffers stand beside larger ones, in pieces that nothing fits into

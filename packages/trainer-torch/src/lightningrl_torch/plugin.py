@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.plugins import Plugin, hookimpl
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from lightningrl.recipe import Recipe
     from lightningrl_torch.backend import TorchBackend
     from lightningrl_torch.gguf.format import GgufFormat
+    from lightningrl_torch.memory import MemoryPlan
 
 __all__ = ["check_recipe", "create_backend", "create_gguf", "lightningrl_model_formats", "lightningrl_trainers"]
 
@@ -21,6 +23,25 @@ def create_backend(**settings: Any) -> TorchBackend:
     from lightningrl_torch.backend import TorchBackend
 
     return TorchBackend(**settings)
+
+
+def plan_memory(**settings: Any) -> MemoryPlan | None:
+    """Bytes that a policy of these `Settings` takes, by what for, before its weights are read; None where that is not
+    known. Imports torch where there is a GPU that the settings do not leave out."""
+    from lightningrl_torch.memory import plan_memory
+    from lightningrl_torch.settings import Settings
+
+    wanted = Settings(**settings)
+    on_gpu = False
+    if _may_have_gpu(wanted.device):
+        from lightningrl_torch.device import pick_device
+
+        on_gpu = pick_device(wanted.device).type == "cuda"
+    return plan_memory(wanted, on_gpu=on_gpu)
+
+
+def _may_have_gpu(device: str) -> bool:
+    return device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -55,6 +76,8 @@ def lightningrl_trainers() -> Iterable[Plugin]:
 
     # for `check_options`, without torch
     create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
+    # what is said of settings before a policy is built
+    create_backend.plan_memory = plan_memory  # type: ignore[attr-defined]
     yield Plugin(
         name="torch",
         summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",

@@ -73,6 +73,7 @@ def begin_run(
 ) -> Iterator[OpenRun]:
     """Check what can be refused in seconds, then open the folder, which goes if new and the body fails at its start."""
     from lightningrl_training.checks import build_checked
+    from lightningrl_training.memory_check import check_memory
     from lightningrl_training.tasks import explain_few_tasks
 
     refuse_in_import("lightningrl.train")
@@ -84,6 +85,7 @@ def begin_run(
         folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
         try:
             parts = build_checked(whole, plugins, will_work=True)
+            check_memory(whole, parts.models, plugins)
             folder.match_tasks(parts.tasks)
             folder.keep_settings(whole, settings)
             yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=True)
@@ -94,6 +96,7 @@ def begin_run(
         raise ConfigError("no recipe given; name a recipe's file or folder")
     whole, wrong = read_source(source, settings)
     parts = build_checked(whole, plugins, will_work=True, wrong=wrong)
+    check_memory(whole, parts.models, plugins)
     if few := explain_few_tasks(whole, parts.tasks.train):
         logger.warning("%s", few)
     for why in parts.without_tools:

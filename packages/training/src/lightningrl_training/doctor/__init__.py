@@ -62,6 +62,7 @@ async def examine(
     """
     from lightningrl_training.checks import build_checked
     from lightningrl_training.doctor.examination import observe
+    from lightningrl_training.memory_check import check_memory
 
     refuse_in_import("lightningrl.doctor")
     if recipe.runtime.workers == 0:
@@ -70,6 +71,7 @@ async def examine(
     starting("the recipe")
     try:
         parts = build_checked(recipe, load_plugins(), wrong=wrong)
+        check_memory(recipe, parts.models, load_plugins())
     except (ConfigError, PluginError) as error:
         return _refused("mend the recipe; nothing was tried", *map(str, error.args))
     with tempfile.TemporaryDirectory(prefix="lightningrl-doctor-", ignore_cleanup_errors=True) as folder:

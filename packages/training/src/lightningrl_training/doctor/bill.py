@@ -25,6 +25,7 @@ from lightningrl_training.doctor.forecast import (
     prompt_tokens,
     way_gone,
 )
+from lightningrl_training.doctor.memory_bill import MemoryBill, plan_run
 from lightningrl_training.doctor.observation import Cost, Costs, Observation
 
 __all__ = ["Bill", "BillLine", "make_bill"]
@@ -62,6 +63,8 @@ class Bill:
     """CPU time of all cores; None = the system does not say."""
     memory_bytes: int | None
     """Largest use at any moment."""
+    memory: MemoryBill | None
+    """The same by what for; None = no backend plans its memory."""
     disk_bytes: float
     lines: tuple[BillLine, ...] = ()
     """The rows to print, each with its computation."""
@@ -164,6 +167,8 @@ def make_bill(seen: Observation) -> Bill:
     whole = costs.start + plan.cost(costs, longer)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
     checkpoints = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
+    memory = plan_run(seen, longer=outlook.prompts.amount)
+    used = [None if seen.machine is None else seen.machine.memory_used, None if memory is None else memory.peak]
     bill = Bill(
         steps=plan.steps,
         rollouts=rollouts,
@@ -173,7 +178,8 @@ def make_bill(seen: Observation) -> Bill:
         judge_calls=plan.tokens * judged,
         minutes=whole.seconds / 60,
         cpu_minutes=None if whole.cpu_seconds is None else whole.cpu_seconds / 60,
-        memory_bytes=None if seen.machine is None else seen.machine.memory_used,
+        memory_bytes=max((size for size in used if size is not None), default=None),
+        memory=memory,
         disk_bytes=rollouts * longer * _stored(seen) + checkpoints * costs.checkpoint_bytes,
     )
     return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, checkpoints)))
@@ -234,7 +240,7 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
         how = "the same, in CPU time of all processes"
         yield BillLine(what="CPU minutes", amount=bill.cpu_minutes, how=how, low=low, high=high)
     if bill.memory_bytes is not None:
-        how = "the most that all processes had; longer rows need more"
+        how = "the most that all processes had; longer rows need more" if bill.memory is None else str(bill.memory)
         yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how=how)
     each = f"{bill.rollouts} rollouts × {outlook.tokens.amount * _stored(seen) / 1e3:.1f} kB"
     how = f"{each} + {checkpoints} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"

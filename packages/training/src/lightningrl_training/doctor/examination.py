@@ -22,17 +22,27 @@ from typing import TYPE_CHECKING, Final
 
 from lightningrl.backends import LearnReport
 from lightningrl.errors import ConfigError, LightningError
+from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
 from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_credit.unread import unread_rewards
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
+from lightningrl_training.doctor.machine import (
+    MemoryGrowth,
+    cpu_seconds,
+    folder_bytes,
+    free_disk,
+    memory_now,
+    memory_used,
+    read_machine,
+)
 from lightningrl_training.doctor.observation import NO_COST, Cost, Costs, Lesson, Observation, Repeat, TriedStep
 from lightningrl_training.doctor.trial_step import failed_lesson, teach
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.loggers import JsonlLogger, draw_curve
+from lightningrl_training.memory_check import plan_policies
 from lightningrl_training.tasks import plan_branches, plan_group, plan_validation
 
 if TYPE_CHECKING:
@@ -112,7 +122,7 @@ class _Examination:
     memory_used: int | None = None
 
     async def run(self, scratch: Path, runs: Path) -> Observation:
-        recipe, scorer = self.recipe, self.parts.scorer
+        recipe, scorer, idle = self.recipe, self.parts.scorer, self._look_at_idle()
         validation, validate = await self._validate()
         credited, steps, collect = await self._collect_steps()
         rollouts = [one for group in credited for one in group.group.members]
@@ -121,6 +131,8 @@ class _Examination:
         stored = await asyncio.to_thread(_store_bytes, scratch / "store.sqlite")
         self.starting("some rollouts once more")
         repeats = await self._repeat(rollouts)
+        rollouts_peak = memory_used()
+        self._look_at_memory()
         step = credited[: recipe.loop.tasks_per_step]
         lessons, learn, trained_tokens = await self._learn(step, credited)
         rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
@@ -164,6 +176,9 @@ class _Examination:
             speed=self.served.policies.speed,
             costs=costs,
             machine=read_machine(runs, self.memory_used),
+            plans=plan_policies(recipe, self.parts.models, load_plugins()),
+            memory_idle=idle,
+            memory_rollouts=rollouts_peak,
         )
 
     async def _validate(self) -> tuple[list[Trajectory], Cost]:
@@ -295,6 +310,12 @@ class _Examination:
 
     def _look_at_memory(self) -> None:
         self.memory_used = max((used for used in (self.memory_used, memory_used()) if used is not None), default=None)
+
+    def _look_at_idle(self) -> int | None:
+        """Bytes before the first rollout; peaks are of rollouts from here on."""
+        self._look_at_memory()
+        MemoryGrowth()
+        return memory_now()
 
     def _save(self, scratch: Path, *, is_written: bool) -> int:
         """Size of a checkpoint. It is written where no learner failed and there is surely room for it, else guessed:

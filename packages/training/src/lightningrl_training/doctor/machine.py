@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Machine", "MemoryGrowth", "cpu_seconds", "folder_bytes", "free_disk", "memory_used", "read_machine"]
+__all__ = [
+    "Machine",
+    "MemoryGrowth",
+    "cpu_seconds",
+    "folder_bytes",
+    "free_disk",
+    "memory_now",
+    "memory_used",
+    "read_machine",
+]
 
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
@@ -65,6 +74,14 @@ def memory_used() -> int | None:
     """Bytes of this process at its peak, ever or since a `MemoryGrowth` began, and of its descendants now."""
     family = _family(os.getpid(), _processes())
     sizes = [_status(pid, "VmHWM" if pid == os.getpid() else "RssAnon") for pid in family]
+    numbers = [number for number in sizes if number is not None]
+    return sum(numbers) if numbers else None
+
+
+def memory_now() -> int | None:
+    """Bytes of this process and its descendants now."""
+    family = _family(os.getpid(), _processes())
+    sizes = [_status(pid, "VmRSS" if pid == os.getpid() else "RssAnon") for pid in family]
     numbers = [number for number in sizes if number is not None]
     return sum(numbers) if numbers else None
 

@@ -11,6 +11,7 @@ from lightningrl.backends import Speed
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
 from lightningrl_training.doctor.machine import Machine
+from lightningrl_training.memory_check import MemoryPlan
 from lightningrl_training.tasks import TaskSets
 
 __all__ = ["NO_COST", "Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
@@ -157,6 +158,13 @@ class Observation:
     """Size and speed of a large policy; None = it is small, or its backend does not say."""
     costs: Costs = Costs()
     machine: Machine | None = None
+    plans: Mapping[str, MemoryPlan] = field(default_factory=dict[str, MemoryPlan])
+    """Plans of the memory of trained policies whose backend makes them, by name."""
+    memory_idle: int | None = None
+    """Bytes of all processes once the policies were served and measured, before the first rollout; None = the system
+    does not say."""
+    memory_rollouts: int | None = None
+    """The most until the first step of the learner."""
 
     @cached_property
     def steps(self) -> tuple[TriedStep, ...]:

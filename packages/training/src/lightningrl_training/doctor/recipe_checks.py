@@ -106,20 +106,23 @@ def memory_enough(seen: Observation) -> Finding:
     if ran_out := next((lesson.error for lesson in lessons if lesson.is_out_of_memory), None):
         return failed(f"a step of the learner ran out of memory: {ran_out}", LESS_MEMORY)
     gpus = [lesson.gpu for lesson in lessons if lesson.gpu is not None]
-    parts, machine = [], seen.machine
+    parts, machine, billed = [], seen.machine, make_bill(seen).memory
     if machine is None or machine.memory is None or machine.memory_used is None:
         parts.append("this system does not say what memory it has")
     else:
         grown = max((lesson.grown for lesson in lessons if lesson.grown is not None), default=None)
         beyond = "" if grown is None else f", {_gb(grown)} of them by a step of the learner alone"
         parts.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
-        if seen.speed is not None and not gpus:
+        if billed is not None:
+            parts.append(f"the run is to use {_gb(billed.rollouts)} in rollouts and {_gb(billed.step)} in a step")
+        elif seen.speed is not None and not gpus:
             parts.append(_explain_memory(seen.speed, machine.memory_used))
     for gpu in gpus:
         beyond = f"{_gb(gpu.peak - gpu.before)} beyond what engine and weights have"
         parts.append(f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {beyond}")
     evidence = "; ".join(parts)
-    is_full = machine is not None and (machine.memory_used or 0) > NEARLY_ALL * (machine.memory or math.inf)
+    used = 0 if machine is None else max(machine.memory_used or 0, 0 if billed is None else billed.peak)
+    is_full = machine is not None and used > NEARLY_ALL * (machine.memory or math.inf)
     if is_full or any(gpu.peak > NEARLY_ALL * gpu.total for gpu in gpus):
         return warned(evidence, f"longer answers need more: {LESS_MEMORY}")
     if machine is not None and machine.gpus and not gpus:

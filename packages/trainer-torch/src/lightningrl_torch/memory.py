@@ -1,0 +1,225 @@
+"""Memory of a policy, in parts: known from its configuration and the shapes in its weight files, before any weight is
+read. Imports no torch.
+
+config.json, headers of *.safetensors ─► plan_memory ─► weights + gradient + optimizer + copies      all the time
+                                                        + activations + logits                       in a step
+                                                        + packed weights + keys and values           in rollouts
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lightningrl_torch.bits import MOMENT_BYTES
+from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.settings import Settings
+
+__all__ = ["ADAPTED", "KEPT_BYTES", "MOST_TOKENS", "MemoryPlan", "activation_bytes", "plan_memory"]
+
+ADAPTED: Final = 250_000_000
+"""Parameters that a laptop has no room to train: weights, gradient and Adam's two moments are 16 bytes each."""
+KEPT_BYTES: Final = 2**31
+"""For the gradient, at a time."""
+MOST_TOKENS: Final = 4096
+KEPT_LOGITS, PART_LOGITS = 2**28, 2**26
+"""Bytes of logits that stay for the gradient, at most, and of those that are computed at a time (`_head`)."""
+FLOAT, HALF = 4, 2
+SLOT_ROWS, SLOT_COLUMNS = 8, 64
+"""Rows and columns by which the engine's memory of running calls grows (`_slots`)."""
+PACKED_FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
+PACKED_FROM, MOST_PACKED = 2**18, 2**31
+"""Numbers of a matrix that is kept in oneDNN's order too while several calls are decoded, and most bytes of all of them
+(`_llama`)."""
+QUANTIZED_BYTES: Final = {"nf4": 4.13 / 8, "int8": 1 + 4 / 64}
+"""Bytes of a quantised number with its share of the scales (`_quantized`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes that a policy takes, by what for."""
+
+    parameters: int
+    trained: int
+    """Parameters that learn: adapters alone where a policy learns by adapters."""
+    weights: int
+    """In the engine's and the learner's shared form, adapters included."""
+    gradient: int
+    optimizer: int
+    """AdamW's two moments of all that learns, in 32 bits or in 8."""
+    copies: int
+    """Weights that stand twice: the engine's own in other numbers or while the learner learns, a reference's, a
+    critic's, and what several updates a step go back to."""
+    token: int
+    """Bytes that a token of a microbatch keeps for the gradient."""
+    microbatch: int
+    """Most tokens of a microbatch."""
+    vocabulary: int
+    key_values: int
+    """Bytes of a token's keys and values in all layers."""
+    remembered: int
+    """Most prompt tokens that the engine remembers."""
+    max_batch: int
+    """Most calls that are decoded together."""
+    packed: int = 0
+    """Weights that stand a second time while several calls are decoded, in the order in which a CPU reads them."""
+    on_gpu: bool = False
+
+    @property
+    def states(self) -> int:
+        """Bytes that are there from the second step on, whatever is computed."""
+        return self.weights + self.gradient + self.optimizer + self.copies
+
+    def activations(self, tokens: float = math.inf) -> int:
+        """Bytes that a step of so many different tokens keeps at a time."""
+        return int(min(tokens, self.microbatch)) * self.token
+
+    def logits(self, tokens: float = math.inf) -> int:
+        """Bytes of the words' numbers for so many trained tokens."""
+        return int(min(FLOAT * self.vocabulary * min(tokens, self.microbatch), KEPT_LOGITS)) + PART_LOGITS
+
+    def caches(self, calls: int, longest: int, prompts: int) -> int:
+        """Bytes of keys and values while `calls` are decoded together: of running calls, the longest of `longest`
+        tokens; of their prompts when they join; and of `prompts` tokens that are remembered."""
+        rows = min(calls, self.max_batch)
+        columns = SLOT_COLUMNS * math.ceil((longest + 1 + longest // 2) / SLOT_COLUMNS)
+        running = SLOT_ROWS * math.ceil(rows / SLOT_ROWS) * columns
+        return (running + rows * longest + min(prompts, self.remembered)) * self.key_values
+
+
+def activation_bytes(config: Mapping[str, Any], *, recomputed: bool = False) -> int:
+    """Bytes that a token keeps for the gradient; `recomputed`: as with gradient checkpointing."""
+    hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
+    inner = int(config.get("intermediate_size") or 4 * hidden)
+    # of a layer, float32: its input twice normed, queries, keys, values, attention and what is added, and four of the
+    # inner width
+    layer = FLOAT * (12 * hidden + 4 * inner)
+    return layer + FLOAT * layers * hidden if recomputed else layers * layer
+
+
+def plan_memory(settings: Settings, *, on_gpu: bool = False) -> MemoryPlan | None:
+    """The plan of a policy that learns by these settings; None = its weights are not on this machine yet, or lie in a
+    form whose sizes are not known. `settings.policy`: a folder, or a name of the hub."""
+    folder = _folder(settings.policy)
+    config = {} if folder is None else _text_config(folder)
+    shapes = {} if folder is None else _shapes(folder)
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if not shapes or not heads or not hidden or not config.get("num_hidden_layers"):
+        return None
+    parameters = sum(map(math.prod, shapes.values()))
+    lora = settings.adapters
+    if settings.lora is None and not on_gpu and parameters >= ADAPTED:
+        lora = LoraSettings()
+    added = 0 if lora is None else _adapter_parameters(shapes, lora)
+    trained = parameters if lora is None else added
+    is_half = settings.dtype == "bfloat16"
+    number = HALF if is_half and lora is not None else FLOAT
+    few = _linear_parameters(shapes) if settings.quantize is not None else 0
+    weights = (parameters - few) * number + int(few * QUANTIZED_BYTES[settings.quantize or "int8"]) + added * FLOAT
+    copies = HALF * parameters if is_half and lora is None else 0
+    copies += FLOAT * trained if settings.max_staleness else 0
+    copies += FLOAT * parameters if settings.kl_coef and lora is None else 0
+    copies += 3 * FLOAT * trained if settings.epochs * settings.minibatches > 1 else 0
+    if settings.critic is not None and settings.critic.model != "trunk" and (own := _folder(settings.critic.model)):
+        copies += 4 * FLOAT * sum(map(math.prod, _shapes(own).values()))
+    token = activation_bytes(config, recomputed=settings.gradient_checkpointing)
+    usual = MOST_TOKENS if on_gpu else max(1, min(MOST_TOKENS, KEPT_BYTES // activation_bytes(config)))
+    has_engine = settings.engine == "torch"
+    width = int(config.get("num_key_value_heads") or heads) * int(config.get("head_dim") or int(hidden) // int(heads))
+    return MemoryPlan(
+        parameters=parameters + added,
+        trained=trained,
+        weights=weights,
+        gradient=FLOAT * trained,
+        optimizer=int(MOMENT_BYTES[settings.optimizer] * trained),
+        copies=copies,
+        token=token,
+        microbatch=settings.max_tokens_per_microbatch or usual,
+        vocabulary=int(config.get("vocab_size") or 0),
+        key_values=2 * int(config["num_hidden_layers"]) * width * (HALF if is_half else FLOAT) if has_engine else 0,
+        remembered=settings.prefix_cache_tokens,
+        max_batch=settings.max_batch,
+        packed=_packed_bytes(shapes, config) if has_engine and not (is_half or settings.quantize or on_gpu) else 0,
+        on_gpu=on_gpu,
+    )
+
+
+def _folder(policy: str) -> Path | None:
+    """The folder with a policy's weights on this machine."""
+    if Path(policy).is_dir():
+        return Path(policy)
+    if policy.count("/") != 1 or policy.startswith((".", "/", "~")):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(policy, "config.json")
+    except HFValidationError:
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _text_config(folder: Path) -> Mapping[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config.get("text_config", config)  # type: ignore[no-any-return]
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Shapes of the weights, by name, from the heads of a folder's safetensors files; empty where one cannot be
+    read."""
+    shapes: dict[str, list[int]] = {}
+    for path in folder.glob("model*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            shapes |= {name: value["shape"] for name, value in head.items() if name != "__metadata__"}
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+            return {}
+    return shapes
+
+
+def _linear_parameters(shapes: Mapping[str, list[int]]) -> int:
+    """Numbers in the layers' matrices: all but words and output."""
+    words = ("embed_tokens.weight", "lm_head.weight", "wte.weight", "wpe.weight")
+    return sum(math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and not name.endswith(words))
+
+
+def _packed_bytes(shapes: Mapping[str, list[int]], config: Mapping[str, Any]) -> int:
+    """Bytes of the large matrices that the engine's own forward multiplies by; maps of one input are one matrix."""
+    if config.get("model_type") not in PACKED_FAMILIES:
+        return 0
+    sizes: dict[str, int] = defaultdict(int)
+    for name, shape in shapes.items():
+        if len(shape) != 2:
+            continue
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            sizes["lm_head"] = math.prod(shape)
+        else:
+            sizes[re.sub(r"(?:q|k|v|gate|up)_proj", "joined", name)] += math.prod(shape)
+    packed = FLOAT * sum(size for size in sizes.values() if size >= PACKED_FROM)
+    return packed if packed <= MOST_PACKED else 0
+
+
+def _adapter_parameters(shapes: Mapping[str, list[int]], lora: LoraSettings) -> int:
+    """Number of parameters of adapters on the layers' matrices, or on those that `target_modules` names."""
+    targets = lora.target_modules
+    modules = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
+    if tied := next((shape for module, shape in modules.items() if module.endswith("embed_tokens")), None):
+        modules.setdefault("lm_head", tied)
+
+    def is_adapted(module: str) -> bool:
+        if targets == "all-linear" or isinstance(targets, str):
+            return module.rpartition(".")[2] not in ("embed_tokens", "lm_head", "wte", "wpe")
+        return any(module == target or module.endswith(f".{target}") for target in targets)
+
+    return sum(lora.rank * sum(shape) for module, shape in modules.items() if is_adapted(module))

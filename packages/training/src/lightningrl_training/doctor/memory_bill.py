@@ -1,0 +1,132 @@
+"""Predicted memory of the whole run, by what for: what was measured here, scaled to the run by each policy's plan.
+
+processes   measured once all is served, less the weights                     Python, libraries, server, workers
+rollouts    processes + weights + Adam's moments + packed weights
+            + keys and values                                                 measured here × plan(run) ÷ plan(tried)
+a step      processes + weights + Adam's moments + gradient + activations + logits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lightningrl_training.doctor.observation import Observation
+from lightningrl_training.memory_check import MemoryPlan, gigabytes
+
+__all__ = ["MemoryBill", "plan_run"]
+
+LEAST_TO_SCALE: Final = 5e7
+"""Planned bytes of keys and values here, from which on those measured say how many more a run has: less is lost in what
+else the process does."""
+MOST_SCALE: Final = 2.5
+LARGE: Final = 2e8
+"""Bytes of weights from which on the engine gives keys and values back before a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBill:
+    """Bytes of a run, by what for."""
+
+    processes: int
+    """Python, its libraries, server and workers."""
+    weights: int
+    """Copies included."""
+    optimizer: int
+    gradient: int
+    activations: int
+    logits: int
+    packed: int
+    """Weights that stand a second time while several calls are decoded."""
+    key_values: int
+    """Memory of running calls and remembered prompts, and what the C library keeps of it."""
+    keeps_key_values: bool
+    """A step has them and the packed weights, too: of a small policy."""
+
+    @property
+    def always(self) -> int:
+        return self.processes + self.weights + self.optimizer
+
+    @property
+    def rollouts(self) -> int:
+        """Peak while rollouts run."""
+        return self.always + self.packed + self.key_values
+
+    @property
+    def step(self) -> int:
+        """Peak of a step of the learner."""
+        beside = self.packed + self.key_values if self.keeps_key_values else 0
+        return self.always + self.gradient + self.activations + self.logits + beside
+
+    @property
+    def peak(self) -> int:
+        return max(self.rollouts, self.step)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Each part by its name."""
+        names = ("processes", "weights", "optimizer", "gradient", "activations", "logits", "packed", "key_values")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        packed = f"{gigabytes(self.packed)} weights in the order of decoding + " if self.packed else ""
+        return (
+            f"{gigabytes(self.weights)} weights + {gigabytes(self.optimizer)} Adam's moments + "
+            f"{gigabytes(self.processes)} Python, libraries, server and workers, always; + "
+            f"{packed}{gigabytes(self.key_values)} keys and values in rollouts: {gigabytes(self.rollouts)}; + "
+            f"{gigabytes(self.gradient)} gradient + {gigabytes(self.activations)} activations + "
+            f"{gigabytes(self.logits)} logits in a step: {gigabytes(self.step)}"
+        )
+
+
+def plan_run(seen: Observation, *, longer: float = 1.0) -> MemoryBill | None:
+    """Predict the memory of the run; None where no policy is planned on this machine's memory, or it does not say what
+    is used. `longer`: prompts of the run, in multiples of those tried."""
+    plans = {name: plan for name, plan in seen.plans.items() if not plan.on_gpu}
+    if not plans or seen.memory_idle is None:
+        return None
+    weights = sum(plan.weights for plan in plans.values())
+    here, whole = _key_values(seen, plans, longer)
+    packed = sum(plan.packed for plan in plans.values())
+    grown = max(0, (seen.memory_rollouts or 0) - seen.memory_idle - packed)
+    scale = min(MOST_SCALE, grown / here) if here >= LEAST_TO_SCALE else 1.0
+    tokens = _step_tokens(seen) * max(1.0, longer)
+    largest = max(plans.values(), key=lambda plan: plan.activations(tokens))
+    return MemoryBill(
+        processes=max(0, seen.memory_idle - weights),
+        weights=weights + sum(plan.copies for plan in plans.values()),
+        optimizer=sum(plan.optimizer for plan in plans.values()),
+        gradient=sum(plan.gradient for plan in plans.values()),
+        activations=largest.activations(tokens),
+        logits=largest.logits(tokens),
+        packed=packed,
+        key_values=int(max(scale * whole, grown)),
+        keeps_key_values=weights < LARGE,
+    )
+
+
+def _key_values(seen: Observation, plans: Mapping[str, MemoryPlan], longer: float) -> tuple[float, float]:
+    """Planned bytes of keys and values: here, and in the run."""
+    loop, runtime = seen.recipe.loop, seen.recipe.runtime
+    most = max(1, runtime.workers * runtime.concurrency)
+    wave, held_out = loop.tasks_per_step * loop.group_size, len(seen.tasks.validation)
+    here = whole = 0.0
+    for name, plan in plans.items():
+        calls = [call for rollout in seen.tried for call in rollout.transitions if call.policy == name]
+        if not calls:
+            continue
+        longest = max(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
+        prompts = sum(len(call.prompt_ids) for call in calls)
+        each = longer * prompts / len(seen.tried)
+        here += plan.caches(min(most, wave), longest, prompts)
+        whole += plan.caches(min(most, max(wave, held_out)), longest, int(each * (wave + held_out)))
+    return here, whole
+
+
+def _step_tokens(seen: Observation) -> float:
+    """Different tokens of a step's rows: a group's prompts are read once."""
+    loop = seen.recipe.loop
+    calls = [call for rollout in seen.rollouts for call in rollout.transitions]
+    each = sum(len(call.prompt_ids) / loop.group_size + len(call.completion_ids) for call in calls)
+    return loop.tasks_per_step * loop.group_size * each / max(1, len(seen.rollouts))

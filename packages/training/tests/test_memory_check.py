@@ -1,0 +1,150 @@
+"""What memory is free here, by the machine and by its containers, and what is said where it is too little."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightningrl.errors import ConfigError
+from lightningrl.recipe import Recipe
+from lightningrl_torch.memory import MemoryPlan
+from lightningrl_training import memory_check
+from lightningrl_training.memory_check import FreeMemory, check_memory, free_memory
+
+GB = 10**9
+PLAN = MemoryPlan(
+    parameters=10**8,
+    trained=10**8,
+    weights=4 * 10**8,
+    gradient=4 * 10**8,
+    optimizer=8 * 10**8,
+    copies=0,
+    token=10**6,
+    microbatch=2000,
+    vocabulary=1000,
+    key_values=1,
+    remembered=0,
+    max_batch=128,
+)
+RECIPE = Recipe.model_validate(
+    {
+        "agent": "a.py:b",
+        "tasks": {"train": "a.py:t"},
+        "policy": {"model": "m"},
+        "rewards": {"r": {"use": "a.py:r"}},
+        "sampling": {"max_tokens": 32},
+    }
+)
+
+
+def planning(plan: MemoryPlan) -> Any:
+    """Plugins whose one trainer backend plans this for every policy."""
+
+    class Factory:
+        def plan_memory(self, **settings: Any) -> MemoryPlan:
+            return plan
+
+    return SimpleNamespace(find=lambda hook, name: SimpleNamespace(factory=Factory()))
+
+
+def with_free(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = FreeMemory(free=free, total=8 * GB, where="the container's 8.00 GB")
+    monkeypatch.setattr(memory_check, "free_memory", lambda: there)
+
+
+def test_too_little_memory_is_one_sentence_of_what_is_needed_what_is_there_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_free(GB, monkeypatch)
+    with pytest.raises(ConfigError) as refused:
+        check_memory(RECIPE, {"policy": "m"}, planning(PLAN))
+    said = str(refused.value)
+    assert "policy 'policy' needs at least 1.92 GB of memory to learn (0.40 GB weights, 0.40 GB their gradient" in said
+    assert "0.80 GB Adam's moments, 0.26 GB activations of 256 tokens" in said
+    assert "1.00 GB are free (the container's 8.00 GB)" in said
+    assert "--set learner.lora=true: 1.20 GB less" in said and "sampling.max_tokens = 32" in said
+    assert "\n" not in said
+
+
+def test_memory_that_a_full_microbatch_may_not_fit_into_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_free(3 * GB, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        check_memory(RECIPE, {"policy": "m"}, planning(PLAN))
+    (said,) = caplog.messages
+    assert "may need 3.68 GB" in said
+    assert "--set learner.max_tokens_per_microbatch=512: 1.49 GB less" in said
+
+
+@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, on_gpu=True)])
+def test_nothing_is_said_where_there_is_enough_or_a_gpu_has_it(
+    plan: MemoryPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_free(1 if plan.on_gpu else 8 * GB, monkeypatch)
+    check_memory(RECIPE, {"policy": "m"}, planning(plan))
+    assert not caplog.messages
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "groups", "free", "where"),
+    [
+        ("0::/", {}, 6 * GB, "MemAvailable of 8.00 GB"),
+        (
+            "0::/pod/me",
+            {
+                "pod/memory.max": str(4 * GB),
+                "pod/memory.current": str(2 * GB),
+                "pod/memory.stat": f"anon 1\ninactive_file {GB}",
+                "pod/me/memory.max": "max",
+            },
+            3 * GB,
+            "the container's 4.00 GB",
+        ),
+        (
+            "5:cpu,memory:/me",
+            {
+                "memory/me/memory.limit_in_bytes": str(2 * GB),
+                "memory/me/memory.usage_in_bytes": str(GB),
+                "memory/me/memory.stat": "total_inactive_file 0",
+            },
+            GB,
+            "the container's 2.00 GB",
+        ),
+        (
+            "0::/",
+            {"memory.max": str(GB), "memory.current": str(2 * GB), "memory.stat": ""},
+            0,
+            "the container's 1.00 GB",
+        ),
+    ],
+    ids=["none", "version 2, of a parent", "version 1", "beyond it"],
+)
+def test_what_is_free_is_the_least_that_machine_and_containers_leave(
+    cgroup: str, groups: dict[str, str], free: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kilobytes = {"MemTotal": 8 * GB // 1024, "MemAvailable": 6 * GB // 1024}
+    lines = "\n".join(f"{name}:  {size} kB" for name, size in kilobytes.items())
+    write(tmp_path, {"proc/meminfo": lines, "proc/self/cgroup": cgroup, "groups/x": ""})
+    write(tmp_path / "groups", groups)
+    monkeypatch.setattr(memory_check, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory_check, "CGROUPS", tmp_path / "groups")
+    found = free_memory()
+    assert found is not None and abs(found.free - free) < 2048 and found.where == where
+
+
+def test_a_system_that_does_not_say_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_check, "PROC", tmp_path)
+    assert free_memory() is None
+    check_memory(RECIPE, {"policy": "m"}, planning(PLAN))
