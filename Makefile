@@ -53,6 +53,7 @@ check: .venv/.installed  ## Lint, words, types (of the tests too), import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python scripts/check_words.py
+	@$(BIN)/python scripts/check_pages.py
 	@scripts/check-types.sh
 	@$(BIN)/lint-imports
 
