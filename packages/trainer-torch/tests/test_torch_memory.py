@@ -97,6 +97,13 @@ def test_matrices_that_are_packed_for_decoding_are_in_the_plan(tmp_path: Path) -
     assert plan.packed == sum(one.nbytes for part in forward._projections for one in part.packed) > 0
 
 
+def test_adapters_on_the_same_frozen_weights_are_planned_as_sharing_them(policy: str) -> None:
+    few, many, whole = (plan_memory(Settings(policy=policy, lora=lora)) for lora in ({"rank": 2}, {"rank": 4}, False))
+    assert few is not None and many is not None and whole is not None
+    assert few.base == many.base is not None and few.shared == many.shared == whole.weights
+    assert (whole.base, whole.shared) == (None, 0)
+
+
 def test_a_folder_whose_weights_are_torn_has_no_plan(tmp_path: Path, policy: str) -> None:
     for path in Path(policy).iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes()[: 7 if path.suffix == ".safetensors" else None])

@@ -14,7 +14,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
 from lightningrl_torch.memory import MemoryPlan
 from lightningrl_training import memory_check
-from lightningrl_training.memory_check import FreeMemory, check_memory, free_memory
+from lightningrl_training.memory_check import FreeMemory, check_memory, free_memory, shared_bytes
 
 GB = 10**9
 PLAN = MemoryPlan(
@@ -89,6 +89,16 @@ def test_nothing_is_said_where_there_is_enough_or_a_gpu_has_it(
     with_free(1 if plan.on_gpu else 8 * GB, monkeypatch)
     check_memory(RECIPE, {"policy": "m"}, planning(plan))
     assert not caplog.messages
+
+
+def test_frozen_weights_that_policies_share_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = replace(PLAN, gradient=0, optimizer=0, base="m", shared=3 * 10**8)
+    assert shared_bytes({"a": adapters, "b": adapters, "c": replace(adapters, base="n"), "d": PLAN}) == 3 * 10**8
+    with_free(GB // 4, monkeypatch)
+    two = RECIPE.model_copy(update={"policies": {"b": RECIPE.policy}})
+    assert list(two.all_policies) == ["policy", "b"]
+    with pytest.raises(ConfigError, match=r"policy 'policy' and 'b' needs at least .* \(0\.50 GB weights, 0\.26 GB"):
+        check_memory(two, {"policy": "m", "b": "m"}, planning(adapters))
 
 
 def write(root: Path, files: dict[str, str]) -> None:

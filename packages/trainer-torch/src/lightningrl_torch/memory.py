@@ -69,6 +69,11 @@ class MemoryPlan:
     """Most calls that are decoded together."""
     packed: int = 0
     """Weights that stand a second time while several calls are decoded, in the order in which a CPU reads them."""
+    base: str | None = None
+    """Equal for policies of one process whose adapters stand on the same frozen weights (`_bases`); None = all weights
+    learn."""
+    shared: int = 0
+    """Bytes of `weights` that are there once for all policies of one `base`."""
     on_gpu: bool = False
 
     @property
@@ -110,7 +115,7 @@ def plan_memory(settings: Settings, *, on_gpu: bool = False) -> MemoryPlan | Non
     config = {} if folder is None else _text_config(folder)
     shapes = {} if folder is None else _shapes(folder)
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    if not shapes or not heads or not hidden or not config.get("num_hidden_layers"):
+    if folder is None or not shapes or not heads or not hidden or not config.get("num_hidden_layers"):
         return None
     parameters = sum(map(math.prod, shapes.values()))
     lora = settings.adapters
@@ -146,6 +151,8 @@ def plan_memory(settings: Settings, *, on_gpu: bool = False) -> MemoryPlan | Non
         remembered=settings.prefix_cache_tokens,
         max_batch=settings.max_batch,
         packed=_packed_bytes(shapes, config) if has_engine and not (is_half or settings.quantize or on_gpu) else 0,
+        base=None if lora is None else f"{folder.resolve()} {settings.dtype} {settings.quantize}",
+        shared=weights - added * FLOAT if lora is not None else 0,
         on_gpu=on_gpu,
     )
 

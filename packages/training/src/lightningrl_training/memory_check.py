@@ -15,7 +15,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 
-__all__ = ["FreeMemory", "MemoryPlan", "check_memory", "free_memory", "gigabytes", "plan_policies"]
+__all__ = ["FreeMemory", "MemoryPlan", "check_memory", "free_memory", "gigabytes", "plan_policies", "shared_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,16 @@ class MemoryPlan(Protocol):
     @property
     def packed(self) -> int:
         """Weights that stand a second time while several calls are decoded."""
+        ...
+
+    @property
+    def base(self) -> str | None:
+        """Equal for policies whose adapters stand on the same frozen weights."""
+        ...
+
+    @property
+    def shared(self) -> int:
+        """Bytes of weights that are there once for all policies of one base."""
         ...
 
     @property
@@ -159,8 +169,10 @@ def check_memory(recipe: Recipe, models: Mapping[str, str], plugins: PluginManag
         return
     for tokens, is_sure in ((LEAST_TOKENS, True), (float("inf"), False)):
         # policies learn one after the other, and keep their states
-        needed = sum(plan.states for plan in plans.values()) + max(
-            plan.activations(tokens) + plan.logits(tokens) for plan in plans.values()
+        needed = (
+            sum(plan.states for plan in plans.values())
+            - shared_bytes(plans)
+            + max(plan.activations(tokens) + plan.logits(tokens) for plan in plans.values())
         )
         if needed <= there.free:
             continue
@@ -170,12 +182,18 @@ def check_memory(recipe: Recipe, models: Mapping[str, str], plugins: PluginManag
         logger.warning("%s", sentence)
 
 
+def shared_bytes(plans: Mapping[str, MemoryPlan]) -> int:
+    """Bytes that sums over plans count more than once: frozen weights under adapters of several policies."""
+    bases = [(plan.base, plan.shared) for plan in plans.values() if plan.base is not None]
+    return sum(shared for _, shared in bases) - sum(dict(bases).values())
+
+
 def _explain(recipe: Recipe, plans: Mapping[str, MemoryPlan], needed: int, tokens: float, there: FreeMemory) -> str:
     names = " and ".join(map(repr, plans))
     largest = max(plans.values(), key=lambda plan: plan.activations(tokens))
     count = int(min(tokens, largest.microbatch))
     parts = {
-        "weights": sum(plan.weights for plan in plans.values()),
+        "weights": sum(plan.weights for plan in plans.values()) - shared_bytes(plans),
         "their gradient": sum(plan.gradient for plan in plans.values()),
         "Adam's moments": sum(plan.optimizer for plan in plans.values()),
         "copies of weights": sum(plan.copies for plan in plans.values()),
@@ -192,7 +210,7 @@ def _explain(recipe: Recipe, plans: Mapping[str, MemoryPlan], needed: int, token
 
 def _remedies(recipe: Recipe, plans: Mapping[str, MemoryPlan], tokens: int) -> Iterator[str]:
     state = sum(plan.gradient + plan.optimizer for plan in plans.values())
-    weights = sum(plan.weights for plan in plans.values())
+    weights = sum(plan.weights for plan in plans.values()) - shared_bytes(plans)
     if state > weights:
         yield f"train adapters (--set learner.lora=true: {gigabytes(state)} less)"
     if tokens > LESS_TOKENS:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl_training.doctor.observation import Observation
-from lightningrl_training.memory_check import MemoryPlan, gigabytes
+from lightningrl_training.memory_check import MemoryPlan, gigabytes, shared_bytes
 
 __all__ = ["MemoryBill", "plan_run"]
 
@@ -86,7 +86,7 @@ def plan_run(seen: Observation, *, longer: float = 1.0) -> MemoryBill | None:
     plans = {name: plan for name, plan in seen.plans.items() if not plan.on_gpu}
     if not plans or seen.memory_idle is None:
         return None
-    weights = sum(plan.weights for plan in plans.values())
+    weights = sum(plan.weights for plan in plans.values()) - shared_bytes(plans)
     here, whole = _key_values(seen, plans, longer)
     packed = sum(plan.packed for plan in plans.values())
     grown = max(0, (seen.memory_rollouts or 0) - seen.memory_idle - packed)
