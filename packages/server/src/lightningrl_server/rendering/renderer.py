@@ -119,6 +119,7 @@ class PolicyRenderer:
         opens = markup.name if self._parser and markup else "qwen3" if config.name == "qwen3" else ""
         self.call_form: CallForm | None = find_form(opens, template)
         """Form of the calls that it can be made to begin with."""
+        self._opening = self.call_form.pattern if self.call_form else None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._has_joined = False
         self._prompts, self._suffixes = (
@@ -267,7 +268,7 @@ class PolicyRenderer:
     def split_opening(self, prompt_ids: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
         """A prompt, and the beginning of a tool call that was written at its end; empty where there is none."""
         tail = list(prompt_ids[-_OPENING_TOKENS:])
-        opening = None if self.call_form is None else self.call_form.pattern.search(self.decode(tail))
+        opening = self._opening.search(self.decode(tail)) if self._opening else None
         if opening is not None:
             for count in range(1, len(tail) + 1):
                 if self.decode(tail[-count:]) == opening[0]:
