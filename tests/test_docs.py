@@ -4,6 +4,7 @@ run."""
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -90,6 +91,17 @@ def test_a_blocks_title_stands_in_the_site_and_links_stay_within_it(tmp_path: Pa
     assert "```" not in numbered, "a block within a list is a block"
     drawn = (tmp_path / "site" / "explanation" / "how-it-works.html").read_text(encoding="utf-8")
     assert "\n   │ ▲" in drawn, "a drawing stays as it is"
+
+
+def test_the_first_use_of_a_glossarys_word_is_linked_in_prose_alone() -> None:
+    link_words = runpy.run_path(str(ROOT / "scripts" / "mkdocs_hook.py"))["link_words"]
+    page = "# A policy\n\nA `policy`: [policy](a.md).\n\nPolicies and a policy, one policy.\n\n```text\nrollout\n```\n\nIts group size.\n"
+    linked = link_words(page, "../glossary.md")
+    assert re.findall(r"\[([^\]]+)\]\(\.\./glossary\.md#([^)]+)\)", linked) == [
+        ("policy", "policy"),
+        ("group size", "group-size"),
+    ]
+    assert "Policies and a [policy](../glossary.md#policy), one policy." in linked
 
 
 @pytest.mark.parametrize("page", OWN_PROJECTS, ids=name_of)
