@@ -56,6 +56,12 @@ def test_the_workflow_runs_all_parts_of_ci_over_our_pythons_with_pinned_actions(
     assert {command.split()[1] for command in run} <= targets
 
 
+def test_the_changelog_has_what_was_released_and_what_is_next_in_short() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings in (["0.1.0"], ["Unreleased", "0.1.0"])
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split()) <= 1_000
+
+
 def test_issue_forms_have_what_github_asks_for() -> None:
     forms = [file.name for file in (ROOT / ".github/ISSUE_TEMPLATE").iterdir() if file.name != "config.yml"]
     assert sorted(forms) == ["bug.yml", "idea.yml"]
