@@ -310,7 +310,7 @@ def test_every_key_has_something_to_click(viewer: Viewer) -> None:
 
 def test_an_interval_dragged_on_the_chart_leads_to_its_rollouts(viewer: Viewer) -> None:
     page = viewer.open("/")
-    box = page.locator("svg.chart").bounding_box()
+    box = page.locator("svg.chart:not(.mini)").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.9)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.5, steps=4)

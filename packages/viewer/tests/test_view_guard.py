@@ -138,7 +138,7 @@ async def test_every_answer_says_what_a_browser_may_do(tmp_path: Path) -> None:
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
         assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == (
             "nosniff",
-            "no-referrer",
+            "same-origin",
         )
     assert answers[2].headers["cache-control"] == "no-store"
     for page in (answers[2].text, answers[3].text):
