@@ -14,6 +14,7 @@ from lightningrl_torch._llama import find_forward
 from lightningrl_torch._quantized import weight_bytes
 from lightningrl_torch._slots import SlotCache
 from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.memory import plan_memory
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_model, make_sample
@@ -98,7 +99,8 @@ def test_matrices_that_are_packed_for_decoding_are_in_the_plan(tmp_path: Path) -
 
 
 def test_adapters_on_the_same_frozen_weights_are_planned_as_sharing_them(policy: str) -> None:
-    few, many, whole = (plan_memory(Settings(policy=policy, lora=lora)) for lora in ({"rank": 2}, {"rank": 4}, False))
+    adapters = (LoraSettings(rank=2), LoraSettings(rank=4), None)
+    few, many, whole = (plan_memory(Settings(policy=policy, lora=lora)) for lora in adapters)
     assert few is not None and many is not None and whole is not None
     assert few.base == many.base is not None and few.shared == many.shared == whole.weights
     assert (whole.base, whole.shared) == (None, 0)
