@@ -10,8 +10,9 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from lightningrl import plugins
@@ -55,6 +56,7 @@ OF_VERL: Final = {
     "CriticSettings": "[backends.verl.critic]",
     "VerlLoraSettings": "[learner.lora], where the backend is verl",
 }
+REQUIRED: Final = "required"
 HIDDEN = {"folder", "model_config"}
 """Fields that nobody writes."""
 OFFERED = {"LearnerSettings": {"policy", "name"}, "Settings": {"max_staleness"}}
@@ -71,17 +73,18 @@ def reference() -> str:
     recipe = classes(CORE / "recipe_tables.py") | classes(CORE / "recipe.py")
     learner = classes(TORCH / "learner_settings.py")
     torch, verl = learner | classes(TORCH / "settings.py"), learner | classes(VERL / "settings.py")
+    above = dict(fields(torch["Settings"], torch))
     launchers = functions(VERL / "plugin.py")
     parts = [
-        "# Reference\n\nMade by `python scripts/make_reference.py` from the code; a test says when it is not current. "
+        "# Reference\n\nMade from the code by `scripts/make_reference.py`. "
         "`lightningrl recipe show RECIPE` shows the values of one recipe.\n\n## Recipe\n\n"
         "A TOML file, or a Python file with `recipe = Recipe(...)`; `--set loop.steps=5` overrides one key. "
         """A part of a key that holds a dot stands in quotes: `--set 'policies."qwen2.5".model=…'`. """
-        "*None* is what holds where a key is left out that has no default (–).\n",
-        *(table(title, recipe[name], recipe) for name, title in RECIPE.items()),
-        *(table(title, torch[name], torch) for name, title in OF_TORCH.items()),
-        *(table(title, verl[name], verl) for name, title in OF_VERL.items()),
-        table("[runtime.launchers.ray]", launchers["create_ray_launcher"], {}),
+        "Each key stands with its default; *None* holds where one without a default is left out.\n",
+        *(section(title, recipe[name], recipe) for name, title in RECIPE.items()),
+        *(section(title, torch[name], torch) for name, title in OF_TORCH.items()),
+        *(section(title, verl[name], verl, above) for name, title in OF_VERL.items()),
+        section("[runtime.launchers.ray]", launchers["create_ray_launcher"], {}),
         hooks(),
     ]
     return "\n".join(parts)
@@ -101,14 +104,27 @@ def functions(path: Path) -> dict[str, ast.FunctionDef]:
     }
 
 
-def table(title: str, node: ast.ClassDef | ast.FunctionDef, known: dict[str, ast.ClassDef]) -> str:
-    """Of a class's fields, its bases' among them, or of a function's parameters."""
-    found = fields(node, known) if isinstance(node, ast.ClassDef) else parameters(node)
-    rows = [
-        f"| `{name}` | {default} | {said} |" for name, (default, said) in dict(found).items()
-    ]  # one that is set anew stands once
+def section(
+    title: str,
+    node: ast.ClassDef | ast.FunctionDef,
+    known: dict[str, ast.ClassDef],
+    above: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> str:
+    """Of a class's fields, its bases' among them, or of a function's parameters; those of another section by name."""
+    keys = dict(fields(node, known) if isinstance(node, ast.ClassDef) else parameters(node))
+    items = [item(name, *key) for name, key in keys.items() if key != above.get(name)]
     said = " ".join((ast.get_docstring(node) or "").split())
-    return f"### {title}\n\n{said}\n\n| key | default | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    same = ", ".join(f"`{name}`" for name, key in keys.items() if key == above.get(name))
+    alike = f"As for torch: {same}.\n\n" if same else ""
+    return f"### {title}\n\n{said}\n\n{alike}" + "\n".join(items) + "\n"
+
+
+def item(name: str, default: str, said: str) -> str:
+    """A key as one would write it, and what it is for."""
+    if default.startswith("`"):
+        return f"- `{name} = {default.strip('`')}`: {said}".removesuffix(": ")
+    mark = " (required)" if default == REQUIRED else ""
+    return f"- `{name}`{mark}: {said}".removesuffix(": ")
 
 
 def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -126,7 +142,7 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple
         after = body[number + 1] if number + 1 < len(body) else None
         said = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            said = " ".join(str(after.value.value).split()).replace("|", "\\|")
+            said = " ".join(str(after.value.value).split())
         yield (
             name,
             (
@@ -138,7 +154,7 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple
 
 def see(name: str) -> str:
     """Where a key of the top level is a table: which."""
-    return next((f"See `{title}`." for title in RECIPE.values() if title.strip("[]").split(".")[0] == name), "")
+    return next((f"`{title}`." for title in RECIPE.values() if title.strip("[]").split(".")[0] == name), "")
 
 
 def parameters(node: ast.FunctionDef) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -162,9 +178,9 @@ def default_of(value: ast.expr | None) -> str:
         given = {keyword.arg: keyword.value for keyword in value.keywords}
         if "default" in given:
             return toml(given["default"])
-        return "none" if "default_factory" in given else "**required**"
+        return "none" if "default_factory" in given else REQUIRED
     if value is None:
-        return "**required**"
+        return REQUIRED
     if isinstance(value, ast.Call):
         return "a table of its own"
     return toml(value)
@@ -184,11 +200,11 @@ def toml(value: ast.expr) -> str:
 def hooks() -> str:
     """What a plugin may implement with `@hookimpl`, in a module that an entry point of the group `lightningrl`
     names."""
-    lines = ["## Hooks\n", f"{hooks.__doc__}\n", "| hook | |", "|---|---|"]
+    lines = ["## Hooks\n", " ".join((hooks.__doc__ or "").split()) + "\n"]
     for name, hook in vars(plugins.HookSpecs).items():
         if name.startswith(plugins.PREFIX):
             arguments = ", ".join(parameter for parameter in inspect.signature(hook).parameters if parameter != "self")
-            lines.append(f"| `{name}({arguments})` | {' '.join((inspect.getdoc(hook) or '').split())} |")
+            lines.append(f"- `{name}({arguments})`: {' '.join((inspect.getdoc(hook) or '').split())}")
     return "\n".join(lines) + "\n"
 
 

@@ -25,18 +25,19 @@ from messages import Message, collect
 ROOT: Final = Path(__file__).resolve().parents[1]
 ENTRIES: Final = ROOT / "scripts" / "troubleshooting.toml"
 PAGE: Final = ROOT / "docs" / "troubleshooting.md"
-SHORTEST_CORE: Final = 40
-"""Characters of a message that are told apart from others by more than chance."""
+MOST_WORDS: Final = 8
+"""Words of a message on the page: by its beginning one finds it."""
+CUT: Final = "…"
 HEAD: Final = """# Troubleshooting
 
-You have a message: search this page for a few of its words. You have a symptom and no message: ask the doctor.
+Search this page for the first words of your message: above them stand its cause and a command.
+No message? Ask the doctor.
 
 ```text
 lightningrl doctor RECIPE
 ```
 
-Each message below says what is wrong, and what to do next. `⟨…⟩` stands for what a run fills in.
-This page is written by `scripts/make_troubleshooting.py`, from the program's own sentences.
+`⟨…⟩` stands for what a run fills in, `…` for the rest of the sentence, which says what to do next.
 """
 
 
@@ -84,23 +85,23 @@ def homeless(messages: Sequence[Message], entries: Sequence[Entry]) -> list[str]
     ]
 
 
-def shortest(texts: Iterable[str]) -> list[str]:
-    """The texts, sorted, without those that are another one with words around it."""
-    by_length = sorted(set(texts), key=len)
-    cores: list[str] = []
-    for text in by_length:
-        if not any(len(core) > SHORTEST_CORE and core in text for core in cores):
-            cores.append(text)
-    return sorted(cores)
+def beginning(text: str) -> str:
+    """A message up to what it says to do next, eight words at most."""
+    said = re.split(r"; | \(", text)[0]
+    words = said.split()
+    shown = " ".join(words[:MOST_WORDS])
+    return shown if shown == text else shown.rstrip(",:;") + CUT
+
+
+def beginnings(texts: Iterable[str]) -> list[str]:
+    """The beginnings of messages, sorted, each once."""
+    return sorted({beginning(text) for text in texts})
 
 
 def unseen(messages: Iterable[Message], text: str) -> list[Message]:
-    """The messages that a page's text does not have."""
-    items = [html.unescape(item) for item in re.findall(r"^<li>(.*)</li>$", text, re.MULTILINE)]
-    shown, cores = set(items), [item for item in items if len(item) > SHORTEST_CORE]
-    return [
-        message for message in messages if message.text not in shown and not any(core in message.text for core in cores)
-    ]
+    """The messages whose beginning a page's text does not have."""
+    shown = {html.unescape(item) for item in re.findall(r"^<li>(.*)$", text, re.MULTILINE)}
+    return [message for message in messages if beginning(message.text) not in shown]
 
 
 def page(messages: Sequence[Message], entries: Sequence[Entry]) -> str:
@@ -115,12 +116,11 @@ def page(messages: Sequence[Message], entries: Sequence[Entry]) -> str:
         if entry.theme != theme:
             theme = entry.theme
             lines += [f"## {theme}", ""]
-        texts = shortest(placed[entry.title])
-        lines += [f"### {entry.title}", "", entry.cause, "", "```text", entry.run, "```", ""]
-        lines += [f"More: [{entry.see.removesuffix('.md')}]({entry.see}).", ""]
-        lines += [f"<details><summary>{len(texts)} message{'s' * (len(texts) != 1)}</summary>", "<ul>"]
-        lines += [f"<li>{html.escape(text, quote=False)}</li>" for text in texts]
-        lines += ["</ul>", "</details>", ""]
+        texts = beginnings(placed[entry.title])
+        lines += [f"### {entry.title}", "", f"{entry.cause} [More]({entry.see}).", "", "```text", entry.run, "```", ""]
+        lines += ["<details><summary>Messages</summary><ul>"]
+        lines += [f"<li>{html.escape(text, quote=False)}" for text in texts]
+        lines += ["</ul></details>", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

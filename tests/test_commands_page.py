@@ -15,4 +15,4 @@ def test_the_page_of_commands_is_current_and_has_every_option() -> None:
     spec.loader.exec_module(module)
     page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert page == module.page(), "write it anew: python scripts/make_commands_page.py"
-    assert "| `--resume` |" in page and "## `lightningrl rollouts`" in page
+    assert "- `--resume`: " in page and "## `lightningrl rollouts`" in page

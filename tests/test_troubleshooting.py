@@ -120,7 +120,8 @@ def is_key(key: str) -> bool:
     """Is it a key of a recipe, or one below a table whose keys are the user's or a plugin's?"""
     first, _, rest = key.partition(".")
     if first == "learner":
-        return f"| `{rest.rpartition('.')[2]}` |" in (ROOT / "docs/reference/recipe.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/reference/recipe.md").read_text(encoding="utf-8")
+        return re.search(rf"^- `{rest.rpartition('.')[2]}[ `]", page, re.MULTILINE) is not None
     return key in all_keys() or first in {"rewards", "policies", "roles", "backends", "credit", "tasks"}
 
 
