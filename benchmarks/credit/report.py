@@ -127,7 +127,7 @@ def _tau_cell(line: Mapping[str, Any] | None) -> str:
     if line is None:
         return ""
     right = "–" if math.isnan(line["right"]) else f"{line['right']:.0%}"
-    return f"{line['tau']:.2f} ({line['tau_low']:.2f} … {line['tau_high']:.2f}), {right}"
+    return f"{line['tau']:.2f}, {right}"
 
 
 def _best_identical(needed: Mapping[str, Need]) -> Need | None:
@@ -139,24 +139,18 @@ def _best_identical(needed: Mapping[str, Need]) -> Need | None:
 
 
 def _learn_table(needed: Mapping[str, Mapping[str, Need]], games: Sequence[str]) -> str:
-    columns = [f"{game}: {column}" if column == "rollouts" else column for game in games for column in _LEARNED]
     best = {game: _best_identical(needed[game]) for game in games}
     rows = [
-        [method.name, *(cell for game in games for cell in _learn_cells(needed[game].get(method.name), best[game]))]
-        for method in METHODS
+        [method.name, *(_learn_cell(needed[game].get(method.name), best[game]) for game in games)] for method in METHODS
     ]
-    return _table(["method", *columns], rows)
+    return _table(["method", *games], rows)
 
 
-_LEARNED: Final = ("rollouts", "reached", "tokens", "share")
-
-
-def _learn_cells(need: Need | None, best: Need | None) -> Sequence[str]:
+def _learn_cell(need: Need | None, best: Need | None) -> str:
     if need is None or best is None:
-        return [""] * len(_LEARNED)
+        return ""
     share = f"{need.rollouts / best.rollouts:.2f}"
-    bold = f"**{share}**" if float(share) <= 0.5 else share
-    return need.text, f"{need.reached}/{need.runs}", f"{need.tokens:.0f}", bold
+    return f"{need.text}, {f'**{share}**' if float(share) <= 0.5 else share}"
 
 
 def _rank_agreement(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Need], game: str) -> dict[str, float]:
