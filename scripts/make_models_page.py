@@ -27,15 +27,13 @@ TOOL: Final = {"type": "function", "function": {"name": "add", "description": "d
 CALL: Final = [("add", {"a": 1})]
 HEAD: Final = """# Models that work
 
-A policy is a transformers folder, a name of the Hugging Face hub or a GGUF file ([deploy](../how-to/deploy.md) has the
-way back). Its prompts are written by its own chat template, and the tokens of its earlier answers stay as it sampled
-them, calls of tools included. This page is written by `scripts/make_models_page.py`, which tries each row.
+A policy is a transformers folder, a name of the Hugging Face hub or a GGUF file. Its prompts are written by its own
+chat template. `scripts/make_models_page.py` writes this page, and tries each row.
 
 ## Tools, by family
 
-Which markup a model writes calls in is told by the text of its chat template, else by `model_type` of its
-`config.json`; a local folder is read like a name of the hub. Text before, between and after calls is content. A
-call that is malformed or cut off stays text, and the agent is shown it.
+The markup of calls is told by the chat template, else by `model_type` of `config.json`. A call that is malformed or cut
+off stays text, and the agent is shown it.
 """
 SHAPES: Final = {
     "text_arguments": "arguments as JSON text",
@@ -59,11 +57,9 @@ def _families(families: Any) -> Iterator[str]:
         yield f"| {' | '.join(_row(family))} |"
     yield ""
     yield (
-        "Each is tried as a folder with random weights: `tests/test_model_folders.py` (a recipe, the torch "
-        "backend, the openai client) and `packages/server/tests/test_rendering_families.py` (calls read whole"
-        " and in chunks of any size, parallel, malformed, with text around them, and five turns whose tokens "
-        "join without a break). The templates are ours, in each family's published format; "
-        "SmolLM2-135M-Instruct is tried with its own weights (`tests/test_smollm2_tools.py`)."
+        "Each is tried as a folder with random weights (`tests/test_model_folders.py`, "
+        "`packages/server/tests/test_rendering_families.py`), with templates of ours in each family's published "
+        "format; SmolLM2-135M-Instruct with its own weights (`tests/test_smollm2_tools.py`)."
     )
     yield ""
 
@@ -101,12 +97,12 @@ def _is_taken(render: Any, messages: Any) -> bool:
 def _readers() -> Iterator[str]:
     from lightningrl_server.rendering.markups import MARKUPS
 
-    yield "| markup | models | told by |"
-    yield "|---|---|---|"
+    yield "Markups, and what tells them:"
+    yield ""
     for markup in MARKUPS:
-        marks = " and ".join(f"`{mark}`" for mark in markup.marks).replace("|", "\\|")
+        marks = " and ".join(f"`{mark}`" for mark in markup.marks)
         kinds = ", ".join(f"`{kind}`" for kind in markup.models)
-        yield f"| {markup.name} | {markup.families} | {marks}{f'; else {kinds}' if kinds else ''} |"
+        yield f"- {markup.name}, {markup.families}: {marks}{f'; else {kinds}' if kinds else ''}."
     yield ""
     yield (
         "A family more is one more row of `MARKUPS` in `packages/server/src/lightningrl_server/rendering/markups.py`, "
@@ -121,17 +117,14 @@ def _templates() -> Iterator[str]:
     yield "## Models whose template knows no tools"
     yield ""
     yield (
-        "Their agents are refused tools, and `lightningrl train` says so at its start, before weights are "
-        "loaded. `policy.chat_template` puts another template in the place of the model's: a Jinja file "
-        "beside the recipe, or a shipped one. An exported folder has it as its own."
+        "Their agents are refused tools before weights are loaded. `policy.chat_template` puts another template in the "
+        "place of the model's: a Jinja file beside the recipe, or a shipped one. An exported folder has it as its own."
     )
     yield ""
-    yield "| shipped | for models with the tokens | calls |"
-    yield "|---|---|---|"
     for name, tokens in SHIPPED.items():
-        listed = ", ".join(f"`{token}`" for token in tokens).replace("|", "\\|")
+        listed = ", ".join(f"`{token}`" for token in tokens)
         call = '`<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`'
-        yield f'| `policy.chat_template = "{name}"` | {listed} (ChatML: SmolLM, Qwen, Yi, …) | {call} |'
+        yield f'- `policy.chat_template = "{name}"`, for models with {listed} (ChatML: SmolLM, Qwen, Yi, …): {call}.'
     yield ""
 
 
