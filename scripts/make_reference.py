@@ -25,6 +25,8 @@ VERL = ROOT / "packages" / "trainer-verl" / "src" / "lightningrl_verl"
 RECIPE: Final = {
     "Recipe": "Top level",
     "TasksConfig": "[tasks]",
+    "SplitConfig": "[tasks.train] and [tasks.validation], of a task source",
+    "SourceConfig": "[tasks.sources.NAME]",
     "PolicyConfig": "[policy]",
     "OtherPolicyConfig": "[policies.NAME]",
     "CallRule": "[[policy.calls]] and [[policies.NAME.calls]]",

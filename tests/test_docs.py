@@ -25,6 +25,7 @@ PAGES = sorted(
     ],
 )
 RUN_OTHERWISE = {
+    "docs/how-to/task-sources.md": "tests/test_task_sources.py",
     "docs/index.md": "tests/test_docs.py",  # its lines are README's
     "docs/tutorials/first-agent.md": "tests/test_docs.py",  # likewise
     "docs/tutorials/small-model.md": "examples/calculator_smollm2/tests/test_calculator_smollm2.py",

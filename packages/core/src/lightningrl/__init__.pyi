@@ -32,6 +32,7 @@ from lightningrl.protocols import (
     Need as Need,
     Reward as Reward,
     StepReport as StepReport,
+    TaskSource as TaskSource,
 )
 from lightningrl.recipe import LoopConfig as LoopConfig
 from lightningrl.recipe import Recipe as Recipe

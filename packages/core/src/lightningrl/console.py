@@ -13,14 +13,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "NewestRunOption",
-    "RunsOption",
-    "accept_any_text",
-    "cancel_on_signals",
-    "escape",
-    "write_json",
-]
+__all__ = ["NewestRunOption", "RunsOption", "accept_any_text", "cancel_on_signals", "escape", "write_json"]
 
 NewestRunOption = Annotated[
     Path | None, typer.Option("--run", help="The run folder; by default the newest below --runs.", show_default=False)

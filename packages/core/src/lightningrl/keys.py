@@ -21,16 +21,7 @@ from html import escape
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-__all__ = [
-    "KEY_VARIABLE",
-    "MASKED",
-    "Mask",
-    "is_worker_key",
-    "process_key",
-    "view_key",
-    "worker_key",
-    "worker_of",
-]
+__all__ = ["KEY_VARIABLE", "MASKED", "Mask", "is_worker_key", "process_key", "view_key", "worker_key", "worker_of"]
 
 KEY_VARIABLE: Final = "LIGHTNINGRL_KEY"
 """Variable where `lightningrl work` finds its key; agents never do."""

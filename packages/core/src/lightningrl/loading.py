@@ -12,10 +12,11 @@ import contextvars
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from lightningrl.errors import ConfigError, describe_raised
 
 __all__ = [
     "absolute_reference",
+    "describe",
     "is_reference",
     "load_callable",
     "refuse_in_import",
@@ -90,6 +92,21 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
     if not callable(value):
         raise ConfigError(f"{reference!r} is a {type(value).__name__}, not callable; name a function or a class")
     return value  # type: ignore[no-any-return]
+
+
+def describe(value: Any) -> Any:
+    """Name a Python object of a recipe as `file.py:name`, for the frozen copy."""
+    if isinstance(value, str):
+        return value
+    target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    # each kernel writes a notebook's cells to files of its own
+    has_file = getattr(sys.modules.get(target.__module__), "__file__", None)
+    return f"{(inspect.getsourcefile(target) if has_file else target.__module__) or '?'}:{target.__qualname__}"
+
+
+def name_of_path(value: Any) -> Any:
+    """A path's text; another value as it is."""
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def resolve(reference: Any, folder: Path) -> Callable[..., Any]:

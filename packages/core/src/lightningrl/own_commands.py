@@ -1,6 +1,7 @@
 """Core's own commands: `lightningrl new` starts a plugin, `lightningrl plugins` lists what is installed."""
 
 import shlex
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
@@ -9,33 +10,11 @@ import typer
 
 from lightningrl.commands import EXTRAS, describe_command
 from lightningrl.plugins import COMMANDS, YIELDING, Plugin, hookimpl, load_plugins
+from lightningrl.scaffold import TEMPLATES, new_package
 
 __all__ = ["lightningrl_commands"]
 
-KINDS: Final = {
-    "adapter": (
-        "An adapter for an agent framework, here a toy one: roles, spans and tools.",
-        "Name of the framework, e.g. haystack.",
-    ),
-    "backend": (
-        "A trainer backend, here a policy of one table in numpy: engine, learner, checkpoints, export.",
-        "Its name in recipes, e.g. mlx.",
-    ),
-    "command": (
-        "A command of `lightningrl`, here one that counts runs.",
-        "Its name on the command line, e.g. count-runs.",
-    ),
-    "credit": (
-        "A credit assigner: how a rollout's return is spread over its calls.",
-        "Its name in recipes, e.g. last_call.",
-    ),
-    "dialect": (
-        "An API that agents speak, here JSON with one endpoint, plain and streaming.",
-        "Name of the API, e.g. ollama.",
-    ),
-    "page": ("A page of the viewer, here a table of tasks.", "Its path in the viewer, e.g. tasks."),
-    "reward": ("A terminal reward: a number for what a rollout came to.", "Its name in recipes, e.g. brevity."),
-}
+KINDS: Final = tomllib.loads((TEMPLATES / "kinds.toml").read_text(encoding="utf-8"))
 """Kinds of plugins with a template: what it makes, and what its name is."""
 
 new = typer.Typer(
@@ -57,8 +36,6 @@ def add_kind(kind: str, summary: str, name_help: str) -> None:
         ] = None,
     ) -> None:
         from rich.console import Console
-
-        from lightningrl.scaffold import new_package
 
         made = new_package(kind, name, folder)
         install = shlex.quote(f"{'' if made.is_absolute() else './'}{made}[test]")

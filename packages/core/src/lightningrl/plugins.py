@@ -79,6 +79,10 @@ class HookSpecs(Protocol):
         """Yield trainer backends with their `capabilities`; each factory returns a `Backend`."""
 
     @hookspec
+    def lightningrl_tasks(self) -> Iterable[Plugin]:
+        """Yield task sources; each factory returns a `TaskSource`."""
+
+    @hookspec
     def lightningrl_reward_functions(self) -> Iterable[Plugin]:
         """Yield terminal rewards; each factory returns a `Reward`."""
 
@@ -149,6 +153,7 @@ COMMANDS = "lightningrl_commands"
 YIELDING = {
     "lightningrl_adapters": "adapter",
     "lightningrl_trainers": "trainer backend",
+    "lightningrl_tasks": "task source",
     "lightningrl_reward_functions": "reward",
     "lightningrl_intermediate_rewards": "intermediate reward",
     "lightningrl_credit_assigners": "credit assigner",
@@ -166,6 +171,7 @@ EXTRAS = {
     ("trainer backend", "verl"): "verl",
     ("worker launcher", "ray"): "verl",
     ("model format", "gguf"): "torch",
+    ("task source", "reasoning_gym"): "reasoning-gym",
     ("adapter", "autogen"): "autogen",
     ("adapter", "langchain"): "langchain",
     ("adapter", "openai-agents"): "openai-agents",

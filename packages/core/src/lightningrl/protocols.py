@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from lightningrl.types import (
-    Advantages,
-    Array,
-    BranchPoint,
-    Evidence,
-    IntArray,
-    Task,
-    Trajectory,
-    TrajectoryGroup,
-)
+from lightningrl.types import Advantages, Array, BranchPoint, Evidence, IntArray, Task, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from lightningrl.recipe import Recipe
@@ -34,8 +25,29 @@ __all__ = [
     "Reward",
     "Services",
     "StepReport",
+    "TaskSource",
     "Witness",
 ]
+
+
+class TaskSource(Protocol):
+    """Tasks of a kind (`tasks.use`), and what belongs to them where it has that, found by name.
+
+    reward(task, output, trajectory)   a `Reward`                                       rewards.right.use = "tasks"
+    agent(input), agent(input, task)   returns an output; sync or async                 agent = "tasks"
+    gold(task)                         the output that earns the most; None = unknown
+
+    A worker makes the source anew, from its name and options. An `agent` sees no task's answer."""
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Needs of it: `container`, `network`, `one_at_a_time` (in a process), `python>=3.12`. Empty = nothing."""
+        ...
+
+    def tasks(self, split: str, /, *, seed: int, count: int | None) -> Iterator[Task]:
+        """Tasks of `train`, `validation` or another set of its own, lazily; (split, seed, number) is one task for
+        ever. `count`: the most that are asked for; None = all, of a generator without end."""
+        ...
 
 
 class Reward(Protocol):

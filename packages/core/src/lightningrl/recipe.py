@@ -13,7 +13,7 @@ import pydantic
 from pydantic import Field
 
 from lightningrl.credentials import names_secret
-from lightningrl.loading import absolute_reference, is_reference
+from lightningrl.loading import absolute_reference, describe, is_reference
 from lightningrl.recipe_tables import (
     POLICY_NAME,
     CreditConfig,
@@ -34,7 +34,6 @@ from lightningrl.recipe_tables import (
     UpstreamConfig,
     ValidationConfig,
     ValidationSamplingConfig,
-    describe,
 )
 from lightningrl.types import SamplingSettings
 

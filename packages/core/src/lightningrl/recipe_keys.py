@@ -21,38 +21,9 @@ __all__ = ["ELSEWHERE", "LEARNER", "all_keys", "check_options", "key_hint", "key
 
 LONG_KEY: Final = re.compile(r"""(?:(?<![\w-])(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)""" f"{{{DEEPEST}}}")
 """A dotted key that would be nested deeper than anything here, which takes the parser seconds."""
-NAMES_ELSEWHERE: Final[Mapping[str, str]] = {
-    "credit.use": "scale_rewards",
-    "learner.betas": "adam_beta1 adam_beta2",
-    "learner.clip_high": "epsilon_high",
-    "learner.clip_low": "clip_range cliprange epsilon",
-    "learner.critic.clip": "cliprange_value",
-    "learner.critic.coefficient": "vf_coef",
-    "learner.dtype": "bf16 fp16",
-    "learner.entropy_coef": "ent_coef entropy_coeff",
-    "learner.epochs": "num_iterations ppo_epochs",
-    "learner.kl_coef": "beta kl_beta",
-    "learner.learning_rate": "lr",
-    "learner.minibatches": "mini_batch_size",
-    "learner.schedule": "lr_scheduler_type",
-    "learner.warmup_steps": "warmup_ratio",
-    "loggers": "report_to",
-    "loop.checkpoint_every": "save_steps",
-    "loop.group_size": "num_generations num_rollouts rollouts_per_task",
-    "loop.keep_checkpoints": "save_total_limit",
-    "loop.max_staleness": "ahead",
-    "loop.steps": "max_steps num_epochs num_train_epochs",
-    "loop.tasks_per_step": "batch_size per_device_train_batch_size train_batch_size",
-    "outcomes.max_failed_rewards": "max_failed",
-    "policy.model": "base_model model_name model_name_or_path",
-    "rewards": "reward_funcs",
-    "runtime.workers": "num_workers",
-    "samples.aggregation": "loss_type",
-    "sampling.max_tokens": "max_completion_length max_new_tokens",
-    "validation.every": "eval_steps",
-}
-"""Our keys, and the names that TRL, verl and others have for them; `ELSEWHERE` is the same by these."""
-ELSEWHERE: Final = {name: key for key, names in NAMES_ELSEWHERE.items() for name in names.split()}
+_NAMES: Final = tomllib.loads(Path(__file__).with_name("names_elsewhere.toml").read_text(encoding="utf-8"))
+ELSEWHERE: Final = {name: key for key, names in _NAMES.items() for name in names.split()}
+"""Our keys by the names that TRL, verl and others have for them."""
 LEARNER: Final = frozenset(
     {"betas", "clip_high", "clip_low", "context_length", "device", "epochs", "gradient_checkpointing", "weight_decay"}
     | {"dtype", "kl_coef", "learning_rate", "lora", "loss", "max_grad_norm", "minibatches", "schedule", "warmup_steps"}

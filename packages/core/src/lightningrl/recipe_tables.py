@@ -5,17 +5,15 @@ Unknown keys are errors here; options that the chosen part does not consume are 
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Mapping
-from pathlib import PurePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import pydantic
 from pydantic import Field
 
 from lightningrl.credentials import Address, Endpoint, Variable, read_key
+from lightningrl.loading import describe, name_of_path
 from lightningrl.types import Outcome, SamplingSettings
 
 __all__ = [
@@ -34,6 +32,8 @@ __all__ = [
     "RuntimeConfig",
     "SamplesConfig",
     "SamplingConfig",
+    "SourceConfig",
+    "SplitConfig",
     "Table",
     "TasksConfig",
     "TelemetryConfig",
@@ -41,7 +41,6 @@ __all__ = [
     "UpstreamModelConfig",
     "ValidationConfig",
     "ValidationSamplingConfig",
-    "describe",
 ]
 
 POLICY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -56,31 +55,47 @@ class Table(pydantic.BaseModel):
     )
 
 
-def describe(value: Any) -> Any:
-    """Name a Python object of a recipe as `file.py:name`, for the frozen copy."""
-    if isinstance(value, str):
-        return value
-    target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
-    # each kernel writes a notebook's cells to files of its own
-    has_file = getattr(sys.modules.get(target.__module__), "__file__", None)
-    return f"{(inspect.getsourcefile(target) if has_file else target.__module__) or '?'}:{target.__qualname__}"
-
-
-def _name_of_path(value: Any) -> Any:
-    return str(value) if isinstance(value, PurePath) else value
-
-
-Reference = Annotated[str | Any, pydantic.BeforeValidator(_name_of_path), pydantic.PlainSerializer(describe)]
+Reference = Annotated[
+    str | Any,
+    pydantic.BeforeValidator(name_of_path),
+    pydantic.PlainSerializer(describe),
+]
 """`"file.py:name"`, `"package.module:name"`, an installed plugin's name, or the object itself in a Python recipe."""
 
 
-class TasksConfig(Table):
-    """Sources of tasks (docs/how-to/tasks.md): files, data sets, or callables that return `Task`s or their fields."""
+class SplitConfig(Table):
+    """A set of tasks of a source (`tasks.use`)."""
 
-    train: Reference
-    """`"data.jsonl"` (`.json`, `.csv`, `.parquet`), `"hf:NAME:SPLIT"`, `"data.py:load"`; read once, at the start."""
-    validation: Reference | None = None
+    seed: int = 0
+    """Seed of a source that generates tasks; one that has fixed tasks may order them by it."""
+    count: int | None = Field(default=None, ge=1)
+    """Tasks to take; None = all of a source that has an end."""
+    split: str | None = None
+    """Name of the set, as the source calls it; None = `train` or `validation`, by its key."""
+
+
+class SourceConfig(Table):
+    """One of several task sources in a run."""
+
+    use: Reference
+    """A source by its plugin's name, or `"file.py:Name"`."""
+    share: float = Field(default=1.0, gt=0)
+    """Share of the tasks, beside the shares of the other sources."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what `use` names."""
+
+
+class TasksConfig(Table):
+    """Tasks: files, data sets or callables (docs/how-to/tasks.md), or a task source (docs/how-to/task-sources.md)."""
+
+    train: Annotated[SplitConfig | Reference, Field(union_mode="left_to_right")]
+    """`"data.jsonl"` (`.json`, `.csv`, `.parquet`), `"hf:NAME:SPLIT"`, `"data.py:load"`; a table with `use`."""
+    validation: Annotated[SplitConfig | Reference | None, Field(union_mode="left_to_right")] = None
     """Held-out tasks, which nothing is trained on; None = no validation."""
+    use: Reference | None = None
+    """A task source by its plugin's name, or `"file.py:Name"`; then `train = { seed = 1, count = 2000 }`."""
+    sources: dict[Annotated[str, Field(pattern=POLICY_NAME)], SourceConfig] = Field(default_factory=dict)
+    """In place of `use`: several sources by name. Ids of their tasks begin with it: `sums/17`."""
     input: str | None = None
     """Column that the agent is called with; None = the first of `input`, `question`, `prompt`."""
     answer: str | None = None
@@ -88,7 +103,26 @@ class TasksConfig(Table):
     id: str | None = None
     """Column that names a task; None = `id`, else tasks are numbered. All other columns are metadata."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for both callables."""
+    """Keyword arguments of the source, or of both callables."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_one_form(self) -> Self:
+        if self.sources and (self.use is not None or self.options):
+            raise ValueError("sources are several, each with `use` and `options` of its own; move these there")
+        for name, value in (("train", self.train), ("validation", self.validation)):
+            if isinstance(value, Mapping):
+                raise ValueError(f"{name} takes seed, count (1 or more) and split, got {dict(value)!r}"[:300])
+            if value is not None and isinstance(value, SplitConfig) is not bool(self.all_sources):
+                table = "{ seed = 1, count = 200 }"
+                raise ValueError(f"{name} is a table, {table}, where `use` names a task source, and nowhere else")
+        if self.all_sources and (self.input or self.answer or self.id):
+            raise ValueError("input, answer and id name columns of files, and a source has none; remove them")
+        return self
+
+    @property
+    def all_sources(self) -> dict[str, SourceConfig]:
+        """Sources by name; one alone has the empty name, files have none."""
+        return self.sources if self.use is None else {"": SourceConfig(use=self.use, options=self.options)}
 
 
 class CallRule(Table):

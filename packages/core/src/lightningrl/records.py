@@ -14,16 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from lightningrl.sanitize import as_text, one_line
-from lightningrl.types import (
-    Array,
-    Evidence,
-    OtherCall,
-    Outcome,
-    RolloutMode,
-    RolloutSpec,
-    RolloutState,
-    Task,
-)
+from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutMode, RolloutSpec, RolloutState, Task
 
 __all__ = [
     "DIVERGED_CODE",

@@ -49,8 +49,14 @@ class WholePath:
     ) -> list[Trajectory]:
         """Run one rollout per task input, by id, all at once; return their trajectories in that order. `timeout_s` is
         each rollout's."""
-        tasks = [Task(id=rollout_id, input=task_input) for rollout_id, task_input in inputs.items()]
-        specs = [RolloutSpec(id=task.id, task=task, group_id="g", timeout_s=timeout_s) for task in tasks]
+        tasks = {rollout_id: Task(id=rollout_id, input=task_input) for rollout_id, task_input in inputs.items()}
+        return await self.run_tasks(tasks, wait_s=wait_s, timeout_s=timeout_s)
+
+    async def run_tasks(
+        self, tasks: Mapping[str, Task], *, wait_s: float = 900.0, timeout_s: float = 900.0
+    ) -> list[Trajectory]:
+        """Run one rollout per task, by the rollout's id, as `run` does."""
+        specs = [RolloutSpec(id=name, task=task, group_id="g", timeout_s=timeout_s) for name, task in tasks.items()]
         return await self._run(specs, wait_s)
 
     async def branch(self, recorded: Trajectory, calls: int, *, wait_s: float = 900.0) -> Trajectory:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl_client.runtime.agent_loader import agent_reference, check_agent_file, load_agent, runs_in_process
+from lightningrl_client.runtime.task_sources import worker_agent
 
 if TYPE_CHECKING:
     from lightningrl.plugins import PluginManager
@@ -40,7 +41,7 @@ def check_agent(recipe: Recipe, plugins: PluginManager, *, will_work: bool = Fal
         if runs_in_process(recipe):
             load_agent(recipe.agent, recipe.folder)
         else:
-            agent = agent_reference(recipe.agent)
+            agent = agent_reference(worker_agent(recipe))
             check_agent_file(recipe)
     except ConfigError as error:
         problem = error

@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, LightningError, describe_raised
 from lightningrl.loading import is_reference, resolve
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import CreditAssigner
+from lightningrl.protocols import CreditAssigner, TaskSource
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import check_options
 from lightningrl.recipe_tables import RewardConfig
+from lightningrl_client.runtime.task_sources import OF_SOURCE
 from lightningrl_credit.comparison import check_comparison
 from lightningrl_credit.needs import check_answers, check_needs, installed_needs
 from lightningrl_credit.rewards import (
@@ -44,6 +45,7 @@ from lightningrl_training.judge import Judge
 from lightningrl_training.models import check_lengths, check_rendering, resolve_model
 from lightningrl_training.run_sync import in_caller
 from lightningrl_training.task_files import task_source
+from lightningrl_training.task_sources import build_source, draw_sets, source_reward
 from lightningrl_training.tasks import TaskSets
 
 __all__ = ["Parts", "build_assigner", "build_backends", "build_credit", "build_scorer", "trained_calls"]
@@ -83,13 +85,20 @@ class Parts:
             if why is not None:
                 without_tools.append(why)
 
+        source = cache(partial(build_source, recipe, plugins))
+
         def credit() -> tuple[Evaluator, Scorer]:
-            evaluator, scorer = build_credit(recipe, plugins, models)
+            evaluator, scorer = build_credit(recipe, plugins, models, source)
             requires.update(scorer.requires)
             return evaluator, scorer
 
         def tasks() -> TaskSets:
-            loaded = TaskSets.load(recipe, lambda reference: task_source(reference, recipe.folder))
+            drawn_from = source()
+            loaded = (
+                TaskSets.load(recipe, lambda reference: task_source(reference, recipe.folder))
+                if drawn_from is None
+                else draw_sets(recipe, drawn_from)
+            )
             check_answers(recipe.credit.use, requires, loaded.train)
             return loaded
 
@@ -114,11 +123,16 @@ class Parts:
 
 @in_caller
 def build_credit(
-    recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None
+    recipe: Recipe,
+    plugins: PluginManager,
+    models: Mapping[str, str] | None = None,
+    source: Callable[[], TaskSource | None] | None = None,
 ) -> tuple[Evaluator, Scorer]:
-    """Evaluator and scorer of a recipe; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
+    """Evaluator and scorer of a recipe; `models` by policy, for its tokenizers; `source` makes its task source, where
+    that was made. Raises ConfigError or PluginError."""
+    source = source or cache(partial(build_source, recipe, plugins))
     *parts, assigner, judge, _, _ = part_checks.gather(
-        *(partial(_reward, name, recipe, plugins) for name in recipe.rewards),
+        *(partial(_reward, name, recipe, plugins, source) for name in recipe.rewards),
         *(partial(_turn_reward, name, recipe, plugins) for name in recipe.intermediate_rewards),
         lambda: _credit(recipe, plugins),
         lambda: _judge(recipe),
@@ -191,7 +205,9 @@ def _part(
             if name in inspect.signature(plugin.factory).parameters
         }
         check_options(plugin.factory, options, what=f"{use!r}", reserved=tuple(taken))
-        if missing := [name for name in required_settings(plugin.factory) if name not in options and name not in taken]:
+        if missing := [
+            name for name in part_checks.required_settings(plugin.factory) if name not in options and name not in taken
+        ]:
             raise ConfigError(*(f"{use!r} needs the setting {name!r}; set it in its options" for name in missing))
         return plugin.build(**options, **taken)
     part = resolve(use, folder) if isinstance(use, str) else use
@@ -211,17 +227,25 @@ def _part(
     return part
 
 
-def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
+def _reward(name: str, recipe: Recipe, plugins: PluginManager, source: Callable[[], TaskSource | None]) -> NamedReward:
     config = recipe.rewards[name]
     own = {"recipe_folder": recipe.folder, "range": config.range}
-    reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder, offered=own)
+    concurrency = config.concurrency
+    if config.use == OF_SOURCE:
+        tasks_from = source()
+        reward: Any = source_reward(name, tasks_from)
+        check_options(reward, config.options, what=f"rewards.{name}", reserved=("task", "output", "trajectory"))
+        reward = partial(reward, **config.options) if config.options else reward
+        concurrency = 1 if tasks_from is not None and "one_at_a_time" in tasks_from.requires else concurrency
+    else:
+        reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder, offered=own)
     part_checks.check_reward(name, config.use, reward)
     return NamedReward(
         **_part_in_return(name, config),
         function=reward,
         timeout_s=config.timeout_s,
         retries=config.retries,
-        concurrency=config.concurrency,
+        concurrency=concurrency,
         range=config.range or (reward.range if isinstance(reward, ReportedReward) else None),
     )
 
@@ -239,12 +263,6 @@ def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager) -> TurnRewar
     function = _part(plugins, "lightningrl_intermediate_rewards", config.use, config.options, recipe.folder)
     bounds = config.range or (function.range if isinstance(function, ReportedTurnReward) else None)
     return TurnReward(name=name, function=function, weight=config.weight, form=config.form, range=bounds)
-
-
-def required_settings(factory: Callable[..., Any]) -> list[str]:
-    """Names of the keyword parameters that have no default."""
-    parameters = inspect.signature(factory).parameters.values()
-    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
 
 
 def build_assigner(plugins: PluginManager, use: Any, options: Mapping[str, Any], folder: Path) -> CreditAssigner:

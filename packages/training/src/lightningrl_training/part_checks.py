@@ -15,7 +15,7 @@ from typing import Any
 
 from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.loading import is_reference, resolve
+from lightningrl.loading import describe, is_reference, resolve
 from lightningrl.protocols import CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.recipe import Recipe
 from lightningrl_credit.combinators import Combination
@@ -31,6 +31,7 @@ __all__ = [
     "check_samples",
     "digest_parts",
     "gather",
+    "required_settings",
 ]
 
 
@@ -46,6 +47,12 @@ def gather(*calls: Callable[[], Any], problems: Sequence[str] = ()) -> list[Any]
     if sentences:
         raise ConfigError(*dict.fromkeys(sentences))
     return results
+
+
+def required_settings(factory: Callable[..., Any]) -> list[str]:
+    """Names of the keyword parameters that have no default."""
+    parameters = inspect.signature(factory).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
 
 
 def check_reward(name: str, use: Any, reward: Any) -> None:
@@ -143,8 +150,13 @@ def digest_parts(
     recipe: Recipe, rewards: Sequence[NamedReward], intermediate: Mapping[str, TurnReward], assigner: CreditAssigner
 ) -> dict[str, str]:
     """Digests of rewards, intermediate rewards and credit, by the recipe's key."""
+    made_by = recipe.tasks.model_dump(mode="json", include={"use", "options", "sources"}, fallback=describe)
     digests = {
-        f"rewards.{reward.name}": _digest(reward.function, recipe.rewards[reward.name].options) for reward in rewards
+        f"rewards.{reward.name}": _digest(
+            reward.function,
+            {**recipe.rewards[reward.name].options, **(made_by if recipe.rewards[reward.name].use == "tasks" else {})},
+        )
+        for reward in rewards
     }
     for name, part in recipe.intermediate_rewards.items():
         settings = part.model_dump(exclude_unset=True, exclude={"use", "options"})

@@ -99,7 +99,7 @@ def begin_run(
     check_memory(whole, parts.models, plugins)
     if few := explain_few_tasks(whole, parts.tasks.train):
         logger.warning("%s", few)
-    for why in parts.without_tools:
+    for why in (*parts.without_tools, *parts.tasks.notes):
         logger.warning("%s", why)
     path = Path(run) if run is not None else default_run(runs, whole.name)
     origin = str(recipe_path(source).resolve()) if isinstance(source, Path) else None

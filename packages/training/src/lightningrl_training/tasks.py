@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 import numbers
 import zipfile
@@ -38,11 +39,14 @@ __all__ = [
     "encode_digests",
     "explain_few_tasks",
     "explain_other_tasks",
+    "input_key",
+    "make_tasks",
     "plan_branches",
     "plan_evaluation",
     "plan_group",
     "plan_validation",
     "read_tasks",
+    "refuse_shared",
 ]
 
 DEEPEST_VALUE = DEEPEST - 10
@@ -55,10 +59,13 @@ class TaskSets:
 
     train: tuple[Task, ...]
     validation: tuple[Task, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences about them for whoever starts the run."""
 
     @classmethod
     def load(cls, recipe: Recipe, resolve: Callable[[Any], Callable[..., Any]]) -> TaskSets:
-        """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task in both sets."""
+        """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task or an input
+        in both sets."""
         tasks, columns = recipe.tasks, columns_of(recipe)
         train, validation = gather(
             lambda: read_tasks("train", tasks.train, tasks.options, resolve, columns),
@@ -66,15 +73,34 @@ class TaskSets:
                 read_tasks("validation", tasks.validation, tasks.options, resolve, columns) if tasks.validation else ()
             ),
         )
-        shared = {task.id for task in train} & {task.id for task in validation}
-        if shared:
-            raise ConfigError(
-                f"task {min(shared)!r} is in the training and the validation set; a held-out task must not be trained "
-                "on"
-            )
+        refuse_shared(train, validation, input_key)
         if recipe.validation.tasks is not None:
             validation = validation[: recipe.validation.tasks]
         return cls(train=train, validation=validation)
+
+
+def input_key(task: Task, *, with_metadata: bool = False) -> str:
+    """Text that is the same for tasks that an agent cannot tell apart: its input, where it sees no more of one."""
+    seen = [task.input, task.metadata] if with_metadata else task.input
+    return json.dumps(seen, sort_keys=True, default=repr)
+
+
+def refuse_shared(train: Sequence[Task], validation: Sequence[Task], key: Callable[[Task], str]) -> None:
+    """Raise ConfigError for a task in both sets, by its id or its key."""
+    if not validation:
+        return
+    if shared := {task.id for task in train} & {task.id for task in validation}:
+        raise ConfigError(
+            f"task {min(shared)!r} is in the training and the validation set; a held-out task must not be trained on"
+        )
+    trained = {key(task): task.id for task in train}
+    same = [(task.id, trained[key(task)]) for task in validation if key(task) in trained]
+    if same:
+        many = f"{len(same)} of {len(validation)} validation tasks have"
+        raise ConfigError(
+            f"{many} the input of a training task, as {same[0][0]!r} has that of {same[0][1]!r}; take them out of one "
+            "of the sets"
+        )
 
 
 class TaskStream:
@@ -219,7 +245,7 @@ def read_tasks(
         raise ConfigError(
             f"{what} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields{rows}"
         )
-    tasks = tuple(_tasks(what, which, items, columns))
+    tasks = tuple(make_tasks(what, which, items, columns))
     if not tasks:
         raise ConfigError(f"{what} returned no tasks; check its path and filters")
     seen: set[str] = set()
@@ -230,8 +256,14 @@ def read_tasks(
     return tasks
 
 
-def _tasks(what: str, which: str, items: Sequence[Any], columns: Columns) -> Iterator[Task]:
-    """Yield a Task for each item of a source. The first row decides which column is the input of all."""
+def make_tasks(
+    what: str,
+    which: str,
+    items: Iterable[Any],
+    columns: Columns = Columns(),  # noqa: B008  frozen
+) -> Iterator[Task]:
+    """Yield a Task for each item of a source, lazily. The first row decides which column is the input of all. Raises
+    ConfigError."""
     input_name: str | None = None
     for index, item in enumerate(items):
         place, value = (item.place, item.value) if isinstance(item, Row) else (f"task {index}", item)

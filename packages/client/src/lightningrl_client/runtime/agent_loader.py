@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
+from lightningrl_client.runtime.task_sources import OF_SOURCE, load_source_agent, takes_task, worker_agent
 
 if TYPE_CHECKING:
     from lightningrl.recipe import Recipe
@@ -23,13 +24,15 @@ class LoadedAgent:
     """An agent, ready to be called with a task's input."""
 
     name: str
-    function: Callable[[Any], Any]
+    function: Callable[..., Any]
     is_async: bool
+    takes_task: bool = False
+    """True for an agent of a task source that is called with the task, too."""
 
 
 def check_agent_file(recipe: Recipe) -> None:
     """Raise ConfigError where the agent's file is not there; it is workers who import it."""
-    if not isinstance(recipe.agent, str):
+    if not isinstance(recipe.agent, str) or worker_agent(recipe) != recipe.agent:
         return
     source, _, name = recipe.agent.rpartition(":")
     file, who = str(recipe.folder / source), f"agent {recipe.agent!r}"
@@ -41,16 +44,20 @@ def check_agent_file(recipe: Recipe) -> None:
 
 def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:
     """Import the agent. Raises ConfigError if it is not there, cannot be imported, or is no agent."""
-    function = load_callable(agent, base_dir) if isinstance(agent, str) else agent
+    own = load_source_agent(agent, Path(base_dir)) if isinstance(agent, str) else None
+    function = own or (load_callable(agent, base_dir) if isinstance(agent, str) else agent)
     name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", type(agent).__name__)
+    name = name if own is None else OF_SOURCE
     if inspect.isclass(function):
         raise ConfigError(f"agent {name!r} is a class; name a function that takes a task's input")
     call = function if inspect.isroutine(function) else type(function).__call__
     if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
         remedy = "return one answer instead of yielding (consume the stream inside the agent)"
         raise ConfigError(f"agent {name!r} is a generator; {remedy}")
-    _check_signature(name, function)
-    return LoadedAgent(name=name, function=function, is_async=inspect.iscoroutinefunction(call))
+    with_task = own is not None and takes_task(function)
+    if not with_task:
+        _check_signature(name, function)
+    return LoadedAgent(name=name, function=function, is_async=inspect.iscoroutinefunction(call), takes_task=with_task)
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:

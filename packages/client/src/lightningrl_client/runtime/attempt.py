@@ -42,11 +42,13 @@ class Attempt:
     def run(self, agent: LoadedAgent, run_on_loop: RunOnLoop) -> Result:
         """Call the agent with the task's input. Whatever it raises becomes a report."""
         started = time.perf_counter()
+        task = self.lease.task
+        arguments = (task.input, task) if agent.takes_task else (task.input,)
         try:
             if agent.is_async:
-                output = run_on_loop(self._await(agent.function(self.lease.task.input)))
+                output = run_on_loop(self._await(agent.function(*arguments)))
             else:
-                output = contextvars.copy_context().run(agent.function, self.lease.task.input)
+                output = contextvars.copy_context().run(agent.function, *arguments)
                 if inspect.isawaitable(output):
                     output = run_on_loop(self._await(output))
             return report_output(output, agent=agent.name, duration_s=time.perf_counter() - started)

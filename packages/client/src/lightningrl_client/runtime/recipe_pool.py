@@ -20,6 +20,7 @@ from lightningrl_client.runtime.agent_loader import check_agent_file, runs_in_pr
 from lightningrl_client.runtime.in_process import ThreadLauncher
 from lightningrl_client.runtime.launcher import build_launcher
 from lightningrl_client.runtime.pool import WorkerPool
+from lightningrl_client.runtime.task_sources import worker_agent
 
 __all__ = ["start_pool", "withheld_variables", "work_command"]
 
@@ -50,7 +51,7 @@ def start_pool(
     workers = 0 if recipe is None else len(range(number, recipe.runtime.workers, servers))
     if recipe is None or workers == 0:
         return None
-    agent: Any = recipe.agent
+    agent: Any = worker_agent(recipe)
     is_here = runs_in_process(recipe)
     return WorkerPool(
         server_url,

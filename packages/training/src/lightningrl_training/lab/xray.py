@@ -27,9 +27,10 @@ from lightningrl_credit.needs import NEEDS, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.table import CreditTable, join_tables, make_table
 from lightningrl_credit.xray import MissingMethod, XRay, read_table
-from lightningrl_training.build import build_assigner, build_scorer, required_settings
+from lightningrl_training.build import build_assigner, build_scorer
 from lightningrl_training.evaluator import classify_tools
 from lightningrl_training.lab.recredit import check_steps, find_measured, read_measured, read_rollouts
+from lightningrl_training.part_checks import required_settings
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun, open_run
 
