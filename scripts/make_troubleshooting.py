@@ -25,8 +25,9 @@ from messages import Message, collect
 ROOT: Final = Path(__file__).resolve().parents[1]
 ENTRIES: Final = ROOT / "scripts" / "troubleshooting.toml"
 PAGE: Final = ROOT / "docs" / "troubleshooting.md"
-MOST_WORDS: Final = 8
+MOST_WORDS: Final = 7
 """Words of a message on the page: by its beginning one finds it."""
+FEWEST_WORDS: Final = 4
 CUT: Final = "…"
 HEAD: Final = """# Troubleshooting
 
@@ -86,7 +87,7 @@ def homeless(messages: Sequence[Message], entries: Sequence[Entry]) -> list[str]
 
 
 def beginning(text: str) -> str:
-    """A message up to what it says to do next, eight words at most."""
+    """A message up to what it says to do next, seven words at most."""
     said = re.split(r"; | \(", text)[0]
     words = said.split()
     shown = " ".join(words[:MOST_WORDS])
@@ -94,14 +95,20 @@ def beginning(text: str) -> str:
 
 
 def beginnings(texts: Iterable[str]) -> list[str]:
-    """The beginnings of messages, sorted, each once."""
-    return sorted({beginning(text) for text in texts})
+    """The beginnings of messages, sorted; those that share their first four words, of which a run fills in one at most,
+    are one."""
+    alike: dict[str, set[str]] = defaultdict(set)
+    for text in texts:
+        words = text.split()[:FEWEST_WORDS]
+        is_told_apart = len(words) == FEWEST_WORDS and sum("⟨" in word for word in words) <= 1
+        alike[" ".join(words) if is_told_apart else text].add(beginning(text))
+    return sorted(next(iter(shown)) if len(shown) == 1 else words.rstrip(",:;") + CUT for words, shown in alike.items())
 
 
 def unseen(messages: Iterable[Message], text: str) -> list[Message]:
     """The messages whose beginning a page's text does not have."""
-    shown = {html.unescape(item) for item in re.findall(r"^<li>(.*)$", text, re.MULTILINE)}
-    return [message for message in messages if beginning(message.text) not in shown]
+    shown = tuple({html.unescape(item).removesuffix(CUT) for item in re.findall(r"^<li>(.*)$", text, re.MULTILINE)})
+    return [message for message in messages if not message.text.startswith(shown)]
 
 
 def page(messages: Sequence[Message], entries: Sequence[Entry]) -> str:

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "check_pages.py"
 breaches = runpy.run_path(str(SCRIPT))["breaches"]
+COUNT = runpy.run_path(str(ROOT / "scripts" / "count_docs.py"))
 LONG = " ".join(["word"] * 31)
 CELL = "letters " * 16
 
@@ -57,3 +58,16 @@ def test_tutorials_and_how_tos_have_no_breach_and_a_page_that_has_one_is_told(tm
     ran = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     assert "page.md:1: a sentence of 31 words" in ran.stdout
+
+
+def test_the_documentation_stays_within_its_words_and_few_of_its_lines_are_tables() -> None:
+    pages = COUNT["count_pages"]()
+    assert sum(page.words for page in pages) <= COUNT["MOST_WORDS"], "python scripts/count_docs.py --pages says where"
+    assert COUNT["table_share"](pages) <= COUNT["MOST_TABLE_SHARE"], "a table whose cells are sentences is a list"
+
+
+def test_a_page_is_counted_by_its_words_and_the_lines_of_its_tables() -> None:
+    page = COUNT["count_page"](ROOT / "docs" / "troubleshooting.md")
+    assert (page.name, page.kind, page.table_lines) == ("docs/troubleshooting.md", "generated", 0)
+    readme = COUNT["count_page"](ROOT / "README.md")
+    assert readme.kind == "start" and 0 < readme.table_lines < readme.lines < readme.words
