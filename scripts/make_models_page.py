@@ -32,7 +32,7 @@ chat template. `scripts/make_models_page.py` writes this page, and tries each ro
 
 ## Tools, by family
 
-The markup of calls is told by the chat template, else by `model_type` of `config.json`. A call that is malformed or cut
+The markup of calls is told by the chat template, else by `model_type` of `config.json`. Where turns are strict, neighbours are joined. A call that is malformed or cut
 off stays text, and the agent is shown it.
 """
 SHAPES: Final = {
@@ -51,7 +51,7 @@ def page() -> str:
 
 
 def _families(families: Any) -> Iterator[str]:
-    yield "| tried with | a call | its template takes | thinking | system prompt | turns |"
+    yield "| tried with | a call | its template wants | thinking | system prompt | turns |"
     yield "|---|---|---|---|---|---|"
     for family in families:
         yield f"| {' | '.join(_row(family))} |"
@@ -78,12 +78,12 @@ def _row(family: Any) -> Iterator[str]:
         assert (call.name, call.arguments) == CALL[0], family.name
         yield "`" + family.write(CALL).replace("\n", " ").replace("|", "\\|") + "`"
         shaped = [words for name, words in SHAPES.items() if getattr(renderer._turns, name)]
-        yield "; ".join(["tools, calls, results", *shaped])
+        yield "; ".join(shaped) or "–"
     yield "`enable_thinking`" if renderer.unlike({"enable_thinking": False}) else "–"
     text = renderer.decode(renderer.render([SYSTEM, USER], None))
     own = renderer.tokenizer.apply_chat_template
     yield "yes" if _is_taken(own, [SYSTEM, USER]) and "be brief" in text else "as the user's"
-    yield "any" if _is_taken(own, [USER, USER]) else "strict: neighbours are joined"
+    yield "any" if _is_taken(own, [USER, USER]) else "strict"
 
 
 def _is_taken(render: Any, messages: Any) -> bool:

@@ -149,7 +149,7 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple
             name,
             (
                 default_of(statement.value),
-                " ".join(part for part in (said, choices(statement.annotation), see(name)) if part),
+                " ".join(part for part in (said, choices(statement.annotation, said), see(name)) if part),
             ),
         )
 
@@ -162,14 +162,16 @@ def see(name: str) -> str:
 def parameters(node: ast.FunctionDef) -> Iterator[tuple[str, tuple[str, str]]]:
     for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
         assert parameter.annotation is not None
-        yield parameter.arg, (default_of(default), choices(parameter.annotation))
+        yield parameter.arg, (default_of(default), choices(parameter.annotation, ""))
 
 
-def choices(annotation: ast.expr) -> str:
-    """Where only some words are allowed: which."""
+def choices(annotation: ast.expr, said: str) -> str:
+    """Where only some words are allowed, and the sentence says not which: which."""
     for node in ast.walk(annotation):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
             words = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            if all(isinstance(word, ast.Constant) and f"`{word.value}`" in said for word in words):
+                return ""
             listed = ", ".join(toml(word) for word in words)
             return f"One of {listed}." if len(words) > 1 else f"Always {listed}."
     return ""

@@ -25,7 +25,7 @@ from messages import Message, collect
 ROOT: Final = Path(__file__).resolve().parents[1]
 ENTRIES: Final = ROOT / "scripts" / "troubleshooting.toml"
 PAGE: Final = ROOT / "docs" / "troubleshooting.md"
-MOST_WORDS: Final = 7
+MOST_WORDS: Final = 6
 """Words of a message on the page: by its beginning one finds it."""
 FEWEST_WORDS: Final = 4
 CUT: Final = "…"
@@ -87,7 +87,7 @@ def homeless(messages: Sequence[Message], entries: Sequence[Entry]) -> list[str]
 
 
 def beginning(text: str) -> str:
-    """A message up to what it says to do next, seven words at most."""
+    """A message up to what it says to do next, six words at most."""
     said = re.split(r"; | \(", text)[0]
     words = said.split()
     shown = " ".join(words[:MOST_WORDS])

@@ -47,6 +47,6 @@ def test_every_table_key_and_hook_is_in_it() -> None:
         "exclude",
     ]  # of other tables
     assert [name for name in (*keys, *ours) if not re.search(rf"^- `{name}[ `]", page, re.MULTILINE)] == []
-    assert "`sync_every = 1`" in page and 'One of `"call"`, `"merged"`.' in page
+    assert "`sync_every = 1`" in page and 'One of `"fsdp2"`, `"fsdp"`, `"megatron"`.' in page
     hooks = [name for name in vars(HookSpecs) if name.startswith("lightningrl_")]
     assert [name for name in hooks if f"- `{name}(" not in page] == []
