@@ -170,7 +170,7 @@ def choices(annotation: ast.expr, said: str) -> str:
     for node in ast.walk(annotation):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
             words = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            if all(isinstance(word, ast.Constant) and f"`{word.value}`" in said for word in words):
+            if all(isinstance(word, ast.Constant) and f"`{word.value!s}`" in said for word in words):
                 return ""
             listed = ", ".join(toml(word) for word in words)
             return f"One of {listed}." if len(words) > 1 else f"Always {listed}."
