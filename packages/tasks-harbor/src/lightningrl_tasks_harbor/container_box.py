@@ -1,0 +1,226 @@
+"""Box by a container command, docker or podman: its container ends when its stdin does, so with this process.
+
+What the kill of everything at once leaves, the next start removes by its label, where the process that is named there
+lives no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from lightningrl_tasks_harbor.boxes import LONGEST_OUTPUT, BoxError, BoxGone, CommandResult
+from lightningrl_tasks_harbor.owner import is_living, name_owner
+
+__all__ = ["ContainerBox", "build_image", "find_engine", "remove_orphans"]
+
+LABEL: Final = "lightningrl.harbor"
+PATIENCE_S: Final = 60.0
+LONGEST_ARCHIVE: Final = 1 << 20
+KILL: Final = "kill -9 -1"
+KILLED: Final = 137
+BOUNDED: Final = """
+file=$(mktemp) || exit 1
+timeout -s KILL "$1" /bin/bash -c "$2" > "$file" 2>&1 < /dev/null
+status=$?
+size=$(wc -c < "$file")
+if [ "$size" -le "$3" ]; then
+    cat "$file"
+else
+    half=$(($3 / 2))
+    head -c "$half" "$file"
+    printf '\\n[%d bytes left out]\\n' $((size - half - half))
+    tail -c "$half" "$file"
+fi
+rm -f "$file"
+exit "$status"
+"""
+"""A file takes the output: what goes on in the background holds no pipe that somebody waits for."""
+
+
+@lru_cache(maxsize=1)
+def find_engine() -> str | None:
+    """Find a container command that answers; None = there is none. Asked once in a process."""
+    for engine in ("docker", "podman"):
+        if shutil.which(engine) is None:
+            continue
+        try:
+            if subprocess.run([engine, "info"], capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0:
+                return engine
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+    return None
+
+
+def build_image(engine: str, environment: Path, timeout_s: float) -> str:
+    """Build the image of a task's `environment` folder, once for the same files, and name it. Raises BoxError."""
+    digest = hashlib.sha256()
+    for path in sorted(environment.rglob("*")):
+        digest.update(str(path.relative_to(environment)).encode() + b"\0")
+        if path.is_file():
+            digest.update(oct(path.stat().st_mode).encode() + hashlib.sha256(path.read_bytes()).digest())
+    image = f"localhost/lightningrl-harbor:{digest.hexdigest()[:24]}"
+    if _ask(engine, "image", "inspect", image, check=False).returncode != 0:
+        _ask(engine, "build", "--label", f"{LABEL}.image=1", "-t", image, str(environment), timeout_s=timeout_s)
+    return image
+
+
+def remove_orphans(engine: str) -> int:
+    """Remove containers whose process lives no more on this machine; return how many."""
+    named = (
+        f'{{{{.ID}}}} {{{{index .Labels "{LABEL}"}}}}'
+        if engine == "podman"
+        else f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
+    )
+    listed = _ask(engine, "ps", "-a", "--filter", f"label={LABEL}", "--format", named).stdout.decode()
+    orphans = [line.split()[0] for line in listed.splitlines() if line.strip() and not is_living(line.split()[-1])]
+    if orphans:
+        _ask(engine, "rm", "-f", *orphans)
+    return len(orphans)
+
+
+class ContainerBox:
+    """A container whose first process reads this process's pipe: when that closes, the container is removed."""
+
+    def __init__(
+        self,
+        engine: str,
+        image: str,
+        *,
+        storage_mb: int,
+        memory_mb: int | None = None,
+        cpus: float | None = None,
+        network: bool = False,
+    ) -> None:
+        """Open it. Raises BoxError with what the command said."""
+        self.kind = engine
+        self._name = f"lightningrl-{uuid.uuid4().hex[:16]}"
+        # podman would raise the last two to the kernel's own, which a machine within another may not
+        bounds = (f"fsize={storage_mb << 20}:{storage_mb << 20}", "nofile=4096:4096", "nproc=4096:4096")
+        limits = ["--pids-limit", "512", *(part for bound in bounds for part in ("--ulimit", bound))]
+        limits += ["--memory", f"{memory_mb}m"] if memory_mb else []
+        limits += ["--cpus", str(cpus)] if cpus else []
+        limits += [] if network else ["--network", "none"]
+        marks = ["--name", self._name, "--label", f"{LABEL}={name_owner()}"]
+        self._process = subprocess.Popen(
+            [
+                engine,
+                "run",
+                "-i",
+                "--rm",
+                *marks,
+                *limits,
+                "--entrypoint",
+                "/bin/sh",
+                image,
+                "-c",
+                "echo ready; exec cat",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != b"ready":
+            complaint = self._process.communicate()[1].decode(errors="replace").strip().splitlines() or ["no message"]
+            self.close()
+            raise BoxError(
+                f"{engine} opened no box from the image {image!r}: {complaint[-1]}; try `{engine} run {image}` by hand"
+            )
+
+    def run(
+        self,
+        command: str,
+        *,
+        folder: str,
+        environment: Mapping[str, str],
+        timeout_s: float,
+        limit: int = LONGEST_OUTPUT,
+    ) -> CommandResult:
+        """Run a command of bash in `folder`; after `timeout_s` it is killed. `limit`: bytes of output kept."""
+        named = [part for name, value in environment.items() for part in ("-e", f"{name}={value}")]
+        place = ["-w", folder] if folder else []
+        arguments, started = [f"{timeout_s:g}", command, str(limit)], time.monotonic()
+        process = self._exec([*named, *place], "/bin/bash", "-c", BOUNDED, "bash", *arguments, timeout_s=timeout_s)
+        if process.returncode in (125, 126) and self._has_ended():
+            raise BoxGone(f"the container {self._name} ended while it was in use; look at `{self.kind} events`")
+        is_late = process.returncode == KILLED and time.monotonic() - started >= timeout_s
+        return CommandResult(output=process.stdout.decode(errors="replace"), status=process.returncode, is_late=is_late)
+
+    def put(self, files: bytes, target: str, *, afresh: bool = False) -> None:
+        """Unpack a tar archive into the folder `target`; `afresh` removes first what is there."""
+        remove = f'rm -rf -- "{target}" && ' if afresh else ""
+        self._checked(self._exec([], "/bin/sh", "-c", f'{remove}mkdir -p "{target}"'))
+        if not files.strip(b"\0"):  # podman takes an archive of nothing for none
+            return
+        copied = [self.kind, "cp", "-", f"{self._name}:{target}"]
+        self._checked(subprocess.run(copied, input=files, capture_output=True, timeout=PATIENCE_S, check=False))
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """Read the beginning of a regular file, None = there is none; links are not followed."""
+        copied = [self.kind, "cp", f"{self._name}:{path}", "-"]
+        process = subprocess.run(copied, capture_output=True, timeout=PATIENCE_S, check=False)
+        if process.returncode != 0 or len(process.stdout) > LONGEST_ARCHIVE:
+            return None
+        with tarfile.open(fileobj=io.BytesIO(process.stdout)) as archive:
+            member = archive.next()
+            file = archive.extractfile(member) if member is not None and member.isreg() else None
+            return None if file is None else file.read(limit)
+
+    def stop_processes(self) -> None:
+        """Kill what runs in the box."""
+        self._exec([], "/bin/sh", "-c", KILL)
+
+    def close(self) -> None:
+        """End the box with its processes and files. Does nothing the second time."""
+        process = self._process
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        _ask(self.kind, "rm", "-f", self._name, check=False)
+        process.kill()
+        process.wait()
+
+    def _exec(
+        self, options: Sequence[str], *command: str, timeout_s: float = PATIENCE_S
+    ) -> subprocess.CompletedProcess[bytes]:
+        return _ask(
+            self.kind, "exec", "-u", "0", *options, self._name, *command, check=False, timeout_s=timeout_s + PATIENCE_S
+        )
+
+    def _checked(self, process: subprocess.CompletedProcess[bytes]) -> None:
+        if process.returncode != 0:
+            complaint = process.stderr.decode(errors="replace").strip()
+            kind = BoxGone if self._has_ended() else BoxError
+            raise kind(f"the box by {self.kind} refused: {complaint or process.returncode}")
+
+    def _has_ended(self) -> bool:
+        return _ask(self.kind, "inspect", self._name, check=False).returncode != 0
+
+
+def _ask(
+    engine: str, *arguments: str, check: bool = True, timeout_s: float = PATIENCE_S
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        process = subprocess.run([engine, *arguments], capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise BoxError(
+            f"`{engine} {arguments[0]}` took longer than {timeout_s:g} s; look whether it still answers"
+        ) from None
+    if check and process.returncode != 0:
+        complaint = process.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise BoxError(
+            f"`{engine} {arguments[0]}` failed: {complaint[-1]}; run `{engine} {json.dumps(arguments)}` by hand"
+        )
+    return process

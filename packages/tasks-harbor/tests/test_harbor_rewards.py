@@ -1,0 +1,98 @@
+"""What Harbor's tests pay in a box: the solution everything, nothing nothing, part of the work a part, a forged reward nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harbor_folders import FORGERIES, write_task, write_tasks
+from sizes import sized
+
+from lightningrl import Task
+from lightningrl.errors import RewardError
+from lightningrl_tasks_harbor import BoxSettings, HarborTasks, Verdict, open_box, read_task_folder, verify
+
+TRUSTED = BoxSettings(box="unshare", trusted=True)
+
+
+def leave(path: Path, command: str = "true") -> Verdict:
+    """The verdict on a box in which an agent ran one command."""
+    task = read_task_folder(path)
+    with open_box(task, TRUSTED) as opened:
+        opened.box.run(command, folder=opened.folder, environment=opened.environment, timeout_s=20)
+        return verify(task, opened)
+
+
+def source_of(folder: Path) -> HarborTasks:
+    return HarborTasks(folder, box="unshare", trusted=True, validation_share=0)
+
+
+def pay(source: HarborTasks, seed: int) -> dict[str, tuple[float, float]]:
+    """For each task what its solution earns, and what an agent earns that does nothing."""
+    paid: dict[str, tuple[float, float]] = {}
+    for task in source.tasks("train", seed=seed, count=None):
+        nothing = {"verdict": leave(Path(task.input["folder"])).as_json()}
+        paid[task.id] = source.reward(task, source.gold(task)), source.reward(task, nothing)
+    return paid
+
+
+@pytest.mark.slow
+def test_gold_earns_everything_and_nothing_earns_nothing_twice_with_the_same_seed(tmp_path: Path) -> None:
+    write_tasks(tmp_path, sized(12, 200))
+    first = pay(source_of(tmp_path), seed=7)
+    assert set(first.values()) == {(1.0, 0.0)} and len(first) == sized(12, 200)
+    if sized(False, True):
+        again = pay(source_of(tmp_path), seed=7)
+        assert list(again.items()) == list(first.items())
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_reward_earns_nothing(forgery: str, tmp_path: Path) -> None:
+    for path in write_tasks(tmp_path, 4)[:: sized(3, 1)]:
+        verdict = leave(path, FORGERIES[forgery])
+        assert max(verdict.rewards.values(), default=0.0) == 0.0, verdict
+
+
+def test_part_of_the_work_earns_a_part(tmp_path: Path) -> None:
+    path = write_tasks(tmp_path, 3)[2]
+    name = path.joinpath("instruction.md").read_text(encoding="utf-8").split()[4]
+    source, task = source_of(tmp_path), Task(id="t", input={})
+    output = {"verdict": leave(path, f"touch made/{name}").as_json()}
+    assert output["verdict"]["rewards"] == {"reward": 0.25, "files": 1.0} and source.reward(task, output) == 0.25
+    files = HarborTasks(tmp_path, box="unshare", reward="files")
+    assert files.reward(task, output) == 1.0
+    with pytest.raises(
+        RewardError, match=r"reward\.json has 'reward', 'files' and no 'speed'; choose one with options.reward"
+    ):
+        HarborTasks(tmp_path, box="unshare", reward="speed").reward(task, output)
+
+
+@pytest.mark.parametrize(
+    ("test", "problem"),
+    [
+        ("exit 3", "tests/test.sh ended with status 3 and wrote no reward"),
+        ("sleep 60", "tests/test.sh ran longer than 0.5 s"),
+        ("echo nan > /logs/verifier/reward.txt", "a reward is no finite number"),
+        ("echo well > /logs/verifier/reward.txt", "reward.txt cannot be read"),
+        ('echo \'{"a": "1"}\' > /logs/verifier/reward.json', "reward.json holds something that is no number"),
+        ("echo 1 > /logs/verifier/reward.json", "reward.json holds no object of numbers"),
+        ("ln -s /tests/x /logs/verifier/reward.txt", "tests/test.sh ended with status 0 and wrote no reward"),
+    ],
+)
+def test_tests_that_pay_nothing_say_why(test: str, problem: str, tmp_path: Path) -> None:
+    path = write_task(tmp_path, "t", instruction="Do it.", solve="true", test=test)
+    text = path.joinpath("task.toml").read_text(encoding="utf-8").replace("20.0", "0.5", 1)
+    path.joinpath("task.toml").write_text(text, encoding="utf-8")
+    verdict = leave(path)
+    assert (dict(verdict.rewards), verdict.problem) == ({}, problem)
+
+
+def test_an_output_of_another_agent_is_no_zero(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 1)
+    with pytest.raises(RewardError, match=r"the output has no verdict of tests/test\.sh"):
+        source_of(tmp_path).reward(Task(id="t", input={}), "done")
+
+
+def test_an_agent_that_fills_the_disk_earns_nothing(tmp_path: Path) -> None:
+    verdict = leave(write_tasks(tmp_path, 1)[0], "head -c 64M /dev/zero > /app/big; head -c 1M /dev/zero > /app/more")
+    assert not verdict.rewards and verdict.problem
