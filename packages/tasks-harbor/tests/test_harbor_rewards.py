@@ -27,11 +27,11 @@ def source_of(folder: Path) -> HarborTasks:
     return HarborTasks(folder, box="unshare", trusted=True, validation_share=0)
 
 
-def pay(source: HarborTasks, seed: int) -> dict[str, tuple[float, float]]:
+def pay(folder: Path, seed: int) -> dict[str, tuple[float, float]]:
     """For each task what its solution earns, and what an agent earns that does nothing."""
-    paid: dict[str, tuple[float, float]] = {}
+    source, paid = source_of(folder), dict[str, tuple[float, float]]()
     for task in source.tasks("train", seed=seed, count=None):
-        nothing = {"verdict": leave(Path(task.input["folder"])).as_json()}
+        nothing = {"verdict": leave(folder / task.input["folder"]).as_json()}
         paid[task.id] = source.reward(task, source.gold(task)), source.reward(task, nothing)
     return paid
 
@@ -39,10 +39,10 @@ def pay(source: HarborTasks, seed: int) -> dict[str, tuple[float, float]]:
 @pytest.mark.slow
 def test_gold_earns_everything_and_nothing_earns_nothing_twice_with_the_same_seed(tmp_path: Path) -> None:
     write_tasks(tmp_path, sized(12, 200))
-    first = pay(source_of(tmp_path), seed=7)
+    first = pay(tmp_path, seed=7)
     assert set(first.values()) == {(1.0, 0.0)} and len(first) == sized(12, 200)
     if sized(False, True):
-        again = pay(source_of(tmp_path), seed=7)
+        again = pay(tmp_path, seed=7)
         assert list(again.items()) == list(first.items())
 
 

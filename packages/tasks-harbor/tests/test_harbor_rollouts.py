@@ -10,19 +10,37 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harbor_folders import write_task, write_tasks
 from processes import is_alive
 from sizes import PATIENCE_S, sized
 
 from lightningrl import Task
+from lightningrl.errors import ConfigError
+from lightningrl.plugins import load_plugins
+from lightningrl_client.recipe_file import load_recipe
 from lightningrl_client.runtime.pool import WorkerPool
+from lightningrl_client.runtime.task_sources import load_source_agent, worker_agent
 from lightningrl_tasks_harbor import HarborTasks
 from lightningrl_testing.scripted_server import ScriptedServer
+from lightningrl_training.task_sources import build_source, draw_sets
 
 AGENT = """
 from lightningrl_tasks_harbor import HarborTasks
 
 answer = HarborTasks({folder!r}, box="unshare", trusted=True, max_turns=4, max_output=200, command_timeout_s={limit_s}).agent
+"""
+
+RECIPE = """
+agent = "tasks"
+policy.model = "m"
+rewards.tests.use = "tasks"
+
+[tasks]
+use = "harbor"
+options = { folder = "tasks", box = "unshare", trusted = true, validation_share = 0.4 }
+train = { seed = 1, count = 4 }
+validation = { seed = 2, count = 2 }
 """
 
 
@@ -172,3 +190,18 @@ def worker_of(family: list[int]) -> int:
     """The process that opened the box: the parent of the outermost program of the box."""
     inner = [place for place, pid in enumerate(family) if "_inside.py" in command_of(Path(f"/proc/{pid}/cmdline"))]
     return family[max(inner) + 1]
+
+
+def test_a_recipe_names_the_source_and_workers_make_it_anew(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks", 10)
+    (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    recipe, plugins = load_recipe(tmp_path / "recipe.toml"), load_plugins()
+    source = build_source(recipe, plugins)
+    assert isinstance(source, HarborTasks)
+    sets = draw_sets(recipe, source)
+    assert (len(sets.train), len(sets.validation)) == (4, 2)
+    assert {task.input["folder"] for task in sets.train} == {task.id for task in sets.train}
+    assert load_source_agent(worker_agent(recipe), tmp_path) is not None
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("trusted", "trustd"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="trusted"):
+        build_source(load_recipe(tmp_path / "recipe.toml"), plugins)

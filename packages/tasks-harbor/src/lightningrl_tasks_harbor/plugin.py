@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from lightningrl.plugins import Plugin, hookimpl
 
-if TYPE_CHECKING:
-    from lightningrl_tasks_harbor.source import HarborTasks
 
+class _Lazy:
+    """Factory of the source, imported when it is called or its options are read."""
 
-def _source(**options: Any) -> HarborTasks:
-    from lightningrl_tasks_harbor.source import HarborTasks
+    def __call__(self, **options: Any) -> Any:
+        return self._load()(**options)
 
-    return HarborTasks(**options)
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._load())
+
+    @staticmethod
+    def _load() -> Callable[..., Any]:
+        source: Callable[..., Any] = importlib.import_module("lightningrl_tasks_harbor.source").HarborTasks
+        return source
 
 
 @hookimpl
 def lightningrl_tasks() -> Iterable[Plugin]:
     summary = "task folders in Harbor's format: a box for each rollout, one bash tool, tests/test.sh as the reward"
-    yield Plugin(name="harbor", summary=summary, factory=_source)
+    yield Plugin(name="harbor", summary=summary, factory=_Lazy())

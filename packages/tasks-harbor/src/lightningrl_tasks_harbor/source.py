@@ -44,12 +44,14 @@ class HarborTasks:
         max_output: int = 4_000,
         command_timeout_s: float = 30.0,
         time_limit_s: float = 300.0,
+        recipe_folder: str | Path = ".",
     ) -> None:
-        """`folder` has task folders, or `train` and `validation` with task folders in them; without these a task's name
-        says by `validation_share` to which split it belongs. `reward`: which number of a `reward.json` counts.
-        `max_turns`, `max_output` (bytes), `command_timeout_s` and `time_limit_s` (of all commands) bound the agent.
+        """`folder`, seen from the recipe's, has task folders, or `train` and `validation` with task folders in them;
+        without these a task's name says by `validation_share` to which split it belongs. `reward`: which number of a
+        `reward.json` counts. `max_turns`, `max_output` (bytes), `command_timeout_s` and `time_limit_s` (of all commands)
+        bound the agent.
         Raises ConfigError where there is no such folder, or a setting is none."""
-        self._folder = Path(folder).expanduser().resolve()
+        self._folder = Path(recipe_folder, Path(folder).expanduser()).resolve()
         if not self._folder.is_dir():
             raise ConfigError(f"options.folder: no folder {str(self._folder)!r}; name one with task folders in it")
         if box not in ("auto", "container", "unshare"):
@@ -82,26 +84,22 @@ class HarborTasks:
         self._reward = reward
 
     def tasks(self, split: str, /, *, seed: int, count: int | None) -> Iterator[Task]:
-        """Yield the tasks of a split in the order of a seed. Raises ConfigError where there are fewer than `count`, and
-        at a task that cannot be run."""
+        """Yield the tasks of a split in the order of a seed, at most `count`. Raises ConfigError at a task that cannot
+        be run."""
         paths = self._paths(split)
-        if count is not None and count > len(paths):
-            raise ConfigError(
-                f"{self._folder} has {len(paths)} tasks for {split!r}, and {count} are asked for; ask for fewer"
-            )
         ordered = sorted(paths, key=lambda path: hashlib.sha256(f"{seed}/{path.name}".encode()).digest())
         for path in ordered[:count]:
             task = read_task_folder(path)
             check_box(task, self._boxes)
             yield Task(
                 id=path.name,
-                input={"instruction": task.instruction, "folder": str(path)},
+                input={"instruction": task.instruction, "folder": path.relative_to(self._folder).as_posix()},
                 metadata={"name": task.name, **task.metadata},
             )
 
     def agent(self, task_input: Mapping[str, Any]) -> dict[str, Any]:
         """Work on a task in a box of its own, then run its tests there; the output holds their verdict."""
-        task = read_task_folder(Path(task_input["folder"]))
+        task = read_task_folder(self._folder / task_input["folder"])
         with open_box(task, self._boxes) as opened:
             limit_s = task.agent_timeout_s or self._agent.time_limit_s
             conversation = converse(task_input["instruction"], opened, self._agent, limit_s)
@@ -119,7 +117,7 @@ class HarborTasks:
 
     def gold(self, task: Task) -> dict[str, Any] | None:
         """Run the task's own solution in a box, and its tests; None where it has none."""
-        folder = read_task_folder(Path(task.input["folder"]))
+        folder = read_task_folder(self._folder / task.input["folder"])
         if not folder.has_solution:
             return None
         with open_box(folder, self._boxes) as opened:
