@@ -48,8 +48,8 @@ class HarborTasks:
     ) -> None:
         """`folder`, seen from the recipe's, has task folders, or `train` and `validation` with task folders in them;
         without these a task's name says by `validation_share` to which split it belongs. `reward`: which number of a
-        `reward.json` counts. `max_turns`, `max_output` (bytes), `command_timeout_s` and `time_limit_s` (of all commands)
-        bound the agent.
+        `reward.json` counts. `max_turns`, `max_output` (bytes), `command_timeout_s` and `time_limit_s` (of all
+        commands) bound the agent.
         Raises ConfigError where there is no such folder, or a setting is none."""
         self._folder = Path(recipe_folder, Path(folder).expanduser()).resolve()
         if not self._folder.is_dir():
