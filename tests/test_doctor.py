@@ -41,7 +41,7 @@ from lightningrl_training.checks import build_checked
 from lightningrl_training.commands.declarations import doctor as doctor_command
 from lightningrl_training.commands.doctor import console_for_tables, show
 from lightningrl_training.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
-from lightningrl_training.doctor.agent_checks import tools_work
+from lightningrl_training.doctor.agent_checks import markup_readable, tools_work
 from lightningrl_training.doctor.bill import Bill, make_bill
 from lightningrl_training.doctor.examination import observe, reward
 from lightningrl_training.doctor.findings import Row, passed, warned
@@ -365,6 +365,18 @@ def test_fields_that_nobody_reads_and_a_policy_without_tools_are_said(seen: Obse
     assert said == {"settings": (Verdict.WARN, "verbosity in 3 calls of the agent")}
     toolless = replace(well, groups=(), signals=(), without_tools=("policy 'p' has none",))
     assert tools_work(toolless).evidence == "no tool was seen; policy 'p' has none"
+
+
+def test_tool_calls_that_cannot_be_read_are_counted_and_one_is_shown(seen: Observation) -> None:
+    well = only(seen, "converse")
+    group = well.groups[0]
+    first, *others = group.trajectories
+    sentence = "'<tool_call>{' is no tool call: the call has no end; expected …"
+    bad = replace(first, transitions=tuple(replace(call, malformed=(sentence,)) for call in first.transitions))
+    found = markup_readable(replace(well, groups=(replace(group, trajectories=(bad, *others)),)))
+    assert found.verdict is WARN and found.evidence.endswith(f"one: {sentence}")
+    assert found.evidence.startswith("2 of 2 answers that were offered tools begin a tool call that cannot be read")
+    assert markup_readable(well).evidence == "no call offered tools"
 
 
 def test_a_run_that_fills_the_machine_is_found(seen: Observation) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from lightningrl.protocols import IntermediateReward
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
+from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.plugin import lightningrl_intermediate_rewards, lightningrl_reward_functions
 from lightningrl_credit.rewards import (
     ExecutionErrors,
+    MalformedCalls,
     RepeatedCalls,
     ToolStatusReward,
     ToolStatusShaping,
@@ -64,6 +66,14 @@ def test_call_gets_the_mean_of_its_tools_and_none_without_any_known() -> None:
 )
 def test_every_kind_of_failure_counts_as_one(status: ToolStatus) -> None:
     assert ToolStatusReward(error=-0.3)(episode((status,))) == [-0.3]
+
+
+def test_malformed_calls_are_charged_and_are_a_share_of_the_answers_that_were_offered_tools() -> None:
+    bad = make_transition("r/0", offered="{}", malformed=("'<tool_call>' is no tool call",))
+    calls = [bad, make_transition("r/1", offered="{}"), make_transition("r/2")]
+    assert MalformedCalls(charge=0.3)(make_trajectory("r", calls)) == [-0.3, 0.0, None]
+    assert describe_rollouts([make_trajectory("r", calls)])["malformed_tool_calls"] == 0.5
+    assert "malformed_tool_calls" not in describe_rollouts([make_trajectory("r", calls[2:])])
 
 
 def test_tool_of_nobody_changes_nothing() -> None:

@@ -266,6 +266,30 @@ async def test_malformed_tool_markup_reaches_the_agent_as_text(gateway: LiveGate
         await client.chat.completions.create(model="m", messages=history, tools=TOOLS)
     first, second = await attempt.transitions()
     assert second.parent_id == first.id and not second.is_break
+    (sentence,) = first.malformed
+    assert "not json" in sentence and "is no tool call: " in sentence and '"name": "NAME"' in sentence
+    assert second.malformed == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "tools", "count"),
+    [
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1', TOOLS, 1),
+        ('<tool_call>\n{"arguments": {}}\n</tool_call><tool_call>\nno\n</tool_call>', TOOLS, 2),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', TOOLS, 0),
+        ("<tool_call>\nno\n</tool_call>", None, 0),
+        ("I would call add.", TOOLS, 0),
+    ],
+)
+async def test_each_tool_call_that_cannot_be_read_is_recorded(
+    gateway: LiveGateway, said: str, tools: Any, count: int
+) -> None:
+    gateway.engine.enqueue(said)
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        await client.chat.completions.create(model="m", messages=[USER], **({"tools": tools} if tools else {}))
+    (call,) = await attempt.transitions()
+    assert len(call.malformed) == count
 
 
 async def test_reasoning_is_handed_on_apart_and_kept_in_the_history(gateway: LiveGateway) -> None:

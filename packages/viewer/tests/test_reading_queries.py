@@ -53,10 +53,10 @@ async def store(url: str) -> AsyncIterator[SqlStore]:
         await store.create_rollouts([spec])
         lease = await store.lease("w", 60.0)
         assert lease is not None
-        cut = name == "a0"
+        cut, bad = name == "a0", ("'{' is no tool call",) if name == "b1" else ()
         reason = FinishReason.LENGTH if cut else FinishReason.STOP
         await store.append_call(
-            make_call(lease, f"{name}/0", [1], [2], agent="plan", finish_reason=reason, is_break=cut)
+            make_call(lease, f"{name}/0", [1], [2], agent="plan", finish_reason=reason, is_break=cut, malformed=bad)
         )
         await store.append_call(make_call(lease, f"{name}/1", [3], [4], agent="write" if cut else "plan"))
         tool = ToolCall(id="t", name="look", status=ToolStatus.ERROR if cut else ToolStatus.OK)
@@ -141,6 +141,7 @@ async def test_a_row_has_what_came_out_and_an_output_that_is_long_stays_where_it
         (RolloutQuery(mark=Mark.CUT), ["a0"]),
         (RolloutQuery(mark=Mark.BREAK), ["a0"]),
         (RolloutQuery(mark=Mark.TOOL_ERROR, tool="look"), ["a0"]),
+        (RolloutQuery(mark=Mark.MALFORMED), ["b1"]),
         (RolloutQuery(mark=Mark.REFUSED), []),
         (RolloutQuery(mark=Mark.FAILED_REWARD), []),
         (RolloutQuery(mark=Mark.SILENT), ["b1", "b0"]),

@@ -13,7 +13,7 @@ from lightningrl.errors import StoreError
 from lightningrl.types import Outcome, ToolCall, ToolStatus
 from lightningrl_server.records import AttemptEnd, ToolCallRecord
 from lightningrl_server.store import SqlStore
-from lightningrl_testing.store_conformance import make_spec
+from lightningrl_testing.store_conformance import leased, make_call, make_spec
 from lightningrl_viewer.listing import show_command
 
 
@@ -200,3 +200,20 @@ async def test_what_an_agent_told_otherwise_is_counted_on_the_page_and_on_the_te
         "→ error (contradicted 1 times; the worst stands)" in shown
         and "1 further results that said something else" in shown
     )
+
+
+async def test_a_tool_call_that_cannot_be_read_is_marked_on_the_page_and_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = "'<tool_call>{' is no tool call: the call has no end; expected <tool_call>…</tool_call>"
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.sqlite")
+    await store.create_rollouts([make_spec("r0")])
+    await store.append_call(make_call(await leased(store), "c0", [1], [2], malformed=(sentence,)))
+    await store.finish_attempt("r0", 1, Outcome.SUCCEEDED, "")
+    await store.close()
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    async with viewing(tmp_path) as client:
+        page = (await read_page(client, "/rollouts/r0")).text
+    assert "malformed tool call" in page and sentence in page
+    await asyncio.to_thread(show_command, "r0", run=tmp_path, runs=tmp_path, full=False)
+    assert sentence in " ".join(capsys.readouterr().out.split())

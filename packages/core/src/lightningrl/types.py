@@ -227,9 +227,10 @@ class Transition:
     is_break: bool = False
     """The messages extend an earlier call's, but its tokens are not a prefix of this prompt."""
     tool_call_ids: tuple[str, ...] = ()
+    malformed: tuple[str, ...] = ()
+    """Sentences on tool calls that its answer begins and nobody can read, each with what was expected."""
     offered: str = ""
-    """The tools that its request offered, as JSON: by name the JSON schema of the arguments, null where it gave
-    none. Empty = none, or more than is kept."""
+    """Tools that its request offered, as JSON: by name the arguments' schema, or null; empty = none, or too large."""
     fits: tuple[str, ...] = ()
     """Patterns of the recipe's rules of calls (`policy.calls`) that the first system message of its request fits."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
@@ -268,8 +269,7 @@ class BranchPoint:
     rollout_id: str
     attempt: int
     calls: int
-    """Number of its transitions that are repeated, from the first on. A stream that the agent left is none of them:
-    it asked again."""
+    """Number of its transitions that are repeated, from the first on; a stream that the agent left is none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,9 @@ __all__ = ["describe_branches", "describe_rollouts", "describe_rows", "judge_fai
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls, threads left.
-    Keys without a value are left out, so that none is NaN."""
+    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls, threads left;
+    of answers that were offered tools, the share with a malformed tool call. Keys without a value are left out, so that
+    none is NaN."""
     metrics: dict[str, float] = {}
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if rewards:
@@ -32,6 +33,9 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics["completion_tokens"] = float(sum(len(call.completion_ids) for call in calls))
     metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))
     metrics["breaks"] = float(sum(call.is_break for call in calls))
+    offered = [call for call in calls if call.offered or call.malformed]
+    if offered:
+        metrics["malformed_tool_calls"] = sum(bool(call.malformed) for call in offered) / len(offered)
     others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
     rare = {
         "calls_judge": others.count(OtherCallKind.JUDGE),

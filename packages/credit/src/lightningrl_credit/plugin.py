@@ -84,6 +84,8 @@ def lightningrl_reward_functions() -> Iterable[Plugin]:
 def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     yield _plugin("execution_errors", "charges for tools that fail while they run", "rewards.tools:ExecutionErrors")
     yield _plugin("latency_budget", "charges calls that take longer than a budget", "rewards.tools:LatencyBudget")
+    malformed = "charges answers that begin a tool call which cannot be read"
+    yield _plugin("malformed_calls", malformed, "rewards.tools:MalformedCalls")
     repeated = "charges for a tool called again with the same arguments"
     yield _plugin("repeated_calls", repeated, "rewards.tools:RepeatedCalls")
     reported = "what the agent or its telemetry reported of its calls, under `name` or all"

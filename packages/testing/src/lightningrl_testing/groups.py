@@ -34,6 +34,7 @@ def make_transition(
     temperature: float = 1.0,
     policy: str = "policy",
     tool_call_ids: tuple[str, ...] = (),
+    malformed: tuple[str, ...] = (),
     offered: str = "",
     fits: tuple[str, ...] = (),
 ) -> Transition:
@@ -51,6 +52,7 @@ def make_transition(
         agent=agent,
         parent_id=parent,
         tool_call_ids=tool_call_ids,
+        malformed=malformed,
         offered=offered,
         fits=fits,
         rewards=dict(rewards or {}),

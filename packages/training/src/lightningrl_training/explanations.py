@@ -21,6 +21,7 @@ __all__ = [
     "explain_failures",
     "explain_ignored",
     "explain_left_threads",
+    "explain_malformed",
     "explain_no_rewards",
     "explain_silence",
     "explain_target",
@@ -33,6 +34,20 @@ _LONGEST = 400
 _MOST_HOSTS = 3
 _SLOW = 4
 """An engine is slow where so many whole answers do not fit into a rollout's time."""
+
+
+def explain_malformed(trajectories: Sequence[Trajectory]) -> str | None:
+    """Count the answers that begin a tool call which cannot be read, and quote one with the form that was expected;
+    None where none does."""
+    calls = [call for trajectory in trajectories for call in trajectory.transitions]
+    malformed = [call for call in calls if call.malformed]
+    if not malformed:
+        return None
+    offered = sum(bool(call.offered or call.malformed) for call in calls)
+    return (
+        f"{len(malformed)} of {offered} answers that were offered tools begin a tool call that cannot be read, so the "
+        f"agent was given it as text; one: {malformed[0].malformed[0]}"
+    )
 
 
 def explain_silence(trajectories: Sequence[Trajectory]) -> str:

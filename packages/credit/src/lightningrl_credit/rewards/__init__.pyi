@@ -13,6 +13,7 @@ from lightningrl_credit.rewards.reward_set import RewardResult as RewardResult
 from lightningrl_credit.rewards.reward_set import RewardSet as RewardSet
 from lightningrl_credit.rewards.tools import ExecutionErrors as ExecutionErrors
 from lightningrl_credit.rewards.tools import LatencyBudget as LatencyBudget
+from lightningrl_credit.rewards.tools import MalformedCalls as MalformedCalls
 from lightningrl_credit.rewards.tools import RepeatedCalls as RepeatedCalls
 from lightningrl_credit.rewards.tools import TokenBudget as TokenBudget
 from lightningrl_credit.rewards.tools import ToolStatusReward as ToolStatusReward

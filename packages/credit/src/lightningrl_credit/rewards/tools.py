@@ -20,6 +20,7 @@ from lightningrl.types import ToolCall, ToolStatus, Trajectory, Transition
 __all__ = [
     "ExecutionErrors",
     "LatencyBudget",
+    "MalformedCalls",
     "Per",
     "RepeatedCalls",
     "TokenBudget",
@@ -146,6 +147,17 @@ class ValidArguments:
             return None if tool.status is ToolStatus.UNKNOWN else self.ok
         is_valid = fits(tool.arguments, self._checks.get(tool.name) or offered_check(tool.name, offered))
         return self.ok if is_valid else self.error
+
+
+class MalformedCalls:
+    """Charges an answer that begins a tool call which cannot be read: -`charge`, else 0.0; None where its request
+    offered no tools."""
+
+    def __init__(self, *, charge: float = 0.1) -> None:
+        self.charge = charge
+
+    def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
+        return [-self.charge if call.malformed else 0.0 if call.offered else None for call in trajectory.transitions]
 
 
 class RepeatedCalls:

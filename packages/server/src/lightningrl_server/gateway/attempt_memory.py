@@ -296,6 +296,7 @@ def _record(
         agent=call.context.agent,
         span_id=call.context.span_id,
         tool_call_ids=tuple(tool.id for tool in completion.tool_calls),
+        malformed=completion.malformed,
         offered=offered_tools(call.request.tools) if call.request.tools else "",
         fits=call.fits,
         trainable=choice.replayed_from is None and call.is_trainable,

@@ -40,6 +40,12 @@ class CallForm:
             return self.opening
         return f"{self.begin}{self.before_name}{self.write_name(name)}{self.before_arguments.rstrip()}"
 
+    @property
+    def example(self) -> str:
+        """A whole call of a tool NAME."""
+        arguments = f"{self.before_arguments}{{…}}{self.after}"
+        return f"{self.begin}{self.before_name}{self.write_name('NAME')}{arguments}{self.end}"
+
     def write_name(self, name: str) -> str:
         """A tool's name as it stands in a call."""
         return json.dumps(name) if self.is_quoted else name

@@ -21,6 +21,14 @@ __all__ = ["Choice", "CompletionText", "ShownText", "TextDelta", "ToolReading", 
 
 _MARKS = ("<think>", "<tool_call>", "<｜DSML｜tool_calls>")
 """Markup that opens something else than content, and may come in several tokens."""
+_MOST_MALFORMED = 8
+"""Sentences on malformed calls of one answer."""
+_PROBLEMS = {
+    "invalid_json": "its JSON cannot be read",
+    "unclosed_block": "the call has no end",
+    "missing_name": "a call names no tool",
+}
+"""Problems by the parser's status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class Choice:
     finish_reason: FinishReason
     stopped_by: str | None = None
     """The stop string that ended the content."""
+    malformed: tuple[str, ...] = ()
+    """A sentence for each tool call that it begins and nobody can read."""
 
     def as_message(self, *, with_ids: bool = True) -> dict[str, Any]:
         """The message that the agent will send back in its history, in the form histories are compared in."""
@@ -117,6 +127,7 @@ class _ParsedText:
     reasoning: str
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     stopped_by: str | None = None
+    malformed: list[str] = field(default_factory=list[str])
 
 
 class CompletionText:
@@ -199,6 +210,7 @@ class CompletionText:
             logprobs=tuple(self._logprobs[:count]),
             finish_reason=reason,
             stopped_by=parsed.stopped_by,
+            malformed=() if reason is FinishReason.BROKEN_OFF else tuple(parsed.malformed[:_MOST_MALFORMED]),
         )
 
     def broken_off(self, shown: ShownText) -> Choice:
@@ -246,11 +258,16 @@ class CompletionText:
         if not final and self._renderer.is_thinking(ids, self._prompt_ids):
             return _ParsedText("", reasoning)
         parsed = _ParsedText(content.lstrip("\n") if reasoning else content, reasoning)
+        if self._allow_tools:
+            parsed.malformed += [self._renderer.explain_malformed(*block) for block in response.problems]
         leftovers: list[str] = []
         for call in response.tool_calls:
             arguments = self._arguments(call)
             if arguments is None:
-                leftovers.append(self._raw(call, spoken))
+                leftovers.append(raw := self._raw(call, spoken))
+                if self._allow_tools:
+                    problem = _PROBLEMS.get(call.status.value, "it has another form")
+                    parsed.malformed.append(self._renderer.explain_malformed(raw, problem))
             elif self._parallel_tools or not parsed.calls:
                 parsed.calls.append((call.name, arguments))
         if parsed.calls:

@@ -206,8 +206,8 @@ class TextReading:
     calls: tuple[tuple[WrittenCall, str], ...] = ()
     """Each with its block's text."""
     reasoning: str = ""
-    problems: tuple[str, ...] = ()
-    """A sentence for each block that is no call."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """Text of each block that is no call, and why."""
 
 
 def read_text(markup: Markup, text: str, *, final: bool = True) -> TextReading:
@@ -221,7 +221,7 @@ def read_text(markup: Markup, text: str, *, final: bool = True) -> TextReading:
             if not final:
                 text = text[: block.start]
                 break
-            problems.append(block.problem)
+            problems.append((text[block.start : block.end], block.problem))
             continue
         pieces[-1] += text[place : block.start]
         pieces += [block.content, ""] if block.content else [""]

@@ -46,6 +46,8 @@ _THINKING_TOKENS = 48
 PROMPT_TAIL: Final = _OPENING_TOKENS + _THINKING_TOKENS
 """Last tokens of a prompt that say all that reading its completion takes."""
 _MOST_PROMPTS = 256
+_MOST_RAW = 240
+"""Characters of a malformed call that are kept."""
 _MOST_TOKENS = 2**20
 """Tokens of all prompts that are kept for the next call with the same messages; each takes some forty bytes."""
 
@@ -60,8 +62,8 @@ class ParsedCompletion:
     reasoning: str
     tool_calls: tuple[Any, ...]
     """`renderers.ParsedToolCall`, well-formed or not."""
-    problems: tuple[str, ...] = ()
-    """A sentence for each block of markup that is no call; its text is content."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """Text of each block of markup that is no call, and why; the text is content, too."""
 
 
 class PolicyRenderer:
@@ -315,6 +317,11 @@ class PolicyRenderer:
         return ParsedCompletion(
             content if self.is_default else content.strip(), parsed.reasoning_content or "", tuple(parsed.tool_calls)
         )
+
+    def explain_malformed(self, raw: str, problem: str) -> str:
+        """Sentence on what an answer wrote where a tool call begins: what, why it is none, and the form of one."""
+        form = f"a call in the markup of {self.family!r}" if self.call_form is None else self.call_form.example
+        return f"{raw[:_MOST_RAW]!r} is no tool call: {problem}; expected {form}"
 
     def may_be_call(self, content: str) -> bool:
         """True for text that may still prove to be a tool call: some markups put no token in front of one."""

@@ -169,11 +169,13 @@ calls = _numbered(
     Column("replayed_from", Text),
     Column("toolset", Integer),
     Column("fits", Json(tuple[str, ...], "patterns", empty=())),
+    Column("malformed", Json(tuple[str, ...], "malformed tool calls", empty=())),
     UniqueConstraint("attempt_pk", "idx"),
     UniqueConstraint("attempt_pk", "call_key"),
     CheckConstraint("parent IS NULL OR parent < idx"),
 )
 partial_index("calls_cut", calls.c.attempt_pk, "finish_reason = 'length'")
+partial_index("calls_malformed", calls.c.attempt_pk, "malformed IS NOT NULL")
 partial_index("calls_break", calls.c.attempt_pk, "CAST(is_break AS INTEGER) = 1")
 
 tool_calls = _numbered(

@@ -23,7 +23,7 @@ from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.commands.printing import Page
 from lightningrl_training.commands.stopping import scratch_folder
-from lightningrl_training.explanations import explain_ignored
+from lightningrl_training.explanations import explain_ignored, explain_malformed
 from lightningrl_viewer.listing import show_command
 
 __all__ = ["try_command"]
@@ -65,7 +65,8 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, page
             await served.client.create_rollouts([spec])
             (trajectory,) = await parts.evaluator.reward(await fetch_ended(served.client, [ROLLOUT]))
             await served.client.set_scores([score_of(trajectory)])
-            notes = explain_ignored((await served.client.status()).policies), explain_left_out([trajectory], recipe)
+            ignored = explain_ignored((await served.client.status()).policies)
+            notes = ignored, explain_left_out([trajectory], recipe), explain_malformed([trajectory])
             status.update("stopping")
     for note in filter(None, notes):
         page.print(note)

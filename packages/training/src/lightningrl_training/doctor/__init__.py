@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="roles", asks="are the recipe's roles those of the calls", look=agent_checks.roles_named),
     Check(name="histories", asks="do calls keep the tokens of earlier ones", look=agent_checks.histories_kept),
     Check(name="context", asks="do prompts leave room for answers", look=agent_checks.context_used),
+    Check(name="markup", asks="can its tool calls be read", look=agent_checks.markup_readable),
     Check(name="cut off", asks="do answers end by themselves", look=agent_checks.calls_cut_off),
     Check(name="tools", asks="do tools work", look=agent_checks.tools_work),
     Check(name="repeats", asks="does the agent do the same again", look=agent_checks.repeats_itself),

@@ -12,7 +12,7 @@ from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolCall, Tr
 from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl_training.doctor.findings import Finding, failed, passed, warned
 from lightningrl_training.doctor.observation import Observation
-from lightningrl_training.explanations import CACHES, explain_cache
+from lightningrl_training.explanations import CACHES, explain_cache, explain_malformed
 
 __all__ = [
     "calls_captured",
@@ -21,6 +21,7 @@ __all__ = [
     "context_used",
     "errors",
     "histories_kept",
+    "markup_readable",
     "repeats_itself",
     "retries_counted_once",
     "roles_named",
@@ -41,6 +42,8 @@ MANY_LEFT = 0.1
 """Share of calls whose stream was left."""
 MUCH_LOST = 0.02
 """Share of sampled tokens that are in no recorded call."""
+MANY_MALFORMED = 0.05
+"""Share of answers with a malformed tool call, of those that were offered tools, from which a warning is given."""
 FEW_CALLS = 4
 """Calls of a tool below which nothing is concluded about it."""
 
@@ -256,6 +259,22 @@ def calls_cut_off(seen: Observation) -> Finding:
     if len(cut) > MUCH_CUT * len(seen.calls):
         return warned(summary, "raise the limit, or reward short answers")
     return passed(summary)
+
+
+def markup_readable(seen: Observation) -> Finding:
+    """Check that tool calls which answers begin can be read."""
+    offered = sum(bool(call.offered or call.malformed) for call in seen.calls)
+    sentence = explain_malformed(seen.rollouts)
+    if sentence is None:
+        return passed(f"all tool calls of {offered} answers can be read" if offered else "no call offered tools")
+    malformed = sum(bool(call.malformed) for call in seen.calls)
+    if malformed < MANY_MALFORMED * offered:
+        return passed(sentence)
+    return warned(
+        sentence,
+        "show a call in the system prompt, raise sampling.max_tokens where calls have no end, or let it learn: "
+        "intermediate_rewards.NAME.use = 'malformed_calls'",
+    )
 
 
 def tools_work(seen: Observation) -> Finding:

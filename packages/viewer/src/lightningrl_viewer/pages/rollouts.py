@@ -42,6 +42,7 @@ _MARKS: Final = {
     Mark.CUT: "cut short",
     Mark.BREAK: "break",
     Mark.TOOL_ERROR: "tool error",
+    Mark.MALFORMED: "malformed tool call",
     Mark.REFUSED: "refused call",
     Mark.FAILED_REWARD: "failed reward",
 }

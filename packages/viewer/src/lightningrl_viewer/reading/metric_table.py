@@ -172,6 +172,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         healthy="0; a break costs memory and time, and splits the rollout's row.",
     ),
     Metric(
+        name="malformed_tool_calls", title="Malformed tool calls", group=_H, unit="share",
+        means="Answers that begin a tool call which cannot be read, of those that were offered tools.",
+        healthy="Under 5 %, and it falls; `malformed_calls` charges for it.",
+    ),
+    Metric(
         name="calls_refused", title="Refused calls", group=_H, over="rollouts",
         means="Calls of a rollout that the gateway answered with an error.", healthy="0.",
     ),

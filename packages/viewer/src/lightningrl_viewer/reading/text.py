@@ -105,6 +105,8 @@ def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -
         text = _sampled(segment, call) if is_own else Text(_cut(segment.text, full=full), style="dim")
         if full or (segment.kind is not SegmentKind.MARKUP and text.plain.strip()):
             yield segment.kind.value.replace("_", " ") + (" ▸" if is_own else ""), _trimmed(text)
+    for sentence in call.call.malformed:
+        yield "malformed", _join(sentence, style="yellow")
     yield "credit", _credit(call)
     for tool in call.tool_calls:
         yield _tool(tool)

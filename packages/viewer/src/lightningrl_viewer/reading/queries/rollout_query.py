@@ -33,6 +33,7 @@ DECIDING: Final = (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number 
 IS_CUT: Final = text("finish_reason = 'length'")
 """In the words of its partial index, which a bound value would not find."""
 _IS_BREAK: Final = text("CAST(is_break AS INTEGER) = 1")
+_IS_MALFORMED: Final = text("malformed IS NOT NULL")
 _EQUAL: Final = 1e-12
 """Variance of rewards that differ by rounding."""
 
@@ -44,6 +45,8 @@ class Mark(StrEnum):
     """A completion ended at max_tokens."""
     BREAK = "break"
     TOOL_ERROR = "tool_error"
+    MALFORMED = "malformed"
+    """An answer begins a tool call that cannot be read."""
     REFUSED = "refused"
     """The gateway refused a call."""
     FAILED_REWARD = "failed_reward"
@@ -154,6 +157,8 @@ def _marked(
             return _among(index, db, _having(calls, IS_CUT))
         case Mark.BREAK:
             return _among(index, db, _having(calls, _IS_BREAK))
+        case Mark.MALFORMED:
+            return _among(index, db, _having(calls, _IS_MALFORMED))
         case Mark.REFUSED:
             return _among(index, db, _having(other_calls, other_calls.c.kind == OtherCallKind.REFUSED))
         case Mark.TOOL_ERROR if tool is not None:
