@@ -32,8 +32,8 @@ chat template. `scripts/make_models_page.py` writes this page, and tries each ro
 
 ## Tools, by family
 
-The markup of calls is told by the chat template, else by `model_type` of `config.json`. Where turns are strict, neighbours are joined. A call that is malformed or cut
-off stays text, and the agent is shown it.
+The markup of calls is told by the chat template, else by `model_type` of `config.json`. Where turns are strict,
+neighbours are joined. A call that is malformed or cut off stays text, and the agent is shown it.
 """
 SHAPES: Final = {
     "text_arguments": "arguments as JSON text",
