@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart real test test-browser test-long test-peers-clients test-verl test-verl-run test-vllm check fix bench bench-peers bench-credit table frameworks docs release clean
+.PHONY: help quickstart real test test-browser test-long test-peers-clients test-openenv test-verl test-verl-run test-vllm check fix bench bench-peers bench-credit table frameworks docs release clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -36,6 +36,15 @@ test-long: .venv/.installed  ## Run all tests at full size: attribution, crashes
 test-browser: .venv/.installed  ## Look at the viewer's pages in a real Chromium (apt-get install chromium): keys, axe
 	@$(BIN)/uv export --quiet --frozen --only-group browser --no-hashes | $(BIN)/uv pip install --quiet --python $(BIN)/python -r -
 	@$(BIN)/python -m pytest -q tests/browser
+
+.venv-openenv/.installed: Makefile .venv/.installed
+	@$(BIN)/python -m venv .venv-openenv && $(BIN)/uv pip install --quiet --python .venv-openenv/bin/python 'openenv>=0.10,<0.11' && touch $@
+
+.venv-verifiers/.installed: Makefile .venv/.installed
+	@$(BIN)/python -m venv .venv-verifiers && $(BIN)/uv pip install --quiet --python .venv-verifiers/bin/python 'verifiers>=0.4,<0.5' && touch $@
+
+test-openenv: .venv-openenv/.installed .venv-verifiers/.installed  ## Run the task sources against real openenv servers and the real verifiers, each in an environment of its own; three minutes
+	@$(BIN)/python -m pytest -q packages/tasks-openenv packages/tasks-verifiers --durations=5
 
 test-verl: .venv-verl/.installed  ## Run all tests of the verl backend: verl, Ray and vLLM for real, on the CPU; most of an hour
 	@.venv-verl/bin/python -m pytest -q packages/trainer-verl --durations=10
@@ -84,4 +93,4 @@ release: .venv/.installed  ## Build wheels and sdists into dist/, check their me
 	@$(BIN)/python scripts/make_release.py
 
 clean:  ## Remove .venv and caches
-	@rm -rf .venv .venv-verl .clients .frameworks .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site
+	@rm -rf .venv .venv-openenv .venv-verifiers .venv-verl .clients .frameworks .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

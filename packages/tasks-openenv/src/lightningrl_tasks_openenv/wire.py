@@ -1,0 +1,270 @@
+"""The wire of OpenEnv 0.10: its task API over HTTP, its sessions over a WebSocket.
+
+GET  /list_environments                 ["sums"]
+GET  /{name}/splits                     [{"name": "train", "type": "train"}, …]       501 = it has no task API
+POST /{name}/num_tasks, …/task_range    {"split", …}
+WS   /ws   reset, step, mcp, close  ─►  observation {observation, reward, done}, mcp {result | error}, error {code}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from lightningrl.errors import LightningError
+
+__all__ = ["ActionRefused", "EnvironmentFailure", "Observation", "Session", "TaskApi", "open_session"]
+
+LONGEST_MESSAGE: Final = 16 * 2**20
+"""Bytes of one answer of a server."""
+CLOSING_S: Final = 2.0
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
+LONGEST_QUOTE: Final = 400
+"""Characters of a server's own words in a sentence."""
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class EnvironmentFailure(LightningError):
+    """The server cannot be reached, or its environment failed. A worker reports it as `infrastructure_error`: it is
+    nobody's answer to a task, and is tried again."""
+
+    status_code: int = 503
+
+
+class ActionRefused(LightningError):
+    """The environment did not take an action. Its words are the tool's result; the episode goes on."""
+
+    def __init__(self, message: str, *, is_invalid: bool) -> None:
+        super().__init__(message)
+        self.is_invalid = is_invalid
+        """The action does not fit the schema, rather than the environment having raised."""
+
+
+class _AtCapacity(Exception):
+    """All sessions of the server are taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """Answer of an environment to a reset or a step."""
+
+    fields: Mapping[str, Any]
+    """Fields that the environment gave it, metadata left out."""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    reward: float | None = None
+    """None = the environment did not say."""
+    done: bool = False
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Observation:
+        """Read an observation from the wire. Raises EnvironmentFailure where its reward is no finite number."""
+        fields = dict(data.get("observation") or {})
+        metadata = fields.pop("metadata", None) or data.get("metadata") or {}
+        reward = data.get("reward")
+        if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
+            raise EnvironmentFailure(
+                f"the environment gave the reward {reward!r}, no finite number; mend its step_async"
+            )
+        return cls(
+            fields=fields,
+            metadata=metadata,
+            reward=None if reward is None else float(reward),
+            done=bool(data.get("done")),
+        )
+
+
+class TaskApi:
+    """The tasks of a server, asked for over HTTP."""
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+        self.url = url
+        self._client = httpx.Client(timeout=timeout_s, trust_env=not is_loopback(url))
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def environment(self) -> str:
+        """Name of the environment that the server has."""
+        names = self._ask("GET", "/list_environments")
+        return str(names[0])
+
+    def splits(self, environment: str) -> list[str] | None:
+        """Names of its splits; None where it has no task API."""
+        answer = self._ask("GET", f"/{environment}/splits")
+        return None if answer is None else [str(split["name"]) for split in answer]
+
+    def count(self, environment: str, split: str) -> int:
+        """Number of tasks of a split."""
+        answer = self._ask("POST", f"/{environment}/num_tasks", {"split": split})
+        if answer is None:
+            raise EnvironmentFailure(f"the environment {environment!r} has splits and no num_tasks; mend its task API")
+        return int(answer["num_tasks"])
+
+    def specs(self, environment: str, split: str, start: int, stop: int) -> list[Any]:
+        """Descriptions of the tasks from `start` to before `stop`; empty ones where it gives none."""
+        asked = {"split": split, "start": start, "stop": stop}
+        answer = self._ask("POST", f"/{environment}/task_range", asked)
+        return list(answer["tasks"]) if answer is not None else [{}] * (stop - start)
+
+    def action_schema(self) -> dict[str, Any]:
+        """JSON schema of the environment's own actions."""
+        answer = self._ask("GET", "/schema") or {}
+        return dict(answer.get("action") or {})
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer; None = the server does not offer it (501)."""
+        try:
+            answer = self._client.request(method, self.url + path, json=body)
+            if answer.status_code == httpx.codes.NOT_IMPLEMENTED:
+                return None
+            if answer.is_error:
+                words = f"{answer.status_code} {answer.text[:LONGEST_QUOTE]}"
+                raise EnvironmentFailure(
+                    f"{self.url} is no OpenEnv 0.10 server, or its environment failed: {path} answers {words}"
+                )
+            return answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise unreachable(self.url, error) from error
+
+
+class Session:
+    """One environment of the server, for one rollout. Not to be used by two tasks at once."""
+
+    def __init__(self, url: str, connection: ClientConnection, *, step_timeout_s: float) -> None:
+        self.url = url
+        self._connection = connection
+        self._step_timeout_s = step_timeout_s
+
+    async def reset(self, parameters: Mapping[str, Any]) -> Observation:
+        """Begin an episode. Raises EnvironmentFailure."""
+        try:
+            return Observation.parse(await self._ask("reset", "observation", dict(parameters)))
+        except ActionRefused as error:
+            raise EnvironmentFailure(
+                f"the environment at {self.url} did not begin an episode with {dict(parameters)}: {error}"
+            ) from error
+
+    async def step(self, action: Mapping[str, Any]) -> Observation:
+        """Take a step. Raises ActionRefused, EnvironmentFailure."""
+        return Observation.parse(await self._ask("step", "observation", dict(action)))
+
+    async def tools(self) -> list[dict[str, Any]] | None:
+        """Tools of this episode as MCP lists them; None where the environment speaks no MCP."""
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        answer = await self._ask("mcp", "mcp", request)
+        return None if "result" not in answer else list(answer["result"].get("tools") or ())
+
+    async def _ask(self, kind: str, expected: str, data: Any) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self._step_timeout_s):
+                with contextlib.suppress(ConnectionClosed):  # a server that is full has told so, and closed
+                    await self._connection.send(json.dumps({"type": kind, "data": data}))
+                answer = json.loads(await self._connection.recv())
+        except TimeoutError as error:
+            remedy = "raise step_timeout_s, or look what it waits for"
+            raise EnvironmentFailure(
+                f"the environment at {self.url} gave no answer to {kind!r} within {self._step_timeout_s:g} s; {remedy}"
+            ) from error
+        except (WebSocketException, OSError, ValueError) as error:
+            raise unreachable(self.url, error) from error
+        words = dict(answer.get("data") or {})
+        if answer.get("type") == "error":
+            raise self._read_error(words)
+        if answer.get("type") != expected:
+            raise EnvironmentFailure(
+                f"{self.url} answers {kind!r} with {answer.get('type')!r}; openenv 0.10 is spoken here"
+            )
+        return words
+
+    def _read_error(self, words: Mapping[str, Any]) -> Exception:
+        code, message = words.get("code"), str(words.get("message"))[:LONGEST_QUOTE]
+        if code == "CAPACITY_REACHED":
+            return _AtCapacity()
+        if code == "VALIDATION_ERROR":
+            wrong = "; ".join(
+                f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in words.get("errors") or ()
+            )
+            return ActionRefused(wrong[:LONGEST_QUOTE] or message, is_invalid=True)
+        if code == "EXECUTION_ERROR":
+            return ActionRefused(message, is_invalid=False)
+        return EnvironmentFailure(
+            f"the environment at {self.url} failed ({code}): {message}; its server's log says more"
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_session(
+    url: str, parameters: Mapping[str, Any], *, step_timeout_s: float, capacity_wait_s: float
+) -> AsyncIterator[tuple[Session, Observation]]:
+    """A session that has been reset, and the first observation; closed at the end of the block, however it ends.
+
+    Waits `capacity_wait_s` at most while all sessions of the server are taken. Raises EnvironmentFailure."""
+    loop = asyncio.get_running_loop()
+    patience, pause = loop.time() + capacity_wait_s, FIRST_PAUSE_S
+    while True:
+        connection = await _connect(url, step_timeout_s)
+        try:
+            session = Session(url, connection, step_timeout_s=step_timeout_s)
+            with contextlib.suppress(_AtCapacity):
+                yield session, await session.reset(parameters)
+                return
+        finally:
+            await _close(connection)
+        if loop.time() + pause > patience:
+            raise EnvironmentFailure(
+                f"all sessions of {url} were taken for {capacity_wait_s:g} s; start its server with a larger "
+                "max_concurrent_envs, or lower runtime.workers and runtime.concurrency"
+            )
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+async def _connect(url: str, timeout_s: float) -> ClientConnection:
+    address = "ws" + url.removeprefix("http") + "/ws"
+    try:
+        return await connect(
+            address,
+            max_size=LONGEST_MESSAGE,
+            open_timeout=timeout_s,
+            close_timeout=CLOSING_S,
+            ping_interval=None,  # a step may hold the server's event loop for longer than a ping may take
+            proxy=None if is_loopback(url) else True,
+        )
+    except (WebSocketException, OSError, TimeoutError) as error:
+        raise unreachable(url, error) from error
+
+
+async def _close(connection: ClientConnection) -> None:
+    """Let the server end the environment; a server that has gone needs no word."""
+    try:
+        async with asyncio.timeout(CLOSING_S):
+            with contextlib.suppress(WebSocketException, OSError):
+                await connection.send('{"type": "close"}')
+            await connection.close()
+    except TimeoutError:
+        pass
+    finally:
+        connection.transport.abort()
+
+
+def is_loopback(url: str) -> bool:
+    """True where the server is on this machine: no proxy is asked."""
+    return urlsplit(url).hostname in LOOPBACK
+
+
+def unreachable(url: str, error: BaseException) -> EnvironmentFailure:
+    """A failure to speak with the server at all."""
+    words = f"{type(error).__name__}: {error}"[:LONGEST_QUOTE]
+    return EnvironmentFailure(f"the OpenEnv server at {url} does not answer ({words}); look whether it runs")
