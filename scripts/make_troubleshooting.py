@@ -27,7 +27,7 @@ ENTRIES: Final = ROOT / "scripts" / "troubleshooting.toml"
 PAGE: Final = ROOT / "docs" / "troubleshooting.md"
 MOST_WORDS: Final = 6
 """Words of a message on the page: by its beginning one finds it."""
-FEWEST_WORDS: Final = 4
+FEWEST_WORDS: Final = 3
 CUT: Final = "…"
 HEAD: Final = """# Troubleshooting
 
@@ -95,13 +95,12 @@ def beginning(text: str) -> str:
 
 
 def beginnings(texts: Iterable[str]) -> list[str]:
-    """The beginnings of messages, sorted; those that share their first four words, of which a run fills in one at most,
-    are one."""
+    """The beginnings of messages, sorted; those that share their first three words of their own are one."""
     alike: dict[str, set[str]] = defaultdict(set)
     for text in texts:
-        words = text.split()[:FEWEST_WORDS]
-        is_told_apart = len(words) == FEWEST_WORDS and sum("⟨" in word for word in words) <= 1
-        alike[" ".join(words) if is_told_apart else text].add(beginning(text))
+        words = text.split()
+        shared = next((at for at in (3, 4) if sum("⟨" not in word for word in words[:at]) >= FEWEST_WORDS), len(words))
+        alike[" ".join(words[:shared])].add(beginning(text))
     return sorted(next(iter(shown)) if len(shown) == 1 else words.rstrip(",:;") + CUT for words, shown in alike.items())
 
 
