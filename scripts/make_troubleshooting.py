@@ -101,7 +101,9 @@ def beginnings(texts: Iterable[str]) -> list[str]:
         words = text.split()
         shared = next((at for at in (3, 4) if sum("⟨" not in word for word in words[:at]) >= FEWEST_WORDS), len(words))
         alike[" ".join(words[:shared])].add(beginning(text))
-    return sorted(next(iter(shown)) if len(shown) == 1 else words.rstrip(",:;") + CUT for words, shown in alike.items())
+    return sorted(
+        {next(iter(shown)) if len(shown) == 1 else words.rstrip(",:;") + CUT for words, shown in alike.items()}
+    )
 
 
 def unseen(messages: Iterable[Message], text: str) -> list[Message]:
