@@ -171,7 +171,7 @@ EXTRAS = {
     ("trainer backend", "verl"): "verl",
     ("worker launcher", "ray"): "verl",
     ("model format", "gguf"): "torch",
-    ("task source", "reasoning_gym"): "reasoning-gym",
+    **{("task source", name): name.replace("_", "-") for name in ("harbor", "openenv", "reasoning_gym", "verifiers")},
     ("adapter", "autogen"): "autogen",
     ("adapter", "langchain"): "langchain",
     ("adapter", "openai-agents"): "openai-agents",
