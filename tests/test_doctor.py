@@ -14,7 +14,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import FinishReason
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.unread import unread_rewards
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
+from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.memory import MemoryPlan
 from lightningrl_training import memory_check, run
 from lightningrl_training.build import build_backends, build_credit
@@ -43,7 +47,7 @@ from lightningrl_training.commands.doctor import console_for_tables, show
 from lightningrl_training.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl_training.doctor.agent_checks import markup_readable, tools_work
 from lightningrl_training.doctor.bill import Bill, make_bill
-from lightningrl_training.doctor.examination import observe, reward
+from lightningrl_training.doctor.examination import WeightHolder, forget_prompts, observe, reward
 from lightningrl_training.doctor.findings import Row, passed, warned
 from lightningrl_training.doctor.forecast import (
     BEYOND,
@@ -55,6 +59,7 @@ from lightningrl_training.doctor.forecast import (
     way_gone,
 )
 from lightningrl_training.doctor.machine import Machine, MemoryGrowth
+from lightningrl_training.doctor.memory_bill import step_tokens
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
 from lightningrl_training.doctor.trial_step import teach
@@ -454,6 +459,40 @@ def test_what_the_run_s_memory_goes_to_is_said_and_billed(seen: Observation) -> 
     assert f"in rollouts and {memory.step / 1e9:.2f} GB in a step" in row_of(found, "memory")
     tight = diagnose(replace(planned, machine=replace(machine, memory=2 * 10**9))).complaints()
     assert tight["memory"].verdict is WARN, "the run will fill it, though what was tried did not"
+
+
+def test_a_silent_group_takes_no_memory_of_a_step(seen: Observation) -> None:
+    """Tokens of the largest step, by the share of groups with an advantage; logits of completions alone."""
+    calls = [call for rollout in seen.rollouts for call in rollout.transitions]
+    recipe = with_settings(seen.recipe, {"loop.tasks_per_step": 8, "loop.steps": 5, "loop.dynamic_sampling": 0})
+    each = recipe.loop.tasks_per_step * recipe.loop.group_size / len(seen.rollouts)
+    every, half, none = (
+        step_tokens(replace(seen, recipe=recipe, rehearsed=(), signals=signals))
+        for signals in ((True, True), (True, False), (False,))
+    )
+    assert every[1] == pytest.approx(each * sum(len(call.completion_ids) for call in calls))
+    assert every[0] == pytest.approx(each * sum(len(call.prompt_ids) for call in calls) / recipe.loop.group_size)
+    # the most of five binomial draws of 8 and 1/2 is 5.6 in the mean
+    assert half[1] / every[1] == pytest.approx(5.6 / 8, abs=0.01) and 1 / 8 < none[1] / every[1] < 5.6 / 8
+
+
+def test_each_step_that_is_tried_finds_the_engine_as_new_weights_leave_it() -> None:
+    """A run reads its prompts anew after each step of the learner, so its bill does."""
+    said: list[str] = []
+
+    class RememberingEngine(ScriptedEngine):
+        @contextmanager
+        def held(self) -> Iterator[None]:
+            said.append("held")
+            yield
+            said.append("released")
+
+        def set_version(self, version: int) -> None:
+            said.append(f"version {version}")
+
+    forget_prompts(RememberingEngine(tiny_tokenizer()))
+    assert said == ["held", "version 0", "released"]
+    assert issubclass(TorchEngine, WeightHolder)
 
 
 def test_the_examination_measures_what_is_there_before_the_first_rollout(seen: Observation) -> None:

@@ -62,7 +62,7 @@ async def examine(
     `rehearse`: seconds for steps after the first. `starting` is told what is being tried.
     """
     from lightningrl_training.checks import build_checked
-    from lightningrl_training.doctor.examination import observe
+    from lightningrl_training.doctor.examination import Clock, observe
     from lightningrl_training.memory_check import check_memory
 
     refuse_in_import("lightningrl.doctor")
@@ -70,6 +70,7 @@ async def examine(
         alone = "runtime.workers is 0, so no worker would run the agent here"
         return _refused("look with workers: --set runtime.workers=2", alone)
     starting("the recipe")
+    clock = Clock()
     try:
         parts = build_checked(recipe, load_plugins(), wrong=wrong)
         check_memory(recipe, parts.models, load_plugins())
@@ -78,7 +79,7 @@ async def examine(
     with tempfile.TemporaryDirectory(prefix="lightningrl-doctor-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         try:
-            seen = await observe(recipe, parts, scratch, runs, starting, rehearse=rehearse)
+            seen = await observe(recipe, parts, scratch, runs, starting, rehearse=rehearse, clock=clock)
         except LightningError as error:
             return _refused("mend that; nothing more was tried", _with_log(str(error), scratch))
     return diagnose(seen)

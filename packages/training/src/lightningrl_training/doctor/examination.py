@@ -15,12 +15,12 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from lightningrl.backends import LearnReport
+from lightningrl.backends import Engine, LearnReport
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
@@ -48,7 +48,7 @@ from lightningrl_training.tasks import plan_branches, plan_group, plan_validatio
 if TYPE_CHECKING:
     from lightningrl_training.serving import RunningServices
 
-__all__ = ["observe", "reward"]
+__all__ = ["Clock", "WeightHolder", "forget_prompts", "observe", "reward"]
 
 ENOUGH_S = 20.0
 """Seconds of collecting after which no further step is begun."""
@@ -68,12 +68,14 @@ async def observe(
     starting: Callable[[str], None] = lambda what: None,
     *,
     rehearse: float = 0.0,
+    clock: Clock | None = None,
 ) -> Observation:
     """Try the recipe in the folder `scratch`. `runs`: the folder that its runs will be written to; `rehearse`: seconds
-    for steps beyond the first. Raises LightningError where it cannot be started."""
+    for steps beyond the first; `clock`: began when the recipe's parts were built, which a run does, too. Raises
+    LightningError where it cannot be started."""
     from lightningrl_training.serving import serve_recipe
 
-    clock = _Clock()
+    clock = clock or Clock()
     async with serve_recipe(recipe, parts, scratch, starting=starting) as (recipe, served):
         start = clock.lap()
         examination = _Examination(recipe=recipe, parts=parts, served=served, starting=starting, rehearse=rehearse)
@@ -81,7 +83,7 @@ async def observe(
     return replace(seen, costs=replace(seen.costs, start=start + seen.costs.start))
 
 
-class _Clock:
+class Clock:
     """Wall and CPU time since the last lap."""
 
     def __init__(self) -> None:
@@ -92,6 +94,21 @@ class _Clock:
         self._wall, self._cpu = time.monotonic(), cpu_seconds()
         cpu = None if self._cpu is None or before[1] is None else max(0.0, self._cpu - before[1])
         return Cost(seconds=self._wall - before[0], cpu_seconds=cpu)
+
+
+@runtime_checkable
+class WeightHolder(Protocol):
+    """An engine of this process whose weights change under it."""
+
+    def held(self) -> AbstractContextManager[None]: ...
+    def set_version(self, version: int) -> None: ...
+
+
+def forget_prompts(engine: Engine) -> None:
+    """Have an engine drop what it remembers of prompts, as each step of a run finds it: with new weights."""
+    if isinstance(engine, WeightHolder):
+        with engine.held():
+            engine.set_version(engine.info.version)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -138,7 +155,7 @@ class _Examination:
         rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
         lessons |= rehearsal.failed
         self.starting("a checkpoint")
-        clock, has_failed = _Clock(), any(lesson.error for lesson in lessons.values())
+        clock, has_failed = Clock(), any(lesson.error for lesson in lessons.values())
         size, save = await asyncio.to_thread(self._save, scratch, is_written=not has_failed), clock.lap()
         first, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
@@ -182,7 +199,7 @@ class _Examination:
         )
 
     async def _validate(self) -> tuple[list[Trajectory], Cost]:
-        clock = _Clock()
+        clock = Clock()
         self.starting("a validation")
         wave = self.recipe.loop.tasks_per_step * self.recipe.loop.group_size
         tasks = _some(self.parts.tasks.validation, wave) if self.recipe.validation.every else []
@@ -190,11 +207,13 @@ class _Examination:
 
     async def _collect_steps(self) -> tuple[list[CreditedGroup], int, Cost]:
         """Collect as many steps as there is time for, at least one. Returns their groups, their number and cost."""
-        clock = _Clock()
+        clock = Clock()
         credited: list[CreditedGroup] = []
         collect, steps = NO_COST, 0
         while steps < MOST_STEPS and (not steps or collect.seconds * (steps + 1) / steps < ENOUGH_S):
             self.starting(f"the agent on the tasks of step {steps + 1}")
+            for name in self._trained:
+                await asyncio.to_thread(forget_prompts, self.served.backends[name].engine)
             credited += await self._collect(steps)
             collect, steps = collect + clock.lap(), steps + 1
         return credited, steps, collect
@@ -209,7 +228,7 @@ class _Examination:
 
         async def learn(rows: Sequence[Sample]) -> LearnReport:
             self._look_at_memory()  # the step's own counts anew
-            clock = _Clock()
+            clock = Clock()
             reports = await self.served.policies.learn(rows)
             took.append(clock.lap())
             return reports[rows[0].policy]
@@ -226,7 +245,7 @@ class _Examination:
     async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
         """Take further steps while there is time. `expected`: seconds of the first of them; `begun`: steps whose tasks
         were tried."""
-        done, clock = _Rehearsal(), _Clock()
+        done, clock = _Rehearsal(), Clock()
         is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
         most = math.ceil(REHEARSED * self.recipe.loop.steps) - 1 if is_taught and self.reward_error is None else 0
         while len(done.steps) < most and done.seconds + expected < self.rehearse:
@@ -346,7 +365,7 @@ def _draw(scratch: Path) -> tuple[Cost, Cost]:
     logger = JsonlLogger(scratch / "metrics.jsonl")
     logger.log(1, {"reward": 0.5})
     logger.close()
-    clock, taken = _Clock(), []
+    clock, taken = Clock(), []
     for _ in range(2):
         try:
             draw_curve(scratch / "metrics.jsonl", scratch / "curve.png", title="")

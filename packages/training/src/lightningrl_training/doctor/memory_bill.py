@@ -8,6 +8,7 @@ a step      processes + weights + Adam's moments + gradient + activations + logi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from lightningrl_training.doctor.observation import Observation
 from lightningrl_training.memory_check import MemoryPlan, gigabytes, shared_bytes
 
-__all__ = ["MemoryBill", "plan_run"]
+__all__ = ["MemoryBill", "plan_run", "step_tokens"]
 
 LEAST_TO_SCALE: Final = 5e7
 """Planned bytes of keys and values here, from which on those measured say how many more a run has: less is lost in what
@@ -91,7 +92,8 @@ def plan_run(seen: Observation, *, longer: float = 1.0) -> MemoryBill | None:
     packed = sum(plan.packed for plan in plans.values())
     grown = max(0, (seen.memory_rollouts or 0) - seen.memory_idle - packed)
     scale = min(MOST_SCALE, grown / here) if here >= LEAST_TO_SCALE else 1.0
-    tokens = _step_tokens(seen) * max(1.0, longer)
+    prompts, completions = step_tokens(seen)
+    tokens = prompts * max(1.0, longer) + completions
     largest = max(plans.values(), key=lambda plan: plan.activations(tokens))
     return MemoryBill(
         processes=max(0, seen.memory_idle - weights),
@@ -99,7 +101,7 @@ def plan_run(seen: Observation, *, longer: float = 1.0) -> MemoryBill | None:
         optimizer=sum(plan.optimizer for plan in plans.values()),
         gradient=sum(plan.gradient for plan in plans.values()),
         activations=largest.activations(tokens),
-        logits=largest.logits(tokens),
+        logits=largest.logits(completions),
         packed=packed,
         key_values=int(max(scale * whole, grown)),
         keeps_key_values=weights < LARGE,
@@ -110,7 +112,8 @@ def _key_values(seen: Observation, plans: Mapping[str, MemoryPlan], longer: floa
     """Planned bytes of keys and values: here, and in the run."""
     loop, runtime = seen.recipe.loop, seen.recipe.runtime
     most = max(1, runtime.workers * runtime.concurrency)
-    wave, held_out = loop.tasks_per_step * loop.group_size, len(seen.tasks.validation)
+    wave = loop.tasks_per_step * loop.group_size
+    held_out = len(seen.tasks.validation) if seen.recipe.validation.every else 0
     here = whole = 0.0
     for name, plan in plans.items():
         calls = [call for rollout in seen.tried for call in rollout.transitions if call.policy == name]
@@ -124,9 +127,27 @@ def _key_values(seen: Observation, plans: Mapping[str, MemoryPlan], longer: floa
     return here, whole
 
 
-def _step_tokens(seen: Observation) -> float:
-    """Different tokens of a step's rows: a group's prompts are read once."""
+def step_tokens(seen: Observation) -> tuple[float, float]:
+    """Different tokens of prompts and of completions in the rows of the run's largest step: a group's prompts are read
+    once, and a group without an advantage has no rows."""
     loop = seen.recipe.loop
     calls = [call for rollout in seen.rollouts for call in rollout.transitions]
-    each = sum(len(call.prompt_ids) / loop.group_size + len(call.completion_ids) for call in calls)
-    return loop.tasks_per_step * loop.group_size * each / max(1, len(seen.rollouts))
+    rollouts = _most_groups(seen) * loop.group_size / max(1, len(seen.rollouts))
+    prompts = sum(len(call.prompt_ids) / loop.group_size for call in calls)
+    return rollouts * prompts, rollouts * sum(len(call.completion_ids) for call in calls)
+
+
+def _most_groups(seen: Observation) -> float:
+    """Groups with an advantage in the step that has the most of them, as is to be expected of the share that was seen:
+    the greatest of `loop.steps` draws of a binomial distribution, at least one group."""
+    loop = seen.recipe.loop
+    signals = [signal for step in seen.steps for signal in step.signals]
+    if loop.dynamic_sampling or not signals or all(signals):
+        return loop.tasks_per_step
+    share = (sum(signals) + 1) / (len(signals) + 2)  # of few groups it is known badly (Laplace)
+    below = most = 0.0
+    for count in range(loop.tasks_per_step):
+        ways = math.comb(loop.tasks_per_step, count)
+        below += ways * share**count * (1 - share) ** (loop.tasks_per_step - count)
+        most += 1 - below ** max(1, loop.steps)  # E[max] = Σ P(max > count)
+    return max(1.0, most)
