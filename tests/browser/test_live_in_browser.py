@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from lightningrl_testing.loopback import serving
 from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.page import ViewedRun
 from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.runs import OneRun
+from lightningrl_viewer.runs import OneRun, RunsFolder
 
 axe = pytest.importorskip(
     "axe_playwright_python.async_playwright", reason="axe-playwright-python is not installed: make test-browser"
@@ -38,6 +39,8 @@ pytestmark = needs_chromium
 LISTEN = "window.heard = []; document.addEventListener('news', (event) => window.heard.push(...event.detail.steps));"
 SHOWS_STEPS = """(count) => [...document.querySelectorAll('.stat')].some(
     (stat) => stat.textContent.includes('Steps') && parseInt(stat.querySelector('.stat-value').textContent) >= count)"""
+HIDDEN_ASIDE = """[...document.querySelectorAll('.scroll, main')]
+    .filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.className || part.tagName)"""
 ATTACK = (
     "</bdi></pre><script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'><svg onload=window.hurt=3>"
     "\u202egnp.exe\x1b]0;mine\x07 \u0645\u0631\u062d\u0628\u0627 "
@@ -138,6 +141,25 @@ async def test_pages_of_failures_breaks_and_judges_have_no_serious_violation(
             violations = (await axe.Axe().run(page)).response["violations"]
             found[address] = [one["nodes"][0]["html"] for one in violations if one["impact"] in {"serious", "critical"}]
     assert not any(found.values()), found
+
+
+async def test_on_a_phone_runs_and_recipe_show_all_they_say_without_scrolling_aside(
+    page: Any, played_run: RecordedRun, tmp_path: Path
+) -> None:
+    await page.set_viewport_size({"width": 390, "height": 844})
+    shutil.copytree(played_run.folder, tmp_path / ("baseline-" * 4))
+    runs = RunsFolder(tmp_path)
+    try:
+        async with serving(create_viewer(runs, key=KEY, may_write=True)) as url:
+            await page.goto(f"{url}/?key={KEY}")
+            for address in ("/", f"/runs/{'baseline-' * 4}/recipe"):
+                await page.goto(url + address)
+                assert await page.evaluate(HIDDEN_ASIDE) == [], address
+            await page.goto(f"{url}/")
+            edit = await page.locator("td.change a").bounding_box()
+            assert edit["x"] + edit["width"] <= 390
+    finally:
+        await runs.close()
 
 
 async def test_keys_lead_through_a_rollout(page: Any, played_run: RecordedRun) -> None:

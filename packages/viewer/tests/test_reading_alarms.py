@@ -12,6 +12,7 @@ from lightningrl.types import ToolStatus
 from lightningrl_training.run import Run
 from lightningrl_viewer.reading.alarms import Alarm, find_alarms
 from lightningrl_viewer.reading.queries.rollout_counts import ToolCount
+from lightningrl_viewer.templates import nats
 
 WELL: Mapping[str, Any] = {
     "groups": 8.0,
@@ -83,6 +84,11 @@ def test_each_cause_raises_its_own_alarm_first_and_no_other(name: str, level: st
     found = alarms(**{"changes": {}, **cause})
     assert next(iter(found.values())).name == name, "the worst comes first"
     assert {alarm.name: alarm.level for alarm in found.values() if alarm.level != "fine"} == {name: level}
+
+
+def test_a_gap_that_is_rounding_is_written_as_none() -> None:
+    gap = alarms({"learn/kl_rollout": 8.1e-11})["Probability gap"]
+    assert (gap.unit, nats(gap.value), nats(0.2)) == ("nats", "0", "0.2")
 
 
 def test_an_alarm_leads_to_what_shows_it() -> None:

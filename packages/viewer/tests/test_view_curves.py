@@ -14,6 +14,7 @@ from lightningrl_viewer.reading.metric_table import HIDDEN, METRICS, find_metric
 from lightningrl_viewer.reading.progress import measure_progress
 from lightningrl_viewer.reading.queries.rollout_counts import Cell, StepReward
 from lightningrl_viewer.reading.summary import Point, effective_count, wilson
+from lightningrl_viewer.templates import ends
 
 RECIPE = {"loop.steps": 10, "loop.tasks_per_step": 4, "loop.group_size": 8}
 
@@ -113,6 +114,20 @@ def test_rollouts_that_share_tasks_count_as_fewer_draws(mean: float, variance: f
     assert effective_count(reward) == pytest.approx(draws)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.0054, 0.1637, "0.01 – 0.16"),
+        (0.0, 1.0, "0.00 – 1.00"),
+        (-0.001, 0.4, "0.00 – 0.40"),
+        (0.0004, 0.0016, "0.0004 – 0.0016"),
+        (None, None, ""),
+    ],
+)
+def test_an_interval_is_written_in_numbers_of_one_kind(low: float | None, high: float | None, text: str) -> None:
+    assert ends(low, high) == text
+
+
 def test_each_metric_has_a_meaning_and_one_entry() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names) and not HIDDEN & set(names)
@@ -129,7 +144,7 @@ def test_a_live_run_says_how_far_it_is_and_what_is_left() -> None:
     progress = measure_progress(rows, cells, RECIPE, is_live=True, now=rows[-1]["time"] + 15)
     assert (progress.steps, progress.total, progress.phase) == (4, 10, "step 5")
     assert (progress.ended, progress.wanted) == (8, 32)
-    assert progress.share == pytest.approx(0.425)
+    assert progress.share == pytest.approx((4 + 0.5 * 8 / 32) / 10), "rollouts are the first half of a step"
     assert progress.seconds_left == pytest.approx(6 * 60 - 15) and not progress.is_bound
     late = measure_progress(rows, cells, {**RECIPE, "loop.minutes": 5.0}, is_live=True, now=rows[-1]["time"])
     assert late.seconds_left == pytest.approx(60)
@@ -144,6 +159,12 @@ def test_before_and_after_the_first_step_the_forecast_says_what_it_rests_on() ->
     assert first.seconds_left == pytest.approx(9 * 90) and first.is_bound
     dead = measure_progress([step(1)], [], RECIPE, is_live=False)
     assert dead.seconds_left is None and (dead.steps, dead.total) == (1, 10)
+
+
+def test_a_step_whose_rollouts_have_all_ended_is_not_done_before_it_is_learned() -> None:
+    rows, cells = [step(9, seconds_collect=15.0)], [cell(10, 32)]
+    assert measure_progress(rows, cells, RECIPE, is_live=True).share == pytest.approx(0.925)
+    assert measure_progress(rows, cells, RECIPE, is_live=False).share == pytest.approx(0.9), "it died: 9 of 10"
 
 
 def test_a_validation_that_runs_is_what_is_under_way() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from lightningrl.records import RolloutFilter, RolloutRecord, Score
 from lightningrl.sanitize import as_text, one_line
-from lightningrl.types import Outcome, RolloutMode
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.run import Run
@@ -94,8 +94,15 @@ async def test_the_run_says_what_was_measured(recorded_run: Path) -> None:
     assert summary.bill.completion_tokens == sampled
     assert sum(summary.bill.seconds.values()) == pytest.approx(sum(row["seconds"] for row in trained))
     assert not summary.is_live
+    counted = sum(row.get("rollouts", 0) + row.get("validation/rollouts", 0) for row in rows)
     async with browsing(recorded_run) as browser:
         text = await page(browser, "/")
+    a_rollout = {"read (prompts)": counted, "sampled": counted, "trained": sum(row["rollouts"] for row in trained)}
+    for name, rollouts in a_rollout.items():
+        line = re.search(re.escape(f"<td>{name}</td>") + r'.*?class="n">([\d,]+)<.*?class="n">([\d,]+)<', text)
+        assert line is not None, name
+        tokens, each = (int(number.replace(",", "")) for number in line.groups())
+        assert each == round(tokens / rollouts), f"{name}: of the rollouts whose tokens they are"
     assert all(f">{row['reward']:.3f}<" in text for row in trained)
     assert text.count('class="dot"') == len(trained) + len(checked)
 
@@ -317,6 +324,18 @@ async def test_a_peek_shows_the_task_what_was_said_and_what_it_earned(
     assert str(said) in peek or json.dumps(said) in peek
 
 
+async def test_a_task_that_is_called_as_it_asks_is_said_once(tmp_path: Path) -> None:
+    store, question = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}"), "What is 39 plus 22?"
+    try:
+        await store.create_rollouts([RolloutSpec(id="g0-0", group_id="g0", task=Task(id=question, input=question))])
+    finally:
+        await store.close()
+    async with browsing(tmp_path) as browser:
+        for path in ("/rollouts/g0-0", "/rollouts?peek=g0-0"):
+            text = await page(browser, path)
+            assert text[text.index('id="peek"' if "peek" in path else "<aside") :].count(question) == 1, path
+
+
 async def test_what_does_not_exist_is_a_sentence(recorded_run: Path) -> None:
     asked = {
         "/nowhere": "there is no page '/nowhere' here",
@@ -352,8 +371,14 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
     (tmp_path / "begun").mkdir()
     for file in ("run.json", "store.sqlite"):  # as a run that is just starting has them
         (tmp_path / "begun" / file).touch()
+    rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
+    steps = len([row for row in rows if "rollouts" in row])
+    recipe = json.loads((tmp_path / "a" / "recipe.json").read_text())
+    recipe["loop"]["steps"] = steps + 3
+    (tmp_path / "a" / "recipe.json").write_text(json.dumps(recipe))
     async with browsing(tmp_path) as browser:
         text = await page(browser, "/")
+        assert f">{steps} of {steps + 3}<" in text, "a run that ended early"
         assert set(re.findall(r'href="/runs/(\w+)/"', text)) == {"a", "b", "begun"}
         assert "sampling.top_p 0.1" in text and "is no metrics entry" in text
         (tmp_path / "b" / "metrics.jsonl").unlink()

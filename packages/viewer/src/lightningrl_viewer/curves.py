@@ -12,7 +12,7 @@ from typing import Any, Final
 from lightningrl_viewer.charts import SMALL, Chart, Series, draw_chart
 from lightningrl_viewer.reading.metric_table import HIDDEN, METRICS, Metric, MetricGroup, find_metric
 from lightningrl_viewer.reading.summary import Point, wilson
-from lightningrl_viewer.templates import count, duration, percent, plain, size
+from lightningrl_viewer.templates import count, duration, nats, percent, plain, size
 
 __all__ = ["SMOOTHINGS", "CurveGroup", "MetricCurve", "make_curves"]
 
@@ -22,8 +22,6 @@ _MOST_POINTS: Final = 120
 """Points of a curve: of more steps several share one."""
 _MOST_OTHERS: Final = 24
 _MOST_SERIES: Final = 6
-_ROUNDING: Final = 1e-6
-"""Nats below which two computations of one number differ."""
 _UNKNOWN: Final = "A metric of this run's backend, reward or plugin."
 _SPENT: Final = {
     "seconds": "the step", "seconds_collect": "rollouts", "seconds_learn": "learning", "seconds_reward": "rewards",
@@ -39,7 +37,7 @@ _WRITE: Final[Mapping[str, Callable[[float | None], str]]] = {
     "seconds": duration,
     "bytes": size,
     "tokens": count,
-    "nats": lambda value: "0" if value is not None and abs(value) < _ROUNDING else plain(value),
+    "nats": nats,
 }
 Rows = Sequence[Mapping[str, Any]]
 

@@ -19,6 +19,8 @@ __all__ = ["FILTERS", "NOTHING", "STATIC", "render", "static_version"]
 _HERE: Final = Path(__file__).parent
 STATIC: Final = _HERE / "static"
 _ASKS: Final = ("question", "prompt", "query", "instruction", "problem", "text", "input")
+_ROUNDING: Final = 1e-6
+"""Nats below which two computations of one number differ."""
 NOTHING: Final = "–"
 """Text where there is no number; 0 is a number."""
 
@@ -63,6 +65,14 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
+def ends(low: float | None, high: float | None) -> str:
+    """Write an interval: `0.01 – 0.16`; more digits where both ends are small. Empty where there is none."""
+    if low is None or high is None:
+        return ""
+    small = max(abs(low), abs(high)) < 0.02
+    return " – ".join(plain(end) if small else number(round(end, 2) + 0.0, 2) for end in (low, high))
+
+
 def signed(value: float | None, digits: int = 3) -> str:
     return number(value, digits) if value is None or value <= 0 else f"+{number(value, digits)}"
 
@@ -70,6 +80,11 @@ def signed(value: float | None, digits: int = 3) -> str:
 def plain(value: float | None) -> str:
     """Write three digits that say something: `0`, `2`, `0.0125`, `1.6e-13`."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.3g}".replace("-", "−", value < 0)
+
+
+def nats(value: float | None) -> str:
+    """Write a divergence; `0` where it is the rounding of two computations of one number."""
+    return "0" if value is not None and abs(value) < _ROUNDING else plain(value)
 
 
 def count(value: float | None) -> str:
@@ -148,7 +163,9 @@ FILTERS: Final[Mapping[str, Callable[..., str]]] = {
     "code": code,
     "count": count,
     "duration": duration,
+    "ends": ends,
     "line": line,
+    "nats": nats,
     "number": number,
     "percent": percent,
     "plain": plain,

@@ -49,6 +49,7 @@ async def show_runs(runs: RunsFolder, request: PageRequest) -> PageView:
         tags=sorted(tags.items(), key=lambda tag: (-tag[1], tag[0]))[:_MOST_TAGS],
         tag=chosen,
         lines=page,
+        has_labels=any(line.notes.tags or line.notes.note for line in page),
         count=len(listed),
         sparks={line.name: sparkline(line.validations if len(line.validations) > 1 else line.rewards) for line in page},
         shorts={line.name: _short_difference(line, differing) for line in page},

@@ -18,6 +18,7 @@ __all__ = ["Alarm", "find_alarms"]
 RECENT: Final = 5
 """Steps that are looked at."""
 Level = Literal["fine", "warn", "bad"]
+Unit = Literal["share", "number", "nats"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +28,7 @@ class Alarm:
     name: str
     level: Level
     value: float
-    unit: Literal["share", "number"] = "share"
+    unit: Unit = "share"
     means: str
     remedy: str
     where: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -112,7 +113,7 @@ def find_alarms(
     if stale := _learned(recent, "staleness_max"):
         alarms.append(_alarm("Staleness", max(stale), 4, 16, unit="number"))
     if gaps := _learned(recent, "kl_rollout"):
-        alarms.append(_alarm("Probability gap", max(gaps), 0.01, 0.1, unit="number"))
+        alarms.append(_alarm("Probability gap", max(gaps), 0.01, 0.1, unit="nats"))
     first, last = _learned(rows[:RECENT], "entropy"), _learned(recent, "entropy")
     if len(rows) > RECENT and last and first and fmean(first):
         alarms.append(_alarm("Entropy left", fmean(last) / fmean(first), 0.1, 0.02))
@@ -128,7 +129,7 @@ def _alarm(
     *,
     means: str | None = None,
     where: Mapping[str, str] | None = None,
-    unit: Literal["share", "number"] = "share",
+    unit: Unit = "share",
 ) -> Alarm:
     """`warn` and `bad`: from there on, upwards; downwards where `bad` is the smaller one."""
     is_past = operator.lt if bad < warn else operator.ge

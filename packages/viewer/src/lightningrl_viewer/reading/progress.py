@@ -37,14 +37,16 @@ class RunProgress:
     """Forecast; None = the run is over, or nothing says how long a step takes."""
     is_bound: bool
     """True where the forecast rests on a first step alone, which takes longer than others."""
+    collecting: float = 0.5
+    """Part of a step's time that its rollouts take; learning takes the rest."""
 
     @property
     def share(self) -> float:
-        """Part of the steps that is done, the one under way included, from 0 to 1."""
+        """Part of the steps that is done, from 0 to 1; rollouts of the one under way count as its first part."""
         if not self.total:
             return 0.0
         within = min(1.0, self.ended / self.wanted) if self.wanted and self.phase.startswith("step") else 0.0
-        return min(1.0, (self.steps + within) / self.total)
+        return min(1.0, (self.steps + self.collecting * within) / self.total)
 
 
 def measure_progress(
@@ -82,7 +84,15 @@ def measure_progress(
         wanted=wanted,
         seconds_left=left,
         is_bound=is_bound,
+        collecting=_collecting(trained) if is_live else 0.0,
     )
+
+
+def _collecting(trained: Sequence[Mapping[str, Any]]) -> float:
+    """Return the part of the newest step's time that its rollouts took; a half where nothing says it."""
+    newest = trained[-1] if trained else {}
+    whole = newest.get("seconds", 0.0)
+    return min(1.0, newest["seconds_collect"] / whole) if whole and "seconds_collect" in newest else 0.5
 
 
 def _pace(rows: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> tuple[float | None, bool]:

@@ -40,6 +40,8 @@ class RunLine:
     minutes: float | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values by dotted key."""
+    total: int | None = None
+    """Training steps that its recipe asks for; None = it does not say."""
     problem: str | None = None
     """Reason why its metrics or its notes cannot be read."""
     notes: RunNotes = field(default_factory=RunNotes)
@@ -91,6 +93,8 @@ def _read(folder: Path) -> RunLine:
         rows, problem = [], str(error)
     trained, notes = [row for row in rows if "rollouts" in row], read_notes(folder)
     minutes = [row["minutes"] for row in rows if "minutes" in row]
+    recipe = _recipe(folder, _stamp(folder / "recipe.json"))
+    total = recipe.get("loop.steps")
     return RunLine(
         name=folder.name,
         folder=folder,
@@ -100,7 +104,8 @@ def _read(folder: Path) -> RunLine:
         rewards=[row["reward"] for row in trained if "reward" in row],
         validations=[row["validation/reward"] for row in rows if "validation/reward" in row],
         minutes=max(minutes) if minutes else None,
-        recipe=_recipe(folder, _stamp(folder / "recipe.json")),
+        recipe=recipe,
+        total=total if isinstance(total, int) else None,
         problem=problem or notes.problem,
         notes=notes,
     )

@@ -73,6 +73,11 @@ class Bill:
     """The run's use of tokens and time so far. None = its metrics do not say."""
 
     rollouts: int
+    """All that were asked for."""
+    counted_rollouts: float
+    """Those whose prompts and completions are counted, of training and validation."""
+    trained_rollouts: float
+    """Those of the training steps."""
     prompt_tokens: float | None
     completion_tokens: float | None
     trained_tokens: float | None
@@ -222,6 +227,8 @@ def _bill(rows: Sequence[Mapping[str, Any]], rollouts: int) -> Bill:
     minutes = [row["minutes"] for row in rows if "minutes" in row]
     return Bill(
         rollouts=rollouts,
+        counted_rollouts=total("rollouts", "validation/rollouts") or 0.0,
+        trained_rollouts=total("rollouts") or 0.0,
         prompt_tokens=total("prompt_tokens", "validation/prompt_tokens"),
         completion_tokens=total("completion_tokens", "validation/completion_tokens"),
         trained_tokens=total("trained_tokens"),
