@@ -28,7 +28,7 @@ EXTRAS: Final = {
     **dict.fromkeys(("xray", "rescore"), "torch"),
     "plugins": "",
     **dict.fromkeys(("export", "runs"), "torch"),
-    "rollouts": "view",
+    **dict.fromkeys(("rollouts", "export-rollouts"), "view"),
     "recipe": "torch",
     "new": "",
 }

@@ -63,6 +63,38 @@ def report(
     write_report(folder, html=html, runs=runs)
 
 
+def export_rollouts(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="A run; by default the newest below --runs.", metavar="RUN", show_default=False),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="atif: Agent Trajectory Interchange Format 1.7; openenv: TrainingTrace 1.",
+            metavar="atif|openenv",
+        ),
+    ] = "atif",
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", help="The file to write, new; by default rollouts.FORMAT.jsonl.", metavar="FILE", show_default=False
+        ),
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="Only train, or only validation.", show_default=False)] = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write a run's rollouts in a format that other tools read, one a line: tokens, log-probabilities, masks, rewards.
+
+    Example:
+      [bold]lightningrl export-rollouts runs/mine --format atif --to mine.jsonl[/]
+    """
+    from lightningrl_viewer.rollout_export import export_command
+
+    export_command(folder, form=form, to=to, runs=runs, mode=mode)
+
+
 def list_rollouts(
     run: NewestRunOption = None,
     runs: RunsOption = Path("runs"),
@@ -110,4 +142,9 @@ rollouts = typer.Typer(
 rollouts.command("list")(list_rollouts)
 rollouts.command("show")(show_rollout)
 
-COMMANDS = (describe_command(view), describe_command(report), describe_command(rollouts))
+COMMANDS = (
+    describe_command(view),
+    describe_command(report),
+    describe_command(rollouts),
+    describe_command(export_rollouts, "export-rollouts"),
+)

@@ -27,7 +27,7 @@ from lightningrl_viewer.reading.origin import read_models
 from lightningrl_viewer.reading.queries import health, rollout_counts, rollout_rows
 from lightningrl_viewer.reading.queries.rollout_index import RolloutIndex
 from lightningrl_viewer.reading.segments import SegmentReader
-from lightningrl_viewer.reading.trace import CallTrace, Trace, Window, build_trace
+from lightningrl_viewer.reading.trace import CallTrace, Trace, Window, build_trace, read_messages
 from lightningrl_viewer.reading.why_no_gradient import NoGradient, Token, read_tokens
 
 __all__ = ["Group", "RunQueries", "StoredRun", "ask_run", "open_run", "read_group"]
@@ -97,6 +97,10 @@ class StoredRun:
             return None
         row = np.concatenate((made.prompt_ids, made.completion_ids))[start:end]
         return await asyncio.to_thread(self._reader_of(made.policy).text, row)
+
+    def messages(self, trajectory: Trajectory) -> list[list[tuple[str, str]]]:
+        """Read what each call adds to those before it; see `read_messages`."""
+        return read_messages(trajectory, self._reader_of)
 
     def has_text(self, policy: str) -> bool:
         """True where its tokens can be read; else they are shown by their numbers."""

@@ -75,9 +75,9 @@ class Bill:
     rollouts: int
     """All that were asked for."""
     counted_rollouts: float
-    """Those whose prompts and completions are counted, of training and validation."""
+    """Rollouts whose prompts and completions are counted, of training and validation."""
     trained_rollouts: float
-    """Those of the training steps."""
+    """Rollouts of the training steps."""
     prompt_tokens: float | None
     completion_tokens: float | None
     trained_tokens: float | None
