@@ -44,7 +44,14 @@ class ReadersShell:
         self._bash = subprocess.Popen(
             ["bash"],
             cwd=folder,
-            env={**ours, **found, "PATH": path, "COLUMNS": "120"},
+            env={
+                "PIP_QUIET": "2",
+                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+                **ours,
+                **found,
+                "PATH": path,
+                "COLUMNS": "120",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
