@@ -95,8 +95,8 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
 
 
 def describe(value: Any) -> Any:
-    """Name a Python object of a recipe as `file.py:name`, for the frozen copy."""
-    if isinstance(value, str):
+    """Name a Python object of a recipe as `file.py:name`, for the frozen copy; a table stays as it is."""
+    if isinstance(value, str | dict):
         return value
     target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
     # each kernel writes a notebook's cells to files of its own

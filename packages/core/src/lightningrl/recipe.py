@@ -83,7 +83,7 @@ class Recipe(Table):
     name: str = "run"
     """Name of its run folders; the time is put behind it."""
     agent: Reference
-    """The agent's entry point; called with a task's input."""
+    """The agent's entry point, called with a task's input; or `{ harness = "pi" }` (docs/how-to/agents/harnesses.md)"""
     adapters: tuple[str, ...] = ()
     """Adapters of the agent's framework (`lightningrl plugins`): `["langchain"]`. Calls are recorded without them."""
     tasks: TasksConfig

@@ -69,6 +69,8 @@ def lightningrl_credit_needs() -> Iterable[Plugin]:
 @hookimpl
 def lightningrl_reward_functions() -> Iterable[Plugin]:
     exact = "1 for the task's answer, regardless of case, punctuation and articles"
+    check = "what the check of a coding harness says of its work: exit status, or the share of tests that passed"
+    yield _plugin("check", check, "rewards.check:Check")
     yield _plugin("exact", exact, "rewards.matching:Exact")
     yield _plugin("numeric", "1 for the task's number, within a tolerance", "rewards.matching:Numeric")
     yield _plugin("f1", "words shared with the task's answer (token F1)", "rewards.matching:F1")

@@ -82,7 +82,13 @@ class WholePath:
         return trajectory
 
     def workers(
-        self, agent: str, *, base_dir: Path, adapters: Sequence[str] = (), workers: int = 1, concurrency: int = 1
+        self,
+        agent: str | Mapping[str, Any],
+        *,
+        base_dir: Path,
+        adapters: Sequence[str] = (),
+        workers: int = 1,
+        concurrency: int = 1,
     ) -> WorkerPool:
         """Return workers for an agent, as a context manager. `base_dir` has the agent's file."""
         settings: Any = {"workers": workers, "concurrency": concurrency, "adapters": adapters, "base_dir": base_dir}

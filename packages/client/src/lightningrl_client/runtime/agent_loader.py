@@ -1,10 +1,11 @@
-"""Loads the user's agent, by `"agent.py:answer"`, `"package.module:function"` or the object itself."""
+"""Loads the user's agent, by `"agent.py:answer"`, `"package.module:function"`, the object itself, or the table of a
+coding harness."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ class LoadedAgent:
     function: Callable[..., Any]
     is_async: bool
     takes_task: bool = False
-    """True for an agent of a task source that is called with the task, too."""
+    """True for an agent that is called with the task, too."""
 
 
 def check_agent_file(recipe: Recipe) -> None:
@@ -44,6 +45,8 @@ def check_agent_file(recipe: Recipe) -> None:
 
 def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:
     """Import the agent. Raises ConfigError if it is not there, cannot be imported, or is no agent."""
+    if isinstance(agent, str) and agent.startswith("harness:{"):
+        return _load_harness(agent, Path(base_dir))
     own = load_source_agent(agent, Path(base_dir)) if isinstance(agent, str) else None
     function = own or (load_callable(agent, base_dir) if isinstance(agent, str) else agent)
     name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", type(agent).__name__)
@@ -60,6 +63,13 @@ def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> L
     return LoadedAgent(name=name, function=function, is_async=inspect.iscoroutinefunction(call), takes_task=with_task)
 
 
+def _load_harness(text: str, folder: Path) -> LoadedAgent:
+    from lightningrl_client.runtime.harnesses.agent import load_harness
+
+    harness = load_harness(text, folder)
+    return LoadedAgent(name=f"harness {harness.row.name}", function=harness, is_async=True, takes_task=True)
+
+
 def _check_signature(name: str, function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
@@ -73,10 +83,15 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
         raise ConfigError(f"agent {name!r} takes {shown}; {remedy}") from None
 
 
-def agent_reference(agent: str | Callable[..., Any]) -> str:
-    """The text by which another process finds the same agent. Raises ConfigError for lambdas, closures, instances."""
+def agent_reference(agent: str | Mapping[str, Any] | Callable[..., Any]) -> str:
+    """The text by which another process finds the same agent. Raises ConfigError for lambdas, closures, instances, and
+    tables that name no harness."""
     if isinstance(agent, str):
         return agent
+    if isinstance(agent, Mapping):
+        from lightningrl_client.runtime.harnesses.agent import harness_reference
+
+        return harness_reference(agent)
     module_name, name = getattr(agent, "__module__", None), getattr(agent, "__qualname__", None)
     is_of_an_object = inspect.ismethod(agent) and not inspect.isclass(agent.__self__)
     if not module_name or not name or "<" in name or is_of_an_object:
@@ -93,6 +108,8 @@ def agent_reference(agent: str | Callable[..., Any]) -> str:
 
 def runs_in_process(recipe: Recipe) -> bool:
     """True if the agent is an object that no other process can import, and its workers are to be on this machine."""
+    if isinstance(recipe.agent, Mapping):
+        return False
     try:
         agent_reference(recipe.agent)
     except ConfigError:

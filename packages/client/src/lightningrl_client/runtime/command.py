@@ -27,7 +27,7 @@ from lightningrl.keys import Mask
 from lightningrl_client.attribution.redirect import installed_redirection
 from lightningrl_client.runtime.environment import gateway_environment, telemetry_environment
 
-__all__ = ["CommandFailed", "command_agent"]
+__all__ = ["CommandFailed", "command_agent", "describe_end", "guarded"]
 
 LONGEST_TAIL: Final = 2_000
 """Characters of what it said in an error."""
@@ -69,7 +69,7 @@ def command_agent(
         except OSError as error:
             raise CommandFailed(f"{command[0]!r} cannot be started: {error}; install it, or give its path") from error
         try:
-            with _guarded(process.pid):
+            with guarded(process.pid):
                 output, errors = await process.communicate(json.dumps(task_input).encode() + b"\n")
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -87,12 +87,7 @@ def read_output(command: str, status: int | None, output: str, errors: str) -> A
     # U+2028 and its like may stand in a JSON text
     lines = [line for line in re.split(r"[\r\n]", output) if line.strip()]
     if status != 0 or not lines:
-        silent = "said nothing on stdout; print the answer as its last line"
-        what = f"ended with status {status}" if status != 0 else silent
-        # many programs warn on stderr, and say why on stdout
-        texts = [text.strip() for text in (errors, output) if text.strip()]
-        tails = [text[-(LONGEST_TAIL // len(texts)) :] for text in texts]
-        raise CommandFailed("\n".join([f"{command!r} {what}", *tails]))
+        raise CommandFailed(describe_end(command, status, output, errors))
     answer = lines[-1].strip()
     if answer[0] not in '{["':
         return answer
@@ -100,6 +95,16 @@ def read_output(command: str, status: int | None, output: str, errors: str) -> A
         return json.loads(answer)
     except (ValueError, RecursionError):
         return answer
+
+
+def describe_end(command: str, status: int | None, output: str, errors: str) -> str:
+    """A sentence on a program that ended with a status, or in silence where that is 0; the ends of what it said."""
+    silent = "said nothing on stdout; print the answer as its last line"
+    what = f"ended with status {status}" if status != 0 else silent
+    # many programs warn on stderr, and say why on stdout
+    texts = [text.strip() for text in (errors, output) if text.strip()]
+    tails = [text[-(LONGEST_TAIL // len(texts)) :] for text in texts]
+    return "\n".join([f"{command!r} {what}", *tails])
 
 
 def _attempt_environment(given: Mapping[str, str], *, telemetry: bool) -> tuple[dict[str, str], str | None]:
@@ -115,7 +120,7 @@ def _attempt_environment(given: Mapping[str, str], *, telemetry: bool) -> tuple[
 
 
 @contextlib.contextmanager
-def _guarded(group: int) -> Iterator[None]:
+def guarded(group: int) -> Iterator[None]:
     """While it is open, a shell beside this process kills the process group with it. `preexec_fn` could ask the kernel
     for that, but is Python code in the forked child of a process with threads."""
     shell = ("/bin/sh", "-c", GUARD, "sh", str(group))

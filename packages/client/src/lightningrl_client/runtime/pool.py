@@ -38,7 +38,7 @@ class WorkerPool:
         self,
         server_url: str,
         key: str,
-        agent: str | Callable[..., Any],
+        agent: str | Mapping[str, Any] | Callable[..., Any],
         *,
         workers: int = 2,
         concurrency: int = 1,

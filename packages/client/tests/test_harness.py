@@ -1,0 +1,196 @@
+"""A coding harness as the agent, through worker, server and store: its folders, its check, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from processes import all_ended
+from small_harness import ROW, reply
+
+from lightningrl.types import Outcome, Task, Trajectory
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
+from lightningrl_testing.whole_path import WholePath, running_services
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholePath]:
+    """One server for all of these tests."""
+    engine = ScriptedEngine(tiny_tokenizer(), reply=reply, chunk_tokens=32)
+    async with running_services(tmp_path_factory.mktemp("path"), engine=engine) as path:
+        yield path
+
+
+@pytest.fixture
+def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where the workers make theirs; empty again in the end."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@localhost")
+    subprocess.run(["git", *who, "-C", str(folder), *words], check=True, capture_output=True)
+
+
+async def run(
+    path: WholePath, base: Path, agent: Mapping[str, Any], tasks: Mapping[str, Any], **options: Any
+) -> list[Trajectory]:
+    async with path.workers({"harness": ROW, **agent}, base_dir=base, workers=1, concurrency=4):
+        wanted = {rid: task if isinstance(task, Task) else Task(id=rid, input=task) for rid, task in tasks.items()}
+        return await path.run_tasks(wanted, **options)
+
+
+async def test_four_rollouts_at_once_have_folders_and_homes_of_their_own_and_are_checked_before_these_go(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "project"
+    template.mkdir()
+    (template / "name.txt").write_text("of the template\n")
+    command = 'echo RID > "$HOME/mine"; echo RID > answer.txt; ls -A "$HOME" > home.txt; pwd > place.txt; cat name.txt'
+    tasks = {
+        f"apart-{number}": Task(
+            id="x",
+            input=f"do «{command.replace('RID', str(number))}»",
+            metadata={
+                "files": {"given/part.txt": f"of task {number}\n"},
+                "check_files": {"answer.test": f"{number}\n"},
+                "check": f"diff answer.txt answer.test && grep -q 'task {number}' given/part.txt && cat \"$HOME/mine\"",
+            },
+        )
+        for number in range(4)
+    }
+    trajectories = await run(path, tmp_path, {"template": "project"}, tasks)
+    places = set()
+    for number, trajectory in enumerate(trajectories):
+        assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+        assert trajectory.output["text"] == "It is done."
+        assert trajectory.output["check"] == {"status": 0, "passed": None, "failed": None, "said": str(number)}
+        diff = trajectory.output["diff"]
+        assert re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE) == ["answer.txt", "home.txt", "place.txt"]
+        assert "+mine\n" in diff and "of the template" not in diff
+        places |= set(re.findall(r"^\+(/.*)$", diff, re.MULTILINE))
+        assert [call.prompt_ids.size > 0 for call in trajectory.transitions] == [True, True]
+        (tool,) = trajectory.tool_calls
+        assert (tool.name, tool.transition_id) == ("run", trajectory.transitions[0].id)
+        text = tiny_tokenizer().decode(trajectory.transitions[1].prompt_ids.tolist())
+        assert "of the template" in text
+    assert len(places) == 4 and all(place.startswith(str(rooms)) for place in places)
+    assert list(rooms.iterdir()) == []
+    assert (template / "name.txt").read_text() == "of the template\n"
+
+
+async def test_a_rollout_begins_with_a_git_revision_without_its_history_and_a_task_may_name_another(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    git(repository, "init", "--quiet")
+    for version in ("one", "two"):
+        (repository / "version.txt").write_text(f"{version}\n")
+        git(repository, "add", "--all")
+        git(repository, "commit", "--quiet", "-m", f"version {version}")
+        git(repository, "tag", version)
+    task = "do «cat version.txt > seen.txt; git log --format=%s > log.txt; rm version.txt»"
+    agent = {"repository": "repository", "revision": "two"}
+    tasks = {"newest": task, "older": Task(id="x", input=task, metadata={"revision": "one"})}
+    newest, older = await run(path, tmp_path, agent, tasks)
+    for trajectory, version in ((newest, "two"), (older, "one")):
+        assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+        added = re.findall(r"^\+(?!\+)(.*)$", trajectory.output["diff"], re.MULTILINE)
+        assert added == ["start", version]
+        assert f"-{version}\n" in trajectory.output["diff"]
+    assert (repository / "version.txt").exists()
+    assert list(rooms.iterdir()) == []
+
+
+async def test_a_harness_whose_time_is_over_may_say_its_last_words_and_its_tools_end_with_it(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    pids, words = tmp_path / "pids", tmp_path / "words"
+    hang = f"setsid sleep 100000 & echo $! >> {pids}; echo $$ >> {pids}; sleep 100000"
+    agent = {"environment": {"LAST_WORDS": str(words)}}
+    async with all_ended(pids):
+        (trajectory,) = await run(path, tmp_path, agent, {"hangs": f"do «{hang}»"}, timeout_s=5.0)
+    assert trajectory.outcome is Outcome.TIMEOUT
+    assert words.read_text() == "flushed"
+    assert len(pids.read_text().split()) == 2
+    assert list(rooms.iterdir()) == []
+
+
+async def test_what_a_program_of_its_own_session_that_survives_the_harness_does_is_over_before_the_check(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    left = f"env -i PATH=\"$PATH\" setsid sh -c 'echo $$ >> {pids}; exec sleep 100000' >/dev/null 2>&1 & sleep 0.5"
+    agent = {"check": f"! grep -q '^State:.[RSD]' /proc/$(cat {pids})/status"}
+    async with all_ended(pids):
+        (trajectory,) = await run(path, tmp_path, agent, {"leaves": f"do «{left}»"})
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+    assert trajectory.output["check"]["status"] == 0
+    assert list(rooms.iterdir()) == []
+
+
+async def test_disk_and_output_are_bounded_and_a_link_leads_no_file_of_the_check_out_of_the_folder(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    tasks = {
+        "one-file": "do «cat /dev/zero > big; sleep 100000»",
+        "many-files": "do «i=0; while true; do i=$((i+1)); head -c 1000000 /dev/zero > $i; done»",
+        "link": Task(
+            id="x",
+            input=f"do «mkdir sub; ln -s {outside} sub/tests; seq 200000 >&2»",
+            metadata={"check_files": {"sub/tests/t.txt": "1\n"}, "check": "ls sub/tests; seq 50000"},
+        ),
+        "bad-path": Task(id="x", input="hello", metadata={"files": {"../there": "x"}}),
+        "no-model-and-no-key-for-the-check": Task(id="x", input="hello", metadata={"check": "env"}),
+    }
+    one, many, link, bad, check = await run(path, tmp_path, {"disk_mb": 16}, tasks)
+    for trajectory in (one, many):
+        assert trajectory.outcome is Outcome.AGENT_ERROR or "big" not in trajectory.output["diff"]
+    assert "more than agent.disk_mb = 16; it was ended" in (many.error or "")
+    assert link.outcome is Outcome.SUCCEEDED, link.error
+    assert list(outside.iterdir()) == []
+    assert len(link.output["check"]["said"]) == 2_000 and link.output["check"]["said"].endswith("50000")
+    assert "the file '../there' cannot be written: give a path within the folder" in (bad.error or "")
+    assert "OPENAI" not in check.output["check"]["said"] and "HOME=" in check.output["check"]["said"]
+    assert list(rooms.iterdir()) == []
+
+
+async def test_a_harness_that_fails_says_why(path: WholePath, rooms: Path, tmp_path: Path) -> None:
+    row = {"command": ["/bin/sh", "-c", "echo on stdout; echo $MODEL >&2; exit 3"], "environment": {"MODEL": "{model}"}}
+    agent = {"harness": row, "model": "mine"}
+    (trajectory,) = await run(path, tmp_path, agent, {"fails": "hello"})
+    assert trajectory.outcome is Outcome.AGENT_ERROR
+    assert "'sh' ended with status 3\nmine\non stdout" in (trajectory.error or "")
+    assert list(rooms.iterdir()) == []
+
+
+async def test_a_row_writes_files_into_home_and_the_task_may_come_by_stdin(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    row = {
+        "command": ["/bin/sh", "-c", 'cat "$HOME/.small/settings" -; test "$1" = " -x"', "sh", "{input}"],
+        "files": {".small/settings": '{"url": "{base_url}", "as": "{model}"}\n'},
+        "stdin": "{input}\n",
+    }
+    (trajectory,) = await run(path, tmp_path, {"harness": row}, {"by-stdin": "-x"})
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+    settings, said = trajectory.output["text"].split("\n")
+    assert json.loads(settings)["url"].endswith("/rollouts/by-stdin/attempts/1/v1")
+    assert json.loads(settings)["as"] == "policy" and said == "-x"
+    assert os.environ["HOME"] != trajectory.output["text"]
