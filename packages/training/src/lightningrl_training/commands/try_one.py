@@ -4,9 +4,10 @@ here in seconds."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -14,7 +15,7 @@ from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Interruption
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.types import RolloutMode, RolloutSpec, Task
+from lightningrl.types import RolloutMode, RolloutSpec, Task, Trajectory
 from lightningrl_client.recipe_file import read_recipe
 from lightningrl_credit.scoring import score_of
 from lightningrl_credit.trained_calls import explain_left_out
@@ -26,13 +27,39 @@ from lightningrl_training.commands.stopping import scratch_folder
 from lightningrl_training.explanations import explain_ignored, explain_malformed
 from lightningrl_viewer.listing import show_command
 
-__all__ = ["try_command"]
+__all__ = ["try_command", "try_harness"]
 
 ROLLOUT = "try"
+OF_HARNESS: Final = {"runtime.workers": 1, "runtime.concurrency": 1, "sampling.max_tokens": 4096}
+"""Settings for a rollout of a harness, whose answers are long."""
 
 
 def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
-    recipe, wrong = read_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings})
+    _try(*read_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings}), task=task, full=full)
+
+
+def try_harness(name: str, text: str | None, *, full: bool, settings: Mapping[str, Any]) -> None:
+    """Let a coding harness do what `text` says, in an empty folder; 1.0 where it changed anything there."""
+    if not text:
+        raise ConfigError(f'say what {name!r} is to do: lightningrl try --harness {name} "Write answer.txt"')
+    if "policy.model" not in settings:
+        raise ConfigError(f"name the model that {name!r} asks: --policy Qwen/Qwen2.5-0.5B-Instruct, or a folder")
+    tasks = {"train": partial(_one_task, text)}
+    policy, rewards = {"model": settings["policy.model"]}, {"changed": {"use": has_changed}}
+    data = {"agent": {"harness": name}, "tasks": tasks, "policy": policy, "rewards": rewards}
+    _try(*read_recipe(Recipe(**data), {**OF_HARNESS, **settings}), task=None, full=full)
+
+
+def _one_task(text: str) -> list[Task]:
+    return [Task(id="given", input=text)]
+
+
+def has_changed(task: Task, output: Any, trajectory: Trajectory) -> float:
+    """1.0 where a harness changed files in its folder."""
+    return float(bool(output["diff"]))
+
+
+def _try(recipe: Recipe, wrong: Sequence[str], *, task: str | None, full: bool) -> None:
     parts = build_checked(recipe, load_plugins(), wrong=wrong)
     chosen = _task(parts, task)
     page = Page()
