@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import socket
 import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -38,6 +43,10 @@ def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
+
+
+def has_namespaces() -> bool:
+    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-rn", "true"]).returncode
 
 
 def git(folder: Path, *words: str) -> None:
@@ -194,3 +203,22 @@ async def test_a_row_writes_files_into_home_and_the_task_may_come_by_stdin(
     assert json.loads(settings)["url"].endswith("/rollouts/by-stdin/attempts/1/v1")
     assert json.loads(settings)["as"] == "policy" and said == "-x"
     assert os.environ["HOME"] != trajectory.output["text"]
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="no user namespaces here")
+async def test_in_a_box_a_harness_reaches_the_gateway_and_nothing_else_and_its_check_nothing(
+    path: WholePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = f"{sys.executable} -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)'"
+    gateway = urlsplit(path.url)
+    with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        elsewhere = f"127.0.0.1 {listener.getsockname()[1]}"
+        task = f"do «{connect} {elsewhere} || echo refused > elsewhere.txt; id -u > user.txt»"
+        agent = {"network": "gateway", "check": f"! {connect} {gateway.hostname} {gateway.port}"}
+        (trajectory,) = await run(path, tmp_path, agent, {"boxed": task})
+        assert list(Path(short).iterdir()) == []
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+    assert len(trajectory.transitions) == 2
+    assert re.findall(r"^\+(?!\+)(.*)$", trajectory.output["diff"], re.MULTILINE) == ["refused", str(os.getuid())]
+    assert trajectory.output["check"]["status"] == 0, trajectory.output["check"]

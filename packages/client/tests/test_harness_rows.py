@@ -14,7 +14,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.types import Task
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_client.runtime.agent_loader import agent_reference, load_agent, runs_in_process
-from lightningrl_client.runtime.harnesses import guard
+from lightningrl_client.runtime.harnesses import box, guard
 from lightningrl_client.runtime.harnesses.check import count_tests
 from lightningrl_client.runtime.harnesses.rows import Places, read_table
 
@@ -67,6 +67,7 @@ def test_a_recipe_names_a_harness_and_its_copy_keeps_the_table(tmp_path: Path) -
             "agent.harness.files is {'a': 1}; write a table of texts",
         ),
         ({"harness": {"command": ["sh"]}, "disk_mb": 0}, "agent.disk_mb is 0; give a number above 0"),
+        ({"harness": {"command": ["sh"]}, "network": "none"}, "agent.network is 'none'; write 'open' or 'gateway'"),
         ({"harness": {"command": ["sh"]}, "template": "none"}, "agent.template: no folder '"),
         ({"harness": {"command": ["sh"]}, "revision": "-none"}, "agent.revision: no git revision '-none' in '"),
         (
@@ -103,6 +104,13 @@ def test_a_table_that_is_wrong_is_refused_in_a_sentence(tmp_path: Path, table: d
 )
 def test_an_output_says_how_many_tests_passed(text: str, counts: tuple[int, int] | None) -> None:
     assert count_tests(text) == counts
+
+
+def test_where_no_namespaces_are_to_be_had_a_box_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "box.py").write_text("import sys; sys.exit('Operation not permitted')")
+    monkeypatch.setattr(box, "__file__", str(tmp_path / "box.py"))
+    with pytest.raises(ConfigError, match=r"needs user namespaces, .* here: Operation not permitted; leave it out, or"):
+        load_agent(agent_reference({"harness": {"command": ["sh"]}, "network": "gateway"}), tmp_path)
 
 
 async def test_outside_of_a_rollout_a_harness_runs_as_well(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ output   {"text": the end of stdout, "diff": what changed, "check": {"status", "
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -24,7 +25,8 @@ from lightningrl_client.runtime.command import CommandFailed, describe_end
 from lightningrl_client.runtime.environment import gateway_environment
 from lightningrl_client.runtime.harnesses.check import run_check
 from lightningrl_client.runtime.harnesses.folder import FolderError, Rollouts, Room, git, in_thread, write_files
-from lightningrl_client.runtime.harnesses.program import run_program
+from lightningrl_client.runtime.harnesses.gate import boxed_command, opened_gate, require_boxes
+from lightningrl_client.runtime.harnesses.program import ProgramOutput, run_program
 from lightningrl_client.runtime.harnesses.rows import Places, find_harness, refuse_unknown, text_of
 
 __all__ = ["HarnessAgent", "harness_reference", "load_harness"]
@@ -53,6 +55,7 @@ class HarnessAgent:
         check: str | None = None,
         check_seconds: float = 60.0,
         disk_mb: float = 1024.0,
+        network: str = "open",
         base_dir: Path | str = ".",
     ) -> None:
         """Make the agent. Raises ConfigError.
@@ -65,6 +68,7 @@ class HarnessAgent:
         check            a shell's command in the folder, once the harness has ended; metadata.check comes first
         check_seconds    that it may take
         disk_mb          MiB that a rollout's folders may hold
+        network          "open", or "gateway": the harness reaches nothing else, and its check nothing (Linux)
         """
         self.row = find_harness(harness)
         if model is not None:
@@ -77,6 +81,9 @@ class HarnessAgent:
         for name, value in (("check_seconds", check_seconds), ("disk_mb", disk_mb)):
             if not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"agent.{name} is {value!r}; give a number above 0")
+        if network not in ("open", "gateway"):
+            raise ConfigError(f"agent.network is {network!r}; write 'open' or 'gateway'")
+        self.is_boxed = network == "gateway"
         self.check_seconds = check_seconds
         self.most_bytes = int(disk_mb * 2**20)
         self._rollouts = Rollouts()
@@ -89,6 +96,8 @@ class HarnessAgent:
             raise ConfigError(f"harness {self.row.name!r}: no program {program!r}; {remedy}")
         if shutil.which("git") is None:
             raise ConfigError(f"harness {self.row.name!r}: no program 'git', which keeps its folders; install git")
+        if self.is_boxed:
+            require_boxes()
         if self.revision is not None:
             try:
                 commit = f"{self.revision}^{{commit}}"
@@ -100,11 +109,14 @@ class HarnessAgent:
     async def __call__(self, task_input: Any, task: Task | None = None) -> dict[str, Any]:
         """The output of one rollout. Raises CommandFailed where the harness ends with a status other than 0."""
         metadata = {} if task is None else task.metadata
-        given, key = _attempt_variables()
-        async with self._rollouts.room() as room:
+        async with self._rollouts.room() as room, contextlib.AsyncExitStack() as stack:
             files = _files(metadata, "files")
             revision = metadata.get("revision", self.revision)
             await in_thread(room.furnish, self.template, self.repository, revision, files, self.row.exclude)
+            url, given, key = _attempt_variables()
+            port = 0
+            if self.is_boxed and given:
+                port, given = await stack.enter_async_context(opened_gate(url, room, given))
             places = Places(
                 input=text_of(task_input),
                 base_url=given.get("OPENAI_BASE_URL", ""),
@@ -113,13 +125,7 @@ class HarnessAgent:
                 home=str(room.home),
                 folder=str(room.work),
             )
-            variables = {**_own_variables(room), **given}
-            for name, text in {**self.row.environment, **self.environment}.items():
-                variables[name] = places.fill(text)
-            write_files(room.home, {name: places.fill(text) for name, text in self.row.files.items()})
-            command = [places.argument(word) for word in self.row.command]
-            stdin = places.fill(self.row.stdin)
-            ended = await run_program(command, room, variables, most_bytes=self.most_bytes, stdin=stdin)
+            ended = await self._run_harness(places, room, given, port)
             mask = Mask([key])
             sys.stderr.write(mask.text(ended.errors))
             if ended.status != 0:
@@ -128,6 +134,17 @@ class HarnessAgent:
             result = await self._run_check(metadata, room)
             return {"text": mask.text(ended.output[-LONGEST_TEXT:]), "diff": mask.text(diff), "check": result}
 
+    async def _run_harness(self, places: Places, room: Room, given: Mapping[str, str], port: int) -> ProgramOutput:
+        variables = {**_own_variables(room), **given}
+        for name, text in {**self.row.environment, **self.environment}.items():
+            variables[name] = places.fill(text)
+        write_files(room.home, {name: places.fill(text) for name, text in self.row.files.items()})
+        command = [places.argument(word) for word in self.row.command]
+        if self.is_boxed:
+            command = boxed_command(command, room, port)
+        stdin = places.fill(self.row.stdin)
+        return await run_program(command, room, variables, most_bytes=self.most_bytes, stdin=stdin)
+
     async def _run_check(self, metadata: Mapping[str, Any], room: Room) -> dict[str, Any] | None:
         """The check's result; None where there is none. It has no key, and calls no model."""
         command = metadata.get("check", self.check)
@@ -135,7 +152,9 @@ class HarnessAgent:
             return None
         await in_thread(write_files, room.work, _files(metadata, "check_files"))
         variables = {**_own_variables(room, of_check=True), **self.environment}
-        return await run_check(str(command), room, variables, seconds=self.check_seconds, most_bytes=self.most_bytes)
+        words: list[str] = ["/bin/sh", "-c", str(command)]
+        words = boxed_command(words, room, 0) if self.is_boxed else words
+        return await run_check(words, room, variables, seconds=self.check_seconds, most_bytes=self.most_bytes)
 
 
 def harness_reference(table: Mapping[str, Any]) -> str:
@@ -172,14 +191,14 @@ def _files(metadata: Mapping[str, Any], name: str) -> Mapping[str, str]:
     return files
 
 
-def _attempt_variables() -> tuple[dict[str, str], str]:
-    """Variables with the rollout's address and key, and that key; none outside of a rollout."""
+def _attempt_variables() -> tuple[str, dict[str, str], str]:
+    """The server's address, variables with the rollout's address and key, and that key; none outside of a rollout."""
     redirection = installed_redirection()
     rollout = None if redirection is None else redirection.scope.current()
     if redirection is None or rollout is None:
-        return {}, ""
-    dialects = redirection.dialects
-    return gateway_environment(redirection.server_url, dialects, rollout.base_path, rollout.key), rollout.key
+        return "", {}, ""
+    url = redirection.server_url
+    return url, gateway_environment(url, redirection.dialects, rollout.base_path, rollout.key), rollout.key
 
 
 def _own_variables(room: Room, *, of_check: bool = False) -> dict[str, str]:

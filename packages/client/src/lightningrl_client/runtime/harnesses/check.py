@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightningrl_client.runtime.harnesses.folder import Room
@@ -26,11 +26,10 @@ _TAP: Final = re.compile(r"^(not )?ok\b", re.MULTILINE)
 
 
 async def run_check(
-    command: str, room: Room, environment: Mapping[str, str], *, seconds: float, most_bytes: int
+    words: Sequence[str], room: Room, environment: Mapping[str, str], *, seconds: float, most_bytes: int
 ) -> dict[str, Any]:
-    """Run it by a shell in the room's working folder: `status` (None = it ran longer than `seconds`), `passed` and
+    """Run it in the room's working folder: `status` (None = it ran longer than `seconds`), `passed` and
     `failed` (None = the output does not say), `said`, the end of its output."""
-    words = ("/bin/sh", "-c", command)
     try:
         async with asyncio.timeout(seconds):
             ended = await run_program(words, room, environment, most_bytes=most_bytes, one_output=True)
