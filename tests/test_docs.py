@@ -35,7 +35,6 @@ RUN_OTHERWISE = {
 """Pages whose blocks are run by a test that does not use `run_page`."""
 NOT_RUN = {
     "docs/how-to/gpu-check.md": "makes a folder from a package registry, for another machine with a GPU",
-    "docs/how-to/agents/harnesses.md": "starts coding harnesses of their own registries; scripts/try_clients.py starts each",
     "docs/how-to/laptop.md": "measures this machine for many minutes, with 12 GiB of weights",
     "docs/how-to/postgresql.md": "installs a database server as root; tests/test_postgresql.py trains on one",
     "docs/reference/results.md": "hours of training and measuring; that its `make` lines are targets is tested below",
