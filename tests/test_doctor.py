@@ -170,9 +170,6 @@ REWARD_FAULTS = {
     "the warm-up never ends": of_reward(
         "of_rollout", WARN, "10 steps end within 50", "settings", {"learner.warmup_steps": 50}
     ),
-    "held-out tasks are trained": of_reward(
-        "of_rollout", WARN, "1 of 1 validation tasks", "tasks", {"tasks.validation": f"{HERE}:trained_too"}
-    ),
     "tasks are copies": of_reward(
         "of_rollout",
         WARN,

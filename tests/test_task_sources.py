@@ -244,7 +244,7 @@ PAGE = Path(__file__).parents[1] / "docs/how-to/task-sources.md"
 
 async def test_a_stranger_writes_a_source_from_the_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```(\w+)[^\n]*\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (one, several), (source, plugin) = (
+    (one, _, several), (source, plugin) = (
         [text for kind, text in blocks if kind == kinds] for kinds in ("toml", "python")
     )
     (tmp_path / "source.py").write_text(source)

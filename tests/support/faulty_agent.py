@@ -182,10 +182,6 @@ def held_out(**_: Any) -> Iterator[dict[str, Any]]:
     yield {"id": "held-out", "input": {"fault": "converse", "number": -1}}
 
 
-def trained_too(**_: Any) -> Iterator[dict[str, Any]]:
-    yield {"id": "held-out", "input": {"fault": "converse", "number": 0}}
-
-
 def all_alike(**_: Any) -> Iterator[dict[str, Any]]:
     for number in range(4):
         yield {"id": f"same-{number}", "input": {"fault": "converse", "number": 0}, "answer": number}
