@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -102,7 +102,7 @@ def draw_sets(recipe: Recipe, source: TaskSource) -> TaskSets:
     """Draw the run's tasks. A validation task whose input training has is left out, and another drawn in its place.
     Raises ConfigError: too few, no end, a repeated id."""
     tasks = recipe.tasks
-    is_whole = recipe.agent == OF_SOURCE and _sees_task(source)
+    is_whole = _sees_task(source) if recipe.agent == OF_SOURCE else isinstance(recipe.agent, Mapping)
 
     def key(task: Task) -> str:
         return input_key(task, with_metadata=is_whole)

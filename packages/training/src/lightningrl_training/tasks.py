@@ -14,7 +14,7 @@ import numbers
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class TaskSets:
                 read_tasks("validation", tasks.validation, tasks.options, resolve, columns) if tasks.validation else ()
             ),
         )
-        refuse_shared(train, validation, input_key)
+        is_whole = isinstance(recipe.agent, Mapping)  # a harness, which has its task's files, too
+        refuse_shared(train, validation, partial(input_key, with_metadata=is_whole))
         if recipe.validation.tasks is not None:
             validation = validation[: recipe.validation.tasks]
         return cls(train=train, validation=validation)
