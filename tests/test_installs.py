@@ -301,7 +301,7 @@ def test_torch_trains_an_example(empty: Environment, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- plugins
 
-NEW = ("adapter", "backend", "command", "credit", "dialect", "page", "reward")
+NEW = ("adapter", "backend", "command", "credit", "dialect", "page", "reward", "tasks")
 """Kinds that `lightningrl new` writes."""
 NEEDED = {"dialect": {"lightningrl-server"}}
 """Packages of ours that a kind needs beside the core: a dialect's format is the gateway's."""

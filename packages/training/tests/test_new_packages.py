@@ -30,10 +30,11 @@ HOOKS = {
     "dialect": "lightningrl_dialects",
     "page": "lightningrl_view_pages",
     "reward": "lightningrl_reward_functions",
+    "tasks": "lightningrl_tasks",
 }
 
 
-@pytest.mark.parametrize("kind", ["backend", "command", "credit", "dialect", "page", "reward"])
+@pytest.mark.parametrize("kind", ["backend", "command", "credit", "dialect", "page", "reward", "tasks"])
 def test_a_new_package_passes_its_conformance_suite(tmp_path: Path, kind: str) -> None:
     folder = new_package(kind, "my-own", tmp_path / "mine")
     assert [
