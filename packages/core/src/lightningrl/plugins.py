@@ -91,6 +91,10 @@ class HookSpecs(Protocol):
         """Yield automatic intermediate rewards; each factory returns an `IntermediateReward`."""
 
     @hookspec
+    def lightningrl_reward_mutators(self) -> Iterable[Plugin]:
+        """Yield attacks on rewards; each factory returns a `lightningrl_training.redteam.Mutator`."""
+
+    @hookspec
     def lightningrl_credit_assigners(self) -> Iterable[Plugin]:
         """Yield credit assigners; each factory returns a `CreditAssigner`."""
 
@@ -104,13 +108,11 @@ class HookSpecs(Protocol):
 
     @hookspec
     def lightningrl_pages(self) -> Iterable[Plugin]:
-        """Yield pages of a running run, which its server mounts at `/NAME`; each factory takes `run`, a `ServedRun`,
-        and returns an ASGI application."""
+        """Yield pages of a running run, at `/NAME`; each factory takes `run`, a `ServedRun`, and returns ASGI."""
 
     @hookspec
     def lightningrl_view_pages(self) -> Iterable[Plugin]:
-        """Yield pages of the viewer: `name` is the path below a run, `summary` the title. Each factory returns an
-        `async` function of a run that somebody looks at, which returns HTML."""
+        """Yield pages of the viewer, `name` below a run; each factory returns an `async` function of a run, of HTML."""
 
     @hookspec
     def lightningrl_dialects(self) -> Iterable[Plugin]:
@@ -120,7 +122,6 @@ class HookSpecs(Protocol):
     def lightningrl_model_formats(self) -> Iterable[Plugin]:
         """Yield formats of model files, by suffix; each factory returns a
         `lightningrl_viewer.reading.model_files.ModelFormat`."""
-        return ()
 
     @hookspec
     def lightningrl_loggers(self) -> Iterable[Plugin]:
@@ -129,8 +130,7 @@ class HookSpecs(Protocol):
 
     @hookspec
     def lightningrl_commands(self) -> Iterable[Plugin]:
-        """Yield commands of `lightningrl`; each factory returns a function that `typer` reads, or a `typer.Typer` of
-        several."""
+        """Yield commands of `lightningrl`; each factory returns a function that `typer` reads, or a `typer.Typer`."""
 
     @hookspec(firstresult=True)
     def lightningrl_classify_tool_result(self, tool_call: ToolCall) -> ToolStatus | None:
@@ -156,6 +156,7 @@ YIELDING = {
     "lightningrl_tasks": "task source",
     "lightningrl_reward_functions": "reward",
     "lightningrl_intermediate_rewards": "intermediate reward",
+    "lightningrl_reward_mutators": "reward mutator",
     "lightningrl_credit_assigners": "credit assigner",
     "lightningrl_credit_needs": "credit need",
     "lightningrl_worker_launchers": "worker launcher",
@@ -203,8 +204,7 @@ class PluginManager:
         self._report = report
         self._records: dict[str, Mapping[str, Plugin]] = {}
         self._failures = 0
-        self._warned: set[tuple[str, str]] = set()
-        """Plugin and hook of each warning given."""
+        self._warned: set[tuple[str, str]] = set()  # plugin and hook of each warning
 
     adapters = _Records("lightningrl_adapters")
     trainers = _Records("lightningrl_trainers")

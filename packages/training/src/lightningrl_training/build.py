@@ -48,7 +48,15 @@ from lightningrl_training.task_files import task_source
 from lightningrl_training.task_sources import build_source, draw_sets, source_reward
 from lightningrl_training.tasks import TaskSets
 
-__all__ = ["Parts", "build_assigner", "build_backends", "build_credit", "build_scorer", "trained_calls"]
+__all__ = [
+    "Parts",
+    "build_assigner",
+    "build_backends",
+    "build_credit",
+    "build_scorer",
+    "build_tasks_and_rewards",
+    "trained_calls",
+]
 
 KNOWN_BACKENDS = ("torch", "verl")
 """Backends a recipe may carry settings for although they are not installed here."""
@@ -93,12 +101,7 @@ class Parts:
             return evaluator, scorer
 
         def tasks() -> TaskSets:
-            drawn_from = source()
-            loaded = (
-                TaskSets.load(recipe, lambda reference: task_source(reference, recipe.folder))
-                if drawn_from is None
-                else draw_sets(recipe, drawn_from)
-            )
+            loaded = load_tasks(recipe, source())
             check_answers(recipe.credit.use, requires, loaded.train)
             return loaded
 
@@ -119,6 +122,26 @@ class Parts:
             dialects=dialects,
             without_tools=tuple(without_tools),
         )
+
+
+def load_tasks(recipe: Recipe, source: TaskSource | None) -> TaskSets:
+    """The tasks of a recipe; `source`: that which it names. Raises ConfigError."""
+    if source is not None:
+        return draw_sets(recipe, source)
+    return TaskSets.load(recipe, lambda reference: task_source(reference, recipe.folder))
+
+
+@in_caller
+def build_tasks_and_rewards(
+    recipe: Recipe, plugins: PluginManager
+) -> tuple[TaskSource | None, TaskSets, list[NamedReward]]:
+    """The task source that a recipe names, its tasks and its terminal rewards. Raises ConfigError or PluginError."""
+    source = cache(partial(build_source, recipe, plugins))
+    tasks, *rewards = part_checks.gather(
+        lambda: load_tasks(recipe, source()),
+        *(partial(_reward, name, recipe, plugins, source) for name in recipe.rewards),
+    )
+    return source(), tasks, rewards
 
 
 @in_caller

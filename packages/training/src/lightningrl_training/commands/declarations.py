@@ -99,6 +99,44 @@ def doctor(
     )
 
 
+def redteam(
+    recipe: RecipeArgument,
+    tasks: Annotated[
+        int | None,
+        typer.Option(help="So many tasks, at random; by default 32, of an async reward 3.", min=1, show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of their choice.")] = 0,
+    seconds: Annotated[float, typer.Option(help="The most that it may take.", min=1.0)] = 120.0,
+    gold: Annotated[
+        str | None,
+        typer.Option(
+            help="A function from a task to its best output, file.py:name; by default the answers.", metavar="USE"
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="One mutator by name; may be repeated.", metavar="NAME")
+    ] = None,
+    search: Annotated[
+        int, typer.Option(help="Look through so many rollouts of the recipe's own policy, too; it is loaded.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Attack the rewards before a policy does: reward empty, wrong, forged and right outputs, and say which earn what
+    they should not.
+
+    Nothing is trained, and without --search no policy is loaded. Exit status 1 where something was found.
+
+    Examples:
+      [bold]lightningrl redteam examples/text_to_sql[/]
+      [bold]lightningrl redteam my_recipe.toml --gold gold.py:best --tasks 100[/]
+    """
+    from lightningrl_training.commands.redteam import redteam_command
+
+    options = {"tasks": tasks, "seed": seed, "seconds": seconds, "gold": gold, "only": only or ()}
+    redteam_command(recipe, as_json=as_json, search=search, settings=read_settings(settings), **options)
+
+
 def train(
     recipe: OptionalRecipeArgument = None,
     resume: Annotated[
@@ -225,6 +263,7 @@ COMMANDS = (
     describe_command(init),
     describe_command(try_recipe, "try"),
     describe_command(doctor),
+    describe_command(redteam),
     describe_command(train),
     describe_command(serve),
     describe_command(export),
