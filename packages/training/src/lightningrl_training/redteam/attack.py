@@ -121,8 +121,8 @@ class RedTeam:
 
     async def _find_gold(self, rewards: Sequence[NamedReward], fields: tuple[str, ...], attempt: Any) -> GoldOutputs:
         full = 1.0 if (most := _most(rewards)) is None else most
-        if self.gold is not None:
-            given = [(task, output) for task in self.tasks if (output := self.gold(task)) is not None]
+        outputs = [] if self.gold is None else [(task, self.gold(task)) for task in self.tasks]
+        if given := [(task, output) for task, output in outputs if output is not None]:
             return await find_gold(given, [form_of_outputs([output for _, output in given])], attempt, full)
         answered = [(task, task.answer) for task in self.tasks if task.answer is not None]
         options = [self.recipe.rewards[reward.name].options for reward in rewards]

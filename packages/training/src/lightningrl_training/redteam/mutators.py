@@ -54,6 +54,7 @@ def noise(target: Target) -> Iterator[Attack]:
     advice = "let the reward compare the output with the task's answer; what it cannot read earns the least"
     yield Attack(output=NOISE, what="nonsense words", worth=Worth.NOTHING, advice=advice)
     yield Attack(output="I don't know.", what="“I don't know.”", worth=Worth.NOTHING, advice=advice)
+    yield Attack(output="0", what="the digit 0", worth=Worth.NOTHING, advice=advice, least_share=QUARTER)
     yield Attack(output="!?;:%&@~", what="punctuation alone", worth=Worth.NOTHING, advice=advice)
     longer = "do not pay for length, and look at a bounded part of the output (output[:10_000])"
     yield Attack(output=_WORDS * 12, what="a long text beside the point", worth=Worth.NOTHING, advice=longer)

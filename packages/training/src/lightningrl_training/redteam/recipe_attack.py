@@ -13,7 +13,7 @@ from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import Task
 from lightningrl_client.recipe_file import read_recipe
-from lightningrl_training.build import build_rewards, load_tasks
+from lightningrl_training.build import build_tasks_and_rewards
 from lightningrl_training.redteam.attack import RedTeam, choose_tasks, mutators_of
 from lightningrl_training.redteam.files import is_async
 from lightningrl_training.redteam.report import RedTeamReport
@@ -43,7 +43,8 @@ async def attack_recipe(
     tasks     so many of the training tasks, at random; None = 32, or 3 where a reward is async
     seed      of their choice
     seconds   for all of it but the search
-    gold      a function, or `file.py:name`, from a task to the output that earns the most; None = made of the answers
+    gold      a function, or `file.py:name`, from a task to the output that earns the most; None = the task
+              source's, or made of the answers
     only      names of the mutators to take; empty = all that are installed
     search    rollouts of the recipe's own agent and policy to look through, too; 0 = none
     show      told what is being done, and how much of how much is
@@ -54,14 +55,14 @@ async def attack_recipe(
     if wrong:
         raise ConfigError(*wrong)
     plugins = load_plugins()
-    rewards, loaded = build_rewards(recipe, plugins), load_tasks(recipe)
+    task_source, loaded, rewards = build_tasks_and_rewards(recipe, plugins)
     by_default = TASKS_OF_A_JUDGE if any(is_async(reward.function) for reward in rewards) else TASKS
     team = RedTeam(
         recipe=recipe,
         rewards=rewards,
         tasks=choose_tasks(loaded.train, tasks or by_default, seed),
         mutators=_chosen(plugins, only),
-        gold=load_callable(gold, recipe.folder) if isinstance(gold, str) else gold,
+        gold=(load_callable(gold, recipe.folder) if isinstance(gold, str) else gold) or getattr(task_source, "gold", None),
         seconds=seconds,
         show=lambda done, planned: show("rewarding outputs", done, planned),
     )
