@@ -213,6 +213,7 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
         ("docs/how-to/loggers.md", "(3, 0.6"),
         ("docs/how-to/python.md", "weights of step 4"),
         ("docs/how-to/tasks.md", "17 + 25"),
+        ("docs/how-to/is-my-reward-hackable.md", "no attack earned what it should not"),
         ("docs/how-to/rewards.md", "groups that teach"),
         ("docs/how-to/it-does-not-learn.md", "groups"),
         ("docs/explanation/credit/judge.md", "turn [[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]"),

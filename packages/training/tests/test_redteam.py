@@ -101,6 +101,14 @@ def test_gold_of_a_function_is_believed(tmp_path: Path) -> None:
     assert (report.findings, report.gold) == ((), {"right": "as it is given"})
 
 
+def test_gold_that_raises_is_named_with_its_task(tmp_path: Path) -> None:
+    def broken(task: Task) -> str:
+        raise LookupError("no solution")
+
+    with pytest.raises(ConfigError, match=r"gold of task 't2' raised LookupError: no solution .*; mend it"):
+        asyncio.run(attack_recipe(write_recipe(tmp_path, "return 0.0"), gold=broken))
+
+
 def test_tasks_whose_gold_earns_nothing_are_named(tmp_path: Path) -> None:
     reward = "return float(output == task.answer and task.id != 't4')"
     report = asyncio.run(attack_recipe(write_recipe(tmp_path, reward)))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl.errors import PluginError, describe_raised
+from lightningrl.errors import ConfigError, PluginError, describe_raised
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl.types import Task
@@ -121,13 +121,24 @@ class RedTeam:
 
     async def _find_gold(self, rewards: Sequence[NamedReward], fields: tuple[str, ...], attempt: Any) -> GoldOutputs:
         full = 1.0 if (most := _most(rewards)) is None else most
-        outputs = [] if self.gold is None else [(task, self.gold(task)) for task in self.tasks]
+        outputs = [(task, self._known_gold(task)) for task in self.tasks]
         if given := [(task, output) for task, output in outputs if output is not None]:
             return await find_gold(given, [form_of_outputs([output for _, output in given])], attempt, full)
         answered = [(task, task.answer) for task in self.tasks if task.answer is not None]
         options = [self.recipe.rewards[reward.name].options for reward in rewards]
         patterns = [text for of in options for key in ("extract", "pattern") if isinstance(text := of.get(key), str)]
         return await find_gold(answered, candidates(self._returned(), fields, patterns), attempt, full)
+
+    def _known_gold(self, task: Task) -> Any:
+        """The output that somebody says is the best; None where nobody does. Raises ConfigError."""
+        if self.gold is None:
+            return None
+        try:
+            return self.gold(task)
+        except Exception as error:
+            raise ConfigError(
+                f"gold of task {task.id!r} raised {describe_raised(error)}; mend it, or leave it out"
+            ) from error
 
     def _returned(self) -> tuple[str, ...]:
         """Keys of the agent's outputs; none where they are texts."""

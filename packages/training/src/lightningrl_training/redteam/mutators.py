@@ -213,7 +213,7 @@ def _a_fifth_more(number: re.Match[str]) -> str:
 def same_in_other_words(target: Target) -> Iterator[Attack]:
     """Gold with another case, space, mark or character, which a reader would take for the same."""
     text = target.text
-    if not text:
+    if not text or isinstance(target.answer, dict | list):
         return
     advice = "normalise both texts before they are compared: case, space, marks, digits"
     same = {

@@ -62,7 +62,8 @@ async def attack_recipe(
         rewards=rewards,
         tasks=choose_tasks(loaded.train, tasks or by_default, seed),
         mutators=_chosen(plugins, only),
-        gold=(load_callable(gold, recipe.folder) if isinstance(gold, str) else gold) or getattr(task_source, "gold", None),
+        gold=(load_callable(gold, recipe.folder) if isinstance(gold, str) else gold)
+        or getattr(task_source, "gold", None),
         seconds=seconds,
         show=lambda done, planned: show("rewarding outputs", done, planned),
     )
