@@ -147,16 +147,18 @@ async def test_a_killed_worker_leaves_no_process_of_its_boxes(tmp_path: Path) ->
         return bash(f"sleep {word}")
 
     with ScriptedServer(play) as server:
-        for number in range(sized(2, 20)):
-            server.add_rollout(f"r{number}", {"instruction": f"{number}", "folder": folder}, timeout_s=PATIENCE_S)
         async with pool_of(server, tmp_path), asyncio.timeout(PATIENCE_S):
             for number in range(sized(2, 20)):
+                task = {"instruction": f"{number}", "folder": folder}
+                server.add_rollout(f"r{number}", task, timeout_s=PATIENCE_S)
                 family = ancestors(await wait_for_command(f"sleep {word}"))
                 worker = worker_of(family)
                 os.kill(worker, signal.SIGKILL)
                 while any(is_alive(pid) for pid in family[: family.index(worker) + 1]):
                     await asyncio.sleep(0.02)
-                await server.wait_finished(f"r{number}", timeout_s=PATIENCE_S)
+                # one that ends: of a worker that dies again and again the supervisor gives up
+                server.add_rollout(f"again-{number}", task, timeout_s=PATIENCE_S)
+                await server.wait_finished(f"r{number}", f"again-{number}", timeout_s=PATIENCE_S)
     assert commands(f"sleep {word}") == []
 
 
