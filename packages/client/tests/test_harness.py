@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from processes import all_ended
+from sizes import PATIENCE_S
 from small_harness import ROW, reply
 
 from lightningrl.types import Outcome, Task, Trajectory
@@ -52,6 +54,13 @@ def has_namespaces() -> bool:
 def git(folder: Path, *words: str) -> None:
     who = ("-c", "user.name=a", "-c", "user.email=a@localhost")
     subprocess.run(["git", *who, "-C", str(folder), *words], check=True, capture_output=True)
+
+
+async def emptied(folder: Path) -> None:
+    """Returns when nothing is left: the guard works when its worker has ended."""
+    async with asyncio.timeout(PATIENCE_S):
+        while list(folder.iterdir()):
+            await asyncio.sleep(0.02)
 
 
 async def run(
@@ -97,7 +106,7 @@ async def test_four_rollouts_at_once_have_folders_and_homes_of_their_own_and_are
         text = tiny_tokenizer().decode(trajectory.transitions[1].prompt_ids.tolist())
         assert "of the template" in text
     assert len(places) == 4 and all(place.startswith(str(rooms)) for place in places)
-    assert list(rooms.iterdir()) == []
+    await emptied(rooms)
     assert (template / "name.txt").read_text() == "of the template\n"
 
 
@@ -122,7 +131,7 @@ async def test_a_rollout_begins_with_a_git_revision_without_its_history_and_a_ta
         assert added == ["start", version]
         assert f"-{version}\n" in trajectory.output["diff"]
     assert (repository / "version.txt").exists()
-    assert list(rooms.iterdir()) == []
+    await emptied(rooms)
 
 
 async def test_a_harness_whose_time_is_over_may_say_its_last_words_and_its_tools_end_with_it(
@@ -136,7 +145,7 @@ async def test_a_harness_whose_time_is_over_may_say_its_last_words_and_its_tools
     assert trajectory.outcome is Outcome.TIMEOUT
     assert words.read_text() == "flushed"
     assert len(pids.read_text().split()) == 2
-    assert list(rooms.iterdir()) == []
+    await emptied(rooms)
 
 
 async def test_what_a_program_of_its_own_session_that_survives_the_harness_does_is_over_before_the_check(
@@ -149,7 +158,7 @@ async def test_what_a_program_of_its_own_session_that_survives_the_harness_does_
         (trajectory,) = await run(path, tmp_path, agent, {"leaves": f"do «{left}»"})
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     assert trajectory.output["check"]["status"] == 0
-    assert list(rooms.iterdir()) == []
+    await emptied(rooms)
 
 
 async def test_disk_and_output_are_bounded_and_a_link_leads_no_file_of_the_check_out_of_the_folder(
@@ -177,7 +186,7 @@ async def test_disk_and_output_are_bounded_and_a_link_leads_no_file_of_the_check
     assert len(link.output["check"]["said"]) == 2_000 and link.output["check"]["said"].endswith("50000")
     assert "the file '../there' cannot be written: give a path within the folder" in (bad.error or "")
     assert "OPENAI" not in check.output["check"]["said"] and "HOME=" in check.output["check"]["said"]
-    assert list(rooms.iterdir()) == []
+    await emptied(rooms)
 
 
 async def test_a_harness_that_fails_says_why(path: WholePath, rooms: Path, tmp_path: Path) -> None:
@@ -186,7 +195,7 @@ async def test_a_harness_that_fails_says_why(path: WholePath, rooms: Path, tmp_p
     (trajectory,) = await run(path, tmp_path, agent, {"fails": "hello"})
     assert trajectory.outcome is Outcome.AGENT_ERROR
     assert "'sh' ended with status 3\nmine\non stdout" in (trajectory.error or "")
-    assert list(rooms.iterdir()) == []
+    await emptied(rooms)
 
 
 async def test_a_row_writes_files_into_home_and_the_task_may_come_by_stdin(
@@ -217,7 +226,7 @@ async def test_in_a_box_a_harness_reaches_the_gateway_and_nothing_else_and_its_c
         task = f"do «{connect} {elsewhere} || echo refused > elsewhere.txt; id -u > user.txt»"
         agent = {"network": "gateway", "check": f"! {connect} {gateway.hostname} {gateway.port}"}
         (trajectory,) = await run(path, tmp_path, agent, {"boxed": task})
-        assert list(Path(short).iterdir()) == []
+        await emptied(Path(short))
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     assert len(trajectory.transitions) == 2
     assert re.findall(r"^\+(?!\+)(.*)$", trajectory.output["diff"], re.MULTILINE) == ["refused", str(os.getuid())]

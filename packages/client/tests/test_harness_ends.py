@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sizes import PATIENCE_S, sized
 from small_harness import ROW, reply
 
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task
+from lightningrl_client.runtime.harnesses.agent import HarnessAgent
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_testing.whole_path import running_services
@@ -68,9 +70,7 @@ async def gone(folder: Path) -> None:
 async def test_a_harness_that_hears_no_sigterm_is_killed_with_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    from lightningrl_client.runtime.harnesses.agent import HarnessAgent
-
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     pids = tmp_path / "pids"
     deaf = f"trap '' TERM; sleep 100000 & echo $$ $! > {pids}; while true; do wait; done"
     agent = HarnessAgent({"command": ["/bin/sh", "-c", deaf]})

@@ -46,7 +46,7 @@ def try_harness(name: str, text: str | None, *, full: bool, settings: Mapping[st
         raise ConfigError(f"name the model that {name!r} asks: --policy Qwen/Qwen2.5-0.5B-Instruct, or a folder")
     tasks = {"train": partial(_one_task, text)}
     policy, rewards = {"model": settings["policy.model"]}, {"changed": {"use": has_changed}}
-    data = {"agent": {"harness": name}, "tasks": tasks, "policy": policy, "rewards": rewards}
+    data: dict[str, Any] = {"agent": {"harness": name}, "tasks": tasks, "policy": policy, "rewards": rewards}
     _try(*read_recipe(Recipe(**data), {**OF_HARNESS, **settings}), task=None, full=full)
 
 
