@@ -362,7 +362,7 @@ def table(rows: Sequence[Row]) -> str:
         longest = max((len(call["prompt"]) for call in calls), default=0)
         version = re.sub(r"(?<=.)(==|@)(?=[\d.]+$)", " ", row.version)
         roots = sum(call["is_root"] for call in calls)
-        first = max((call["prompt"] for call in calls if call["is_root"]), key=len, default=[])
+        first: list[int] = max((call["prompt"] for call in calls if call["is_root"]), key=len, default=[])
         tokens = len(tokenizer.encode(tiny_tokenizer().decode(first)))
         cells = (
             version,
