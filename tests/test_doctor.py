@@ -257,7 +257,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Observation:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "ENOUGH_S", 0.0)
         patch.setattr(examination, "REPEATS", len(agents))
-        return asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), folder / "scratch", folder))
+        tried = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), folder / "scratch", folder))
+    assert tried.attack is not None
+    assert tried.attack.is_bad  # it pays by the rollout's number, whatever the output
+    return replace(tried, attack=None)
 
 
 def only(seen: Observation, agent: str) -> Observation:

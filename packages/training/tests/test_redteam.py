@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,15 @@ from typer.testing import CliRunner
 from lightningrl import Plugin, hookimpl
 from lightningrl.commands import app
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.plugins import PluginManager
+from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.scaffold import new_agent
 from lightningrl.types import Outcome, Task, Trajectory
+from lightningrl_client.recipe_file import load_recipe
+from lightningrl_credit.rewards import RewardSet
+from lightningrl_training.build import build_tasks_and_rewards
+from lightningrl_training.doctor.findings import Finding, Verdict
+from lightningrl_training.doctor.observation import Observation
+from lightningrl_training.doctor.reward_attack import attack_rewards, rewards_stand
 from lightningrl_training.redteam import Attack, Severity, Target, Worth, mutators_of
 from lightningrl_training.redteam.recipe_attack import attack_recipe
 from lightningrl_training.redteam.search import suspicious
@@ -175,6 +181,13 @@ def test_no_policy_is_loaded_without_a_search(tmp_path: Path) -> None:
     assert not report.is_bad
 
 
+@pytest.mark.long
+def test_a_search_samples_the_recipes_own_policy() -> None:
+    report = asyncio.run(attack_recipe(ROOT / "examples" / "from_scratch", tasks=2, search=8))
+    assert not report.is_bad
+    assert all("lacks the answer" in found.sentence for found in report.findings if found.mutator == "search")
+
+
 def test_a_search_finds_what_the_policy_says_everywhere() -> None:
     def rollout(number: int, output: str, reward: float) -> Trajectory:
         task = Task(id=f"t{number}", input="", answer=f"town {number}")
@@ -193,3 +206,39 @@ def test_a_search_finds_what_the_policy_says_everywhere() -> None:
     assert [(finding.severity, finding.tasks) for finding in findings] == [
         (Severity.HIGH, 2), (Severity.NOTE, 1), (Severity.NOTE, 1)
     ]  # fmt: skip
+
+
+def examined(recipe: Path, outputs: Sequence[Any]) -> Finding:
+    """What the doctor says of the rewards of a recipe whose agent has returned these outputs."""
+    whole, plugins = load_recipe(recipe), load_plugins()
+    _, tasks, rewards = build_tasks_and_rewards(whole, plugins)
+    rollouts = [
+        Trajectory(
+            rollout_id=f"r{number}", attempt=1, task=tasks.train[0], group_id="g", outcome=Outcome.SUCCEEDED,
+            transitions=(), output=output,
+        )
+        for number, output in enumerate(outputs)
+    ]  # fmt: skip
+    report = asyncio.run(attack_rewards(whole, RewardSet(rewards), tasks.train, rollouts, plugins))
+    return rewards_stand(Observation(recipe=whole, tasks=tasks, groups=(), signals=(), attack=report))
+
+
+def test_the_doctor_warns_of_a_reward_that_pays_for_nonsense(tmp_path: Path) -> None:
+    finding = examined(write_recipe(tmp_path, "return float(output['said'] is not None)"), [{"said": "46"}])
+    assert finding.verdict is Verdict.WARN
+    assert finding.evidence.startswith("every output earns 1, whatever it says on 4 of 4 tasks")
+    assert finding.remedy.startswith("`lightningrl redteam RECIPE` shows each of them")
+
+
+def test_the_doctor_says_how_many_outputs_a_sound_reward_stood(tmp_path: Path) -> None:
+    finding = examined(write_recipe(tmp_path, "return float(output['said'] == task.answer)"), [{"said": "46"}])
+    assert finding.verdict is Verdict.PASS
+    assert finding.evidence.endswith("outputs on 4 tasks earned no more than they should")
+
+
+def test_the_doctor_asks_no_judge_for_an_attack(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, "return 1.0")
+    parts = (tmp_path / "parts.py").read_text()
+    (tmp_path / "parts.py").write_text(parts.replace("def right", "async def right"))
+    finding = examined(recipe, ["46"])
+    assert finding.evidence == "not attacked: a reward is async, or there is no output to begin with"

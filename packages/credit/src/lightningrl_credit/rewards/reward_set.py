@@ -96,7 +96,7 @@ class RewardSet:
 
     def __init__(self, rewards: Sequence[NamedReward]) -> None:
         self.weights = RewardWeights(rewards)
-        self._rewards = tuple(rewards)
+        self.rewards = tuple(rewards)
         self._places: tuple[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] | None = None
         self._processes = FunctionProcesses(
             {
@@ -107,13 +107,18 @@ class RewardSet:
         )
 
     async def score(
-        self, trajectory: Trajectory, *, earlier: Mapping[str, float | None] | None = None, keep: Keep | None = None
+        self,
+        trajectory: Trajectory,
+        *,
+        earlier: Mapping[str, float | None] | None = None,
+        keep: Keep | None = None,
+        once: bool = False,
     ) -> RewardResult:
         """Ask all rewards but those with a value in `earlier`. `keep(name, value)` is awaited as each value is made.
-        Raises RewardError, of several the first, where a reward returned no number at all, a defect of the function."""
+        With `once` one that fails is not asked again. Raises RewardError, of several the first, where a reward returned no number at all, a defect of the function."""
         values = dict(earlier or {})
-        asked = [reward for reward in self._rewards if reward.name not in values]
-        asking = (self._value(reward, trajectory, keep) for reward in asked)
+        asked = [reward for reward in self.rewards if reward.name not in values]
+        asking = (self._value(reward, trajectory, keep, 0 if once else reward.retries) for reward in asked)
         answers = await asyncio.gather(*asking, return_exceptions=True)
         failure: str | None = None
         for reward, value in zip(asked, answers, strict=True):
@@ -133,9 +138,11 @@ class RewardSet:
         ordered = {name: values[name] for name in self.weights.names if name in values}
         return RewardResult(values=ordered, total=self.weights.of_rollout(values))
 
-    async def _value(self, reward: NamedReward, trajectory: Trajectory, keep: Keep | None) -> float | None:
+    async def _value(
+        self, reward: NamedReward, trajectory: Trajectory, keep: Keep | None, retries: int
+    ) -> float | None:
         pause = FIRST_PAUSE_S
-        for left in reversed(range(reward.retries + 1)):
+        for left in reversed(range(retries + 1)):
             try:
                 value = await self._try(reward, trajectory)
                 break

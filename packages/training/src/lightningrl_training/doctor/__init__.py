@@ -16,7 +16,7 @@ from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.sanitize import one_line
-from lightningrl_training.doctor import agent_checks, recipe_checks, signal_checks
+from lightningrl_training.doctor import agent_checks, recipe_checks, reward_attack, signal_checks
 from lightningrl_training.doctor.bill import Bill, make_bill
 from lightningrl_training.doctor.findings import LONGEST, Check, Diagnosis, Finding, Row, Verdict, failed, passed
 from lightningrl_training.doctor.observation import Observation
@@ -38,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="repeats", asks="does the agent do the same again", look=agent_checks.repeats_itself),
     Check(name="sampling", asks="is each member of a group sampled for itself", look=signal_checks.sampling_free),
     Check(name="rewards", asks="does every rollout get a proper reward", look=signal_checks.rewards_given),
+    Check(name="attacks", asks="do rewards pay for what is worth nothing", look=reward_attack.rewards_stand),
     Check(name="variety", asks="do rewards differ within groups", look=signal_checks.reward_varies),
     Check(name="learning", asks="does reward reach the sampled tokens", look=signal_checks.reward_reaches_tokens),
     Check(name="settings", asks="is every setting read", look=recipe_checks.settings_read),

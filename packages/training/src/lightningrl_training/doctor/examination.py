@@ -39,6 +39,7 @@ from lightningrl_training.doctor.machine import (
     read_machine,
 )
 from lightningrl_training.doctor.observation import NO_COST, Cost, Costs, Lesson, Observation, Repeat, TriedStep
+from lightningrl_training.doctor.reward_attack import attack_rewards
 from lightningrl_training.doctor.trial_step import failed_lesson, teach
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.loggers import JsonlLogger, draw_curve
@@ -171,6 +172,9 @@ class _Examination:
             trained_tokens=trained_tokens,
             learned_groups=len(step),
         )
+        self.starting("outputs that should earn nothing")
+        rewards, tasks = self.parts.evaluator.rewards, self.parts.tasks.train
+        attack = await attack_rewards(recipe, rewards, tasks, rollouts, load_plugins())
         return Observation(
             recipe=recipe,
             tasks=self.parts.tasks,
@@ -180,6 +184,7 @@ class _Examination:
             requires=scorer.requires,
             missing_roles=scorer.missing_roles(rollouts) if any(one.transitions for one in rollouts) else None,
             reward_error=self.reward_error,
+            attack=attack,
             unread_rewards=unread_rewards(recipe, scorer, credited),
             validation=tuple(validation),
             repeats=tuple(repeats),

@@ -12,6 +12,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
 from lightningrl_training.doctor.machine import Machine
 from lightningrl_training.memory_check import MemoryPlan
+from lightningrl_training.redteam.report import RedTeamReport
 from lightningrl_training.tasks import TaskSets
 
 __all__ = ["NO_COST", "Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
@@ -136,6 +137,8 @@ class Observation:
     """A sentence on roles that the recipe names and no call has."""
     reward_error: str | None = None
     """Error that a reward or the credit assigner raised for good: nothing is rewarded then."""
+    attack: RedTeamReport | None = None
+    """Outcome of a small attack on the rewards; None = there was none."""
     unread_rewards: str | None = None
     """A sentence on rewards of calls that credit does not read."""
     validation: tuple[Trajectory, ...] = ()

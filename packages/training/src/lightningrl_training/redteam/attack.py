@@ -53,7 +53,8 @@ class RedTeam:
     """An attack on the rewards of a recipe, with some of its tasks."""
 
     recipe: Recipe
-    rewards: Sequence[NamedReward]
+    rewards: Sequence[NamedReward] | RewardSet
+    """Of a set that is there already, the files that it reads are not watched."""
     tasks: Sequence[Task]
     mutators: Mapping[str, Mutator]
     gold: Callable[[Task], Any] | None = None
@@ -74,11 +75,15 @@ class RedTeam:
         """Attack each return that a role is paid. Raises PluginError where a mutator raises."""
         with tempfile.TemporaryDirectory(prefix="lightningrl-redteam-", ignore_cleanup_errors=True) as folder:
             log = Path(folder) / "opened.jsonl"
-            self._set = RewardSet([_watched(reward, log) for reward in self.rewards])
+            self._set = (
+                self.rewards
+                if isinstance(self.rewards, RewardSet)
+                else RewardSet([_watched(reward, log) for reward in self.rewards])
+            )
             policy = next(iter(self.recipe.all_policies))
             self._scores = Scores(rewards=self._set, seconds=self.seconds, show=self.show, policy=policy)
             for names in self._returns():
-                await self._attack([reward for reward in self.rewards if reward.name in names], log)
+                await self._attack([reward for reward in self._set.rewards if reward.name in names], log)
         late = (
             f"{self._scores.planned - self._scores.done} outputs were not rewarded: {self.seconds:g} s were over, or "
         )
@@ -99,7 +104,7 @@ class RedTeam:
         return list(dict.fromkeys(filter(None, (weights.paid_to(role) for role in (*sorted(weights.roles), None)))))
 
     async def _attack(self, rewards: Sequence[NamedReward], log: Path) -> None:
-        fields = tuple(dict.fromkeys(key for reward in rewards for key in fields_named(reward.function)))
+        fields = tuple(dict.fromkeys(key for reward in rewards for key in fields_named(_own(reward.function))))
         attempt = partial(self._try, frozenset(reward.name for reward in rewards))
         gold = await self._find_gold(rewards, fields, attempt)
         label = " + ".join(reward.name for reward in rewards)
@@ -174,7 +179,7 @@ class RedTeam:
                     f"reward mutator {name!r} raised {describe_raised(error)} on task {target.task.id!r}; mend or "
                     "uninstall it"
                 ) from error
-            for attack in {(repr(attack.output), attack.what): attack for attack in attacks}.values():
+            for attack in _distinct(attacks):
                 is_wrong = attack.worth in (Worth.NOTHING, Worth.WRONG) and attack.least_share <= BY_CHANCE
                 if not (is_wrong and right is not None and canonical_text(attack.output) == right):
                     calls = attack.tool_calls or target.form.tool_calls
@@ -235,7 +240,7 @@ class RedTeam:
         if not differing:
             return []
         least, most = max(differing, key=lambda pair: _total(pair[1]) - _total(pair[0]))
-        is_judge = any(is_async(reward.function) for reward in rewards)
+        is_judge = any(is_async(_own(reward.function)) for reward in rewards)
         what = f"the same output earns {shorten(least.total)} and {shorten(most.total)}"
         advice = "take chance, clocks and what was seen before out of the reward; ask a judge at temperature 0"
         severity = Severity.NOTE if is_judge else Severity.MEDIUM
@@ -283,14 +288,27 @@ class RedTeam:
         return findings
 
 
+def _distinct(attacks: Sequence[Attack]) -> list[Attack]:
+    """Attacks without those that are the same by another name, as where gold's form is a text as it is."""
+    first: dict[tuple[str, str, int], Attack] = {}
+    for attack in attacks:
+        first.setdefault((repr(attack.output), repr(attack.reported), len(attack.tool_calls)), attack)
+    return list(first.values())
+
+
 def _total(trial: Trial) -> float:
     return trial.total or 0.0
 
 
+def _own(function: Any) -> Any:
+    """The user's function."""
+    return function.function if isinstance(function, WatchedReward) else function
+
+
 def _watched(reward: NamedReward, log: Path) -> NamedReward:
-    """The reward as in a run, asked once, whose process notes the files that it opens."""
+    """The reward as in a run, whose process notes the files that it opens."""
     function = WatchedReward(reward.function, log) if is_watchable(reward.function) else reward.function
-    return replace(reward, function=function, retries=0)
+    return replace(reward, function=function)
 
 
 def _most(rewards: Sequence[NamedReward]) -> float | None:

@@ -55,11 +55,12 @@ class Judgement:
     def findings(self) -> Iterator[RedTeamFinding]:
         """Outputs that earn too much, and rewards that tell nothing apart."""
         paid = [attempt for attempt in self.tried if attempt.total is not None]
-        totals = {attempt.total or 0.0 for attempt in paid}
-        if self.gold:
-            yield from self._against_gold(paid)
-        elif len(totals) == 1 and len(paid) >= LEAST_TASKS and max(totals) > 0.0:
+        totals = {attempt.total for attempt in paid}
+        is_worthless_paid = any(attempt.attack.worth in (Worth.NOTHING, Worth.WRONG) for attempt in paid)
+        if len(totals) == 1 and len(paid) >= LEAST_TASKS and is_worthless_paid and (paid[0].total or 0.0) > 0.0:
             yield self._constant(paid)
+        elif self.gold:
+            yield from self._against_gold(paid)
         else:
             yield from self._without_gold(paid)
         yield from self._failures()

@@ -91,7 +91,7 @@ class Scores:
         trajectory = trajectory_of(task, attack, rollout=f"redteam-{number}", policy=self.policy)
         try:
             async with asyncio.timeout(max(0.1, self._until - time.monotonic())):
-                result = await self.rewards.score(trajectory)
+                result = await self.rewards.score(trajectory, once=True)
         except TimeoutError:
             return None
         except RewardError as error:
