@@ -183,7 +183,7 @@ def test_fixed_tasks_that_are_in_both_sets_are_refused_without_a_count_and_left_
 
 def test_one_rollout_at_a_time_is_what_its_run_has(tmp_path: Path) -> None:
     recipe = write(tmp_path, ONE.replace("Sums", "Game") + " }")
-    (reward,) = build_credit(recipe, load_plugins())[0].rewards._rewards
+    (reward,) = build_credit(recipe, load_plugins())[0].rewards.rewards
     assert reward.concurrency == 1
     with pytest.raises(ConfigError, match=r"one rollout at a time in a process; set runtime\.concurrency = 1"):
         build_source(with_settings(recipe, {"runtime.concurrency": 4}), load_plugins())

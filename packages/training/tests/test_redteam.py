@@ -210,8 +210,8 @@ def test_a_search_finds_what_the_policy_says_everywhere() -> None:
 
 def examined(recipe: Path, outputs: Sequence[Any]) -> Finding:
     """What the doctor says of the rewards of a recipe whose agent has returned these outputs."""
-    whole, plugins = load_recipe(recipe), load_plugins()
-    _, tasks, rewards = build_tasks_and_rewards(whole, plugins)
+    whole = load_recipe(recipe)
+    _, tasks, rewards = build_tasks_and_rewards(whole, load_plugins())
     rollouts = [
         Trajectory(
             rollout_id=f"r{number}", attempt=1, task=tasks.train[0], group_id="g", outcome=Outcome.SUCCEEDED,
@@ -219,7 +219,7 @@ def examined(recipe: Path, outputs: Sequence[Any]) -> Finding:
         )
         for number, output in enumerate(outputs)
     ]  # fmt: skip
-    report = asyncio.run(attack_rewards(whole, RewardSet(rewards), tasks.train, rollouts, plugins))
+    report = asyncio.run(attack_rewards(whole, RewardSet(rewards), tasks.train, rollouts))
     return rewards_stand(Observation(recipe=whole, tasks=tasks, groups=(), signals=(), attack=report))
 
 

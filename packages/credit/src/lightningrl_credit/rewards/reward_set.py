@@ -115,7 +115,8 @@ class RewardSet:
         once: bool = False,
     ) -> RewardResult:
         """Ask all rewards but those with a value in `earlier`. `keep(name, value)` is awaited as each value is made.
-        With `once` one that fails is not asked again. Raises RewardError, of several the first, where a reward returned no number at all, a defect of the function."""
+        With `once` one that fails is not asked again. Raises RewardError, of several the first, where a reward returned
+        no number at all, a defect of the function."""
         values = dict(earlier or {})
         asked = [reward for reward in self.rewards if reward.name not in values]
         asking = (self._value(reward, trajectory, keep, 0 if once else reward.retries) for reward in asked)

@@ -144,8 +144,7 @@ class _Examination:
         validation, validate = await self._validate()
         credited, steps, collect = await self._collect_steps()
         rollouts = [one for group in credited for one in group.group.members]
-        status = await self.served.client.status()
-        sampled = sum(link.tokens for link in self.served.links.values())
+        status, sampled = await self.served.client.status(), sum(link.tokens for link in self.served.links.values())
         stored = await asyncio.to_thread(_store_bytes, scratch / "store.sqlite")
         self.starting("some rollouts once more")
         repeats = await self._repeat(rollouts)
@@ -172,9 +171,7 @@ class _Examination:
             trained_tokens=trained_tokens,
             learned_groups=len(step),
         )
-        self.starting("outputs that should earn nothing")
-        rewards, tasks = self.parts.evaluator.rewards, self.parts.tasks.train
-        attack = await attack_rewards(recipe, rewards, tasks, rollouts, load_plugins())
+        attack = await attack_rewards(recipe, self.parts.evaluator.rewards, self.parts.tasks.train, rollouts)
         return Observation(
             recipe=recipe,
             tasks=self.parts.tasks,

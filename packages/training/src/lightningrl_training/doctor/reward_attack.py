@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightningrl.errors import LightningError
-from lightningrl.plugins import PluginManager
+from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.rewards import RewardSet
@@ -23,14 +23,14 @@ SECONDS: Final = 10.0
 
 
 async def attack_rewards(
-    recipe: Recipe, rewards: RewardSet, tasks: Sequence[Task], rollouts: Sequence[Trajectory], plugins: PluginManager
+    recipe: Recipe, rewards: RewardSet, tasks: Sequence[Task], rollouts: Sequence[Trajectory]
 ) -> RedTeamReport | None:
     """Attack the rewards of a run for some seconds. None where one of them is async, which may cost money, where there
     is no output to take the form of, and where an attack raised."""
     outputs = [rollout.output for rollout in rollouts if rollout.output is not None]
     if not outputs or any(is_async(reward.function) for reward in rewards.rewards):
         return None
-    installed = mutators_of(plugins)
+    installed = mutators_of(load_plugins())
     team = RedTeam(
         recipe=recipe,
         rewards=rewards,

@@ -54,7 +54,7 @@ class RedTeam:
 
     recipe: Recipe
     rewards: Sequence[NamedReward] | RewardSet
-    """Of a set that is there already, the files that it reads are not watched."""
+    """Rewards; the files that they read are watched, but those of a set that is there already."""
     tasks: Sequence[Task]
     mutators: Mapping[str, Mutator]
     gold: Callable[[Task], Any] | None = None
