@@ -124,7 +124,8 @@ def test_it_does_so_where_a_notebooks_cell_waits_for_the_run(tmp_path: Path) -> 
     async def cell() -> Trajectory:
         return run_sync(reward())
 
-    rewarded = asyncio.run(cell())
+    with contextlib.closing(database):
+        rewarded = asyncio.run(cell())
     assert (rewarded.unrewarded, dict(rewarded.rewards)) == (None, dict.fromkeys((*BY_HAND, "cell"), 0.5))
 
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ async def test_a_worker_outlives_a_store_that_was_closed_for_longer_than_its_lea
     await store.create_rollouts([make_spec("a")])
     lease = await leased(store)
     await store.close()
-    with sqlite3.connect(tmp_path / "store.db") as db:
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
         db.execute("UPDATE attempts SET expires_at = 0")
     store = await SqlStore.open(url)
     assert await store.lease("other", 60.0) is None, "the sweep and every lease end what is over"

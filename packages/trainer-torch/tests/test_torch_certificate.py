@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def test_a_call_changed_in_the_store_is_found(
     value: float, clean: lightningrl.Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The record's own logprobs, one of them another."""
-    with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:
+    with closing(sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite")) as db, db:
         (pk, values), *_ = db.execute("SELECT pk, logprobs FROM calls ORDER BY pk LIMIT 1").fetchall()
         changed = np.frombuffer(values, np.float32).copy()
         changed[0] += value
@@ -200,14 +201,14 @@ def test_a_call_changed_in_the_store_is_found(
 
 
 def test_rollouts_that_are_gone_and_were_not_forgotten_are_missed(clean: lightningrl.Run, tmp_path: Path) -> None:
-    with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:
+    with closing(sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite")) as db, db:
         db.execute("DELETE FROM trained")
     assert "the record is what was trained" in failures(lightningrl.Run(tmp_path / "run").certify())
 
 
 def test_a_run_without_a_call_is_no_certified_run(clean: lightningrl.Run, tmp_path: Path) -> None:
     """As one whose agent ends each time before it asks."""
-    with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:
+    with closing(sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite")) as db, db:
         db.execute("DELETE FROM calls")
     with pytest.raises(RunFolderError, match="no sampled token"):
         lightningrl.Run(tmp_path / "run").certify()

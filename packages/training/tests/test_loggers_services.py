@@ -13,6 +13,7 @@ import struct
 import sys
 import time
 import types
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,8 @@ def test_trackio_goes_on_with_the_same_run(home: Path, monkeypatch: pytest.Monke
     place = Path(storage.get_project_db_path(f"lightningrl-test-{home.parent.name}"))
     assert Path(utils.TRACKIO_DIR) in place.parents
     try:
-        rows = sqlite3.connect(place).execute("select run_name, step, metrics from metrics order by id").fetchall()
+        with closing(sqlite3.connect(place)) as db:
+            rows = db.execute("select run_name, step, metrics from metrics order by id").fetchall()
         assert [(run, step, json.loads(text)["reward"]) for run, step, text in rows] == [
             ("run-1", 1, 0.25),
             ("run-1", 2, 0.5),
