@@ -127,7 +127,13 @@ AGENT_FAULTS = {
     ),
     "it tells the time": of_agent("tells_the_time", "repeats", WARN, r"(\d+) of \1 rollouts, run again .*Say it again"),
     "it fixes its seed": of_agent("fixes_its_seed", "sampling", FAIL, "said the same: the agent sends a fixed seed"),
-    "it stops at once": of_agent("stops_at_once", "sampling", FAIL, "said the same: the agent stops at"),
+    "it stops at once": Fault(
+        agent="stops_at_once",
+        check="sampling",
+        verdict=FAIL,
+        said="said the same: the agent stops at",
+        settings={"loop.steps": 200},  # few tokens a rollout: a short run would go little of its way
+    ),
     "it asks for temperature 0": of_agent(
         "asks_for_no_chance", "sampling", WARN, r"temperature=0 in \d+ calls, top_p=0.5 in \d+ calls; the run"
     ),
