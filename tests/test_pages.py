@@ -62,7 +62,8 @@ def test_tutorials_and_how_tos_have_no_breach_and_a_page_that_has_one_is_told(tm
 
 def test_the_documentation_stays_within_its_words_and_few_of_its_lines_are_tables() -> None:
     pages = COUNT["count_pages"]()
-    assert sum(page.words for page in pages) <= COUNT["MOST_WORDS"], "python scripts/count_docs.py --pages says where"
+    written = sum(page.words for page in pages if page.kind != "generated")
+    assert written <= COUNT["MOST_WORDS"], "python scripts/count_docs.py --pages says where"
     assert COUNT["table_share"](pages) <= COUNT["MOST_TABLE_SHARE"], "a table whose cells are sentences is a list"
 
 
