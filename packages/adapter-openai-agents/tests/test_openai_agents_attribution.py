@@ -50,6 +50,8 @@ def check_attribution(server: ScriptedServer, crowd: Crowd) -> None:
         assert call.rollout_id == (re.search(r"RID=([\w-]+)", call.text) or [None, None])[1]
         assert call.agent == (re.search(r"ROLE=(\w+)", call.text) or [None, call.agent])[1]
         roles.setdefault(call.rollout_id, Counter())[call.agent or ""] += 1
+    silent = set(server.rollout_ids) - roles.keys()
+    assert silent == set(), [server.result(rollout_id) for rollout_id in silent]
     assert len(roles) == crowd.rollouts
     assert {rid: dict(made) for rid, made in roles.items() if made != Counter(ROLES[rid.rpartition("-")[0]])} == {}
     for rollout_id in roles:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lightningrl.plugins import Plugin, hookimpl
-from lightningrl_tasks_reasoning_gym.source import ReasoningGym
 
 __all__ = ["lightningrl_tasks"]
 
 
 @hookimpl
 def lightningrl_tasks() -> Iterable[Plugin]:
+    from lightningrl_tasks_reasoning_gym.source import ReasoningGym  # it imports numpy
+
     yield Plugin(
         name="reasoning_gym",
         summary="reasoning-gym: questions of a hundred generators, each with its own check",
