@@ -38,7 +38,7 @@ def reply(prompt: str) -> str:
 
 
 def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    body = {"model": "policy", "messages": messages, "tools": [TOOL], "max_tokens": 1024}  # a command has long paths
+    body = {"model": "policy", "messages": messages, "tools": [TOOL]}
     headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
     address = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
     request = urllib.request.Request(address, json.dumps(body).encode(), headers)

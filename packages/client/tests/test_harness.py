@@ -22,7 +22,7 @@ from processes import all_ended
 from sizes import PATIENCE_S
 from small_harness import ROW, reply
 
-from lightningrl.types import Outcome, Task, Trajectory
+from lightningrl.types import Outcome, SamplingSettings, Task, Trajectory
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_testing.whole_path import WholePath, running_services
@@ -68,7 +68,8 @@ async def run(
 ) -> list[Trajectory]:
     async with path.workers({"harness": ROW, **agent}, base_dir=base, workers=1, concurrency=4):
         wanted = {rid: task if isinstance(task, Task) else Task(id=rid, input=task) for rid, task in tasks.items()}
-        return await path.run_tasks(wanted, **options)
+        roomy = SamplingSettings(max_tokens=1024)  # a character is a token, and commands have long paths
+        return await path.run_tasks(wanted, sampling=roomy, **options)
 
 
 async def test_four_rollouts_at_once_have_folders_and_homes_of_their_own_and_are_checked_before_these_go(

@@ -13,7 +13,7 @@ from processes import all_ended, is_alive, written
 from sizes import PATIENCE_S, sized
 from small_harness import ROW, reply
 
-from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task
+from lightningrl.types import Outcome, RolloutSpec, SamplingSettings, Task
 from lightningrl_client.runtime.harnesses.agent import HarnessAgent
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
@@ -38,7 +38,8 @@ async def test_a_harness_or_worker_that_is_killed_leaves_no_folder_and_no_proces
                 file = pids / str(number)
                 hang = f"test -e {file} || {{ setsid sleep 100000 & echo $PPID $$ $! > {file}; sleep 100000; }}"
                 task = Task(id=f"t{number}", input=f"do «{hang}»")
-                spec = RolloutSpec(id=f"r{number}", task=task, group_id="g", mode=RolloutMode.TRAIN, max_attempts=3)
+                roomy = SamplingSettings(max_tokens=1024)  # a character is a token, and commands have long paths
+                spec = RolloutSpec(id=f"r{number}", task=task, group_id="g", max_attempts=3, sampling=roomy)
                 await path.client.create_rollouts([spec])
                 await written(file, words=3)
                 harness = int(file.read_text().split()[0])

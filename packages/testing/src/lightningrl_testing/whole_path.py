@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from lightningrl.dialects import DIALECTS, Dialect
-from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, Task, Trajectory, Transition
+from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory, Transition
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.pool import WorkerPool
 from lightningrl_server.engines.link import EngineLink
@@ -53,10 +53,18 @@ class WholePath:
         return await self.run_tasks(tasks, wait_s=wait_s, timeout_s=timeout_s)
 
     async def run_tasks(
-        self, tasks: Mapping[str, Task], *, wait_s: float = 900.0, timeout_s: float = 900.0
+        self,
+        tasks: Mapping[str, Task],
+        *,
+        wait_s: float = 900.0,
+        timeout_s: float = 900.0,
+        sampling: SamplingSettings | None = None,
     ) -> list[Trajectory]:
         """Run one rollout per task, by the rollout's id, as `run` does."""
-        specs = [RolloutSpec(id=name, task=task, group_id="g", timeout_s=timeout_s) for name, task in tasks.items()]
+        specs = [
+            RolloutSpec(id=name, task=task, group_id="g", timeout_s=timeout_s, sampling=sampling)
+            for name, task in tasks.items()
+        ]
         return await self._run(specs, wait_s)
 
     async def branch(self, recorded: Trajectory, calls: int, *, wait_s: float = 900.0) -> Trajectory:
