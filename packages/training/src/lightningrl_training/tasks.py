@@ -26,7 +26,6 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import check_options
 from lightningrl.sanitize import DEEPEST, NotPlain, kind_of, to_plain
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
-from lightningrl_server.store.columns import encode_json
 from lightningrl_training.part_checks import gather
 from lightningrl_training.task_files import Columns, Row
 
@@ -353,7 +352,7 @@ def decode_digests(path: Path) -> TaskDigests:
 
 
 def _digest(tasks: Iterable[Task]) -> NDArray[np.uint64]:
-    parts = (encode_json([task.id, task.input, task.answer], f"task {task.id!r}").encode() for task in tasks)
+    parts = (json.dumps([task.id, task.input, task.answer], sort_keys=True).encode() for task in tasks)
     return np.frombuffer(b"".join(hashlib.blake2b(part, digest_size=8).digest() for part in parts), np.uint64)
 
 
