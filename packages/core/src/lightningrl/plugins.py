@@ -129,6 +129,10 @@ class HookSpecs(Protocol):
         recipe), and returns a `lightningrl.MetricLogger`."""
 
     @hookspec
+    def lightningrl_trace_importers(self) -> Iterable[Plugin]:
+        """Yield importers of traces, by format; each factory returns a `lightningrl_traces.TraceImporter`."""
+
+    @hookspec
     def lightningrl_commands(self) -> Iterable[Plugin]:
         """Yield commands of `lightningrl`; each factory returns a function that `typer` reads, or a `typer.Typer`."""
 
@@ -165,6 +169,7 @@ YIELDING = {
     "lightningrl_view_pages": "viewer page",
     "lightningrl_loggers": "logger",
     "lightningrl_model_formats": "model format",
+    "lightningrl_trace_importers": "trace importer",
     COMMANDS: "command",
 }
 EXTRAS = {

@@ -1,0 +1,1 @@
+"""Traces of agents in production as data: import, grade, curate."""

@@ -1,0 +1,1 @@
+"""`lightningrl curate`: runs, filtered and split, as data for tuning."""

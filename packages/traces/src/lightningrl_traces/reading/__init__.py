@@ -1,0 +1,1 @@
+"""Spans and log records, read as calls, rollouts and grades."""
