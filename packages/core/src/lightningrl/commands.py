@@ -103,7 +103,10 @@ class CommandGroup(TyperGroup):
         names = [*(name for name in EXTRAS if name in self.records), *sorted(set(self.records) - set(EXTRAS))]
         self.commands = {name: summary_of(self.records[name]) for name in names}
         missing = [name for name in EXTRAS if name not in self.records and EXTRAS[name]]
-        groups = ((extra, [name for name in missing if EXTRAS[name] == extra]) for extra in ("torch", "worker", "view", "traces"))
+        groups = (
+            (extra, [name for name in missing if EXTRAS[name] == extra])
+            for extra in ("torch", "worker", "view", "traces")
+        )
         lines = [f"{', '.join(names)}: pip install 'lightningrl\\[{extra}]'" for extra, names in groups if names]
         self.epilog = "\n\n".join(("Not installed:", *lines)) if lines else None
 
