@@ -203,3 +203,15 @@ def test_without_a_tokenizer_tokens_are_their_numbers() -> None:
 def test_a_token_that_is_a_part_of_a_character_has_its_own_bytes(tokenizer: Any) -> None:
     ids = tokenizer.encode("日", add_special_tokens=False)[-3:]
     assert [QuickTokenizer(tokenizer).bytes_of(one) for one in ids] == [b"\xe6", b"\x97", b"\xa5"]
+
+
+def test_a_template_whose_roles_are_tokens_is_read_also_where_it_has_no_token_for_some_role() -> None:
+    """A role that was guessed from another's token, `<|developer|>` by `<|user|>`, broke the reader."""
+    template = (
+        "{%- for message in messages %}{{- '<|' + message.role + '|>' + message.content + '<|end|>' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+    )
+    tokenizer = of_template(template, "<|user|>", "<|assistant|>", "<|end|>")
+    ids = tokenizer.encode("<|user|>hi<|end|><|assistant|>", add_special_tokens=False)
+    segments, _ = SegmentReader(tokenizer).read(ids, (), kind=SegmentKind.MARKUP)
+    assert [segment.text for segment in segments if segment.kind is SegmentKind.USER] == ["hi"]

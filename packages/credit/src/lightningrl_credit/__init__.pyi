@@ -15,6 +15,7 @@ from lightningrl_credit.likelihood import Hindsight as Hindsight
 from lightningrl_credit.likelihood import InformationGain as InformationGain
 from lightningrl_credit.scoring import has_signal as has_signal
 from lightningrl_credit.states import StateGroups as StateGroups
+from lightningrl_credit.teacher import TeacherCredit as TeacherCredit
 from lightningrl_credit.turn_gae import TurnGae as TurnGae
 from lightningrl_credit.turns import TurnReturns as TurnReturns
 

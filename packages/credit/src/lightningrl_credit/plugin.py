@@ -57,6 +57,8 @@ def lightningrl_credit_assigners() -> Iterable[Plugin]:
     yield _plugin("judge", judge, "judge_assigner:judge")
     likelihood = "how much likelier a call made the gold answer (IGPO), or success makes the call (HCAPO)"
     yield _plugin("likelihood", likelihood, "likelihood:likelihood")
+    teacher = "each token gets how much likelier a teacher finds it: on-policy distillation (reverse KL)"
+    yield _plugin("teacher", teacher, "teacher:TeacherCredit")
 
 
 @hookimpl

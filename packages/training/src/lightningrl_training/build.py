@@ -157,7 +157,7 @@ def build_credit(
     *parts, assigner, judge, _, _ = part_checks.gather(
         *(partial(_reward, name, recipe, plugins, source) for name in recipe.rewards),
         *(partial(_turn_reward, name, recipe, plugins) for name in recipe.intermediate_rewards),
-        lambda: _credit(recipe, plugins),
+        lambda: _credit(recipe, plugins, models or {}),
         lambda: _judge(recipe),
         lambda: trained_calls(recipe),
         lambda: part_checks.check_samples(recipe),
@@ -309,7 +309,7 @@ def build_assigner(plugins: PluginManager, use: Any, options: Mapping[str, Any],
     return assigner
 
 
-def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
+def _credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str]) -> CreditAssigner:
     assigner = build_assigner(plugins, recipe.credit.use, recipe.credit.options, recipe.folder)
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
     requires = assigner.requires | ({"agents"} if recipe.credit.compare == "role" or is_paid_by_role else frozenset())
@@ -318,6 +318,7 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     part_checks.gather(
         lambda: check_comparison(assigner, recipe.credit.compare),
         lambda: part_checks.check_judge(recipe, assigner),
+        lambda: part_checks.check_teacher(recipe, assigner, models),
         lambda: part_checks.check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
         lambda: check_needs(recipe, recipe.credit.use, requires, capabilities, installed_needs(plugins)),
     )

@@ -21,6 +21,8 @@ from lightningrl.recipe import Recipe
 from lightningrl_credit.combinators import Combination
 from lightningrl_credit.rewards import NamedReward, TurnReward
 from lightningrl_credit.rewards.lineages import Joins
+from lightningrl_credit.teacher import TeacherCredit
+from lightningrl_server.rendering.tokenizer import load_tokenizer
 
 __all__ = [
     "check_capabilities",
@@ -29,6 +31,7 @@ __all__ = [
     "check_potentials",
     "check_reward",
     "check_samples",
+    "check_teacher",
     "digest_parts",
     "gather",
     "required_settings",
@@ -118,6 +121,38 @@ def check_critic(
             f"[learner.critic] is set, and credit.use {recipe.credit.use!r} teaches it nothing; set credit.use = "
             "'turn_gae', or remove the table"
         )
+
+
+def check_teacher(recipe: Recipe, assigner: CreditAssigner, models: Mapping[str, str]) -> None:
+    """Raise ConfigError for a teacher that is no frozen policy of the run, or that reads other tokens than those it is
+    asked about."""
+    for part in (assigner, *_list_nested(assigner)):
+        if not isinstance(part, TeacherCredit):
+            continue
+        name, policies = part.teacher, recipe.all_policies
+        if name not in policies or policies[name].trainable:
+            problem = "is trained itself" if name in policies else f"is none of {', '.join(map(repr, policies))}"
+            raise ConfigError(
+                f"credit assigner 'teacher' asks policy {name!r}, which {problem}; add a table [policies.{name}] with "
+                "its model and trainable = false"
+            )
+        for student in (other for other, policy in policies.items() if policy.trainable):
+            if not _read_same_tokens(models.get(name, ""), models.get(student, "")):
+                raise ConfigError(
+                    f"teacher {name!r} has another tokenizer than policy {student!r}, so it cannot judge its tokens; "
+                    "take a teacher of the same model family"
+                )
+
+
+def _read_same_tokens(model: str, other: str) -> bool:
+    """False for two models whose vocabularies are known to differ."""
+    if not model or not other or model == other:
+        return True
+    try:
+        ours, others = (load_tokenizer(name, is_there=True) for name in (model, other))
+    except ConfigError:  # a hub model that was not fetched yet, or none: said elsewhere
+        return True
+    return bool(ours.get_vocab() == others.get_vocab())
 
 
 def check_samples(recipe: Recipe) -> None:

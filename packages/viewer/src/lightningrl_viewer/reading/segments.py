@@ -108,8 +108,9 @@ class SegmentReader:
         template = _Template(tokenizer, [added.content for added in self._added.values()])
         self._closers = frozenset(template.closers)
         for header, kind in sorted(template.headers.items(), key=lambda item: -len(item[0])):
-            first = next(added for added in template.added if header.startswith(added))
-            self._headers.setdefault(first, []).append((header, kind))
+            first = next((added for added in template.added if header.startswith(added)), None)
+            if first is not None:  # else it is a guess from another role's: <|developer|> by <|user|>
+                self._headers.setdefault(first, []).append((header, kind))
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the text of a whole row at once: quicker than its parts."""
