@@ -1,6 +1,6 @@
 """Distils a policy into one that was not trained: `credit.use = "teacher"` on examples/from_scratch, with its control.
 
-    python scripts/distillation.py              a teacher, then three seeds of each row; a quarter of an hour
+    python scripts/distillation.py              a teacher, then three seeds of each row; five minutes
     python scripts/distillation.py --seeds 0    one seed
     python scripts/distillation.py --report     the table of what earlier calls left in runs/distillation
 
@@ -8,17 +8,16 @@ teacher   ten steps by reward, exported                rows  distil   the teache
                                                              reward   as many rollouts, by reward
                                                              control  the teacher is the student's own start
 
-Each row is a plain `lightningrl train`; figures are the greedy validation before the first step and after the last.
+Each row is a plain `lightningrl train` of 64 rollouts a step; figures are greedy validations, before the first step and
+after each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,7 @@ RUNS: Final = ROOT / "runs" / "distillation"
 EXAMPLE: Final = ROOT / "examples" / "from_scratch"
 START: Final = ROOT / "examples" / "text_to_sql" / "starter"
 TEACHER: Final = RUNS / "teacher-weights"
-STEPS: Final = 6
+STEPS: Final = 3
 ROWS: Final = {"distil": TEACHER, "reward": None, "control": START}
 """Rows by name, with the teacher of each."""
 
@@ -58,7 +57,7 @@ def train(folder: Path, teacher: Path | None, seed: int, *, steps: int = STEPS) 
     if folder.is_dir():
         print(f"{folder.name}: there already; delete {folder.relative_to(ROOT)} to run it again", flush=True)
         return
-    settings = [f"loop.steps={steps}", f"validation.every={steps}", f"learner.total_steps={steps}"]
+    settings = [f"loop.steps={steps}", "validation.every=1", f"learner.total_steps={steps}"]
     if teacher is not None:
         settings += [
             f"policies.teacher.model={json.dumps(str(teacher))}",
@@ -76,28 +75,22 @@ def lightningrl(*words: str) -> None:
 
 
 def table() -> str:
-    """Return the validations as markdown: mean over seeds, and each seed's."""
-    lines = ["| row | seeds | first | last | minutes |", "|---|---|---|---|---|"]
-    for row in ("teacher", *ROWS):
-        folders = sorted(RUNS.glob(row if row == "teacher" else f"{row}-[0-9]*"))
-        if not folders:
-            continue
-        curves = [read_curve(folder) for folder in folders]
-        first, last, minutes = zip(*curves, strict=True)
-        lines.append(f"| {row} | {len(folders)} | {_mean(first)} | {_mean(last)} | {statistics.fmean(minutes):.1f} |")
+    """Return the validations of each run as markdown."""
+    lines = [
+        f"| row | start | {' | '.join(f'step {step}' for step in range(1, STEPS + 1))} |",
+        "|---" * (STEPS + 2) + "|",
+    ]
+    for row in ROWS:
+        for folder in sorted(RUNS.glob(f"{row}-[0-9]*")):
+            cells = " | ".join(f"{reward:.2f}" for reward in read_curve(folder))
+            lines.append(f"| {folder.name} | {cells} |")
     return "\n".join(lines)
 
 
-def read_curve(folder: Path) -> tuple[float, float, float]:
-    """Return a run's first and last validation, and its minutes."""
+def read_curve(folder: Path) -> list[float]:
+    """Return a run's validations in their order."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    rewards = [line["validation/reward"] for line in lines if "validation/reward" in line]
-    return rewards[0], rewards[-1], max(line.get("minutes", 0.0) for line in lines)
-
-
-def _mean(values: Sequence[float]) -> str:
-    each = ", ".join(f"{value:.2f}" for value in values)
-    return f"{statistics.fmean(values):.2f} ({each})" if len(values) > 1 else each
+    return [line["validation/reward"] for line in lines if "validation/reward" in line]
 
 
 if __name__ == "__main__":

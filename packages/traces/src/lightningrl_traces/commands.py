@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from lightningrl.commands import describe_command
 from lightningrl.plugins import Plugin
+from lightningrl_traces.curation.command import curate
 
 __all__ = ["COMMANDS"]
 
-COMMANDS: tuple[Plugin, ...] = ()
+COMMANDS: tuple[Plugin, ...] = (describe_command(curate),)

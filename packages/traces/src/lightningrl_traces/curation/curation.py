@@ -1,0 +1,148 @@
+"""Curating runs: list their rollouts, split the tasks, read the calls group by group, write the rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightningrl.errors import ConfigError
+from lightningrl.types import Task
+from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut
+from lightningrl_traces.curation.files import RowFiles, check_target
+from lightningrl_traces.curation.report import Report
+from lightningrl_traces.curation.rows import Candidate, RowWriter
+from lightningrl_traces.curation.rules import GroupRewards, Rules, call_problem, rollout_problem, score_problem
+from lightningrl_traces.curation.sources import Source, open_source
+from lightningrl_traces.curation.splits import TaskFamilies
+
+__all__ = ["curate"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Entry of a run's list: a rollout to read."""
+
+    id: str
+    reward: float | None
+    task: int
+    """Number of its task."""
+
+
+Groups = dict[str, list[_Entry]]
+
+
+async def curate(runs: Sequence[Path], into: Path, rules: Rules = Rules()) -> Report:  # noqa: B008
+    """Write the rows of runs into an empty or absent folder, which appears when all are whole.
+
+    Memory holds ids of all rollouts, fingerprints of tasks and rows, and the calls of a few rollouts. Raises
+    RunFolderError for a run or folder that is none, ConfigError where no row is left.
+    """
+    check_target(into)
+    names = [run.resolve() for run in runs]
+    if len(set(names)) < len(names):
+        raise ConfigError("a run is named twice; name each once")
+    async with AsyncExitStack() as stack:
+        sources = [await stack.enter_async_context(open_source(run)) for run in runs]
+        return await _Curation(sources, rules).write(into)
+
+
+class _Curation:
+    """One curation, while it is made."""
+
+    def __init__(self, sources: Sequence[Source], rules: Rules) -> None:
+        self._sources = sources
+        self._rules = rules
+        self._families = TaskFamilies(rules.near)
+        self._held_back: frozenset[int] = frozenset()
+        self._written: set[int] = set()
+        """Tasks in tasks.jsonl, by family."""
+        self._rollouts: Counter[LeftOut] = Counter()
+        self._calls: Counter[LeftOut] = Counter()
+        self._read_rollouts = self._read_calls = 0
+
+    async def write(self, into: Path) -> Report:
+        groups = [await self._list(source) for source in self._sources]
+        self._held_back = self._families.validation(self._rules.validation)
+        with RowFiles(into, is_split=bool(self._rules.validation)) as files:
+            writer = RowWriter(files, self._rules)
+            for source, listed in zip(self._sources, groups, strict=True):
+                for group in reversed(listed.values()):  # the oldest first
+                    await self._write_group(source, group[::-1], files, writer)
+            report = Report(
+                runs=[source.name for source in self._sources],
+                rules=self._rules,
+                rollouts_read=self._read_rollouts,
+                calls_read=self._read_calls,
+                rollouts_left_out=dict(self._rollouts),
+                calls_left_out=dict(self._calls),
+                rows_left_out={kind: dict(counts) for kind, counts in writer.left_out.items()},
+                rows=dict(files.counts),
+                likeness=dict(writer.likeness),
+            )
+            if not sum(report.total(kind) for kind in ("sft", "dpo", "kto")):
+                raise ConfigError(f"no row is left: {report.explain()}")
+            files.publish(report.as_json())
+        return report
+
+    async def _list(self, source: Source) -> Groups:
+        """List a run's rollouts by group, newest first."""
+        groups: Groups = defaultdict(list)
+        async for rollout in source.rollouts():
+            self._read_rollouts += 1
+            if rollout.mode not in self._rules.modes:
+                self._rollouts[LeftOut.MODE] += 1
+            elif not rollout.has_ended:
+                self._rollouts[LeftOut.UNFINISHED] += 1
+            else:
+                task = self._families.add(rollout.task)
+                groups[rollout.group].append(_Entry(rollout.id, rollout.reward, task))
+        return groups
+
+    async def _write_group(self, source: Source, group: list[_Entry], files: RowFiles, writer: RowWriter) -> None:
+        """Write a group's rows, the greatest rewards first, so that caps keep the best."""
+        rewards = GroupRewards.of([(rollout.id, rollout.reward) for rollout in group], self._rules.best)
+        order = sorted(group, key=lambda rollout: float("inf") if rollout.reward is None else -rollout.reward)
+        listed = {rollout.id: rollout for rollout in order}
+        async for trajectory in source.trajectories(list(listed)):
+            family = self._families.family(listed[trajectory.rollout_id].task)
+            side = self._side(family)
+            problem = rollout_problem(self._rules, trajectory, rewards)
+            has_calls = has_row = False
+            for call in source.calls(trajectory):
+                has_calls = True
+                self._read_calls += 1
+                reason = call_problem(self._rules, call) if isinstance(call, ChatCall) else call.reason
+                if reason is not None or not isinstance(call, ChatCall):
+                    self._calls[reason or LeftOut.UNREADABLE] += 1
+                    continue
+                has_row = True
+                candidate = Candidate(
+                    call=call,
+                    run=source.name,
+                    rollout_id=trajectory.rollout_id,
+                    reward=trajectory.reward,
+                    problem=problem or score_problem(self._rules, trajectory, call),
+                    family=family,
+                    side=side,
+                )
+                writer.add(candidate, rewards)
+            if not has_calls:
+                self._rollouts[LeftOut.SPEECHLESS] += 1
+            if has_row and family not in self._written:
+                self._written.add(family)
+                files.write(side, "tasks", _task_row(trajectory.task))
+        writer.finish_group()
+
+    def _side(self, family: int) -> str:
+        if not self._rules.validation:
+            return ""
+        return "validation" if family in self._held_back else "train"
+
+
+def _task_row(task: Task) -> dict[str, object]:
+    """Return a task as `tasks.train` reads it from a file."""
+    answer = {} if task.answer is None else {"answer": task.answer}
+    return {**task.metadata, "id": task.id, "input": task.input, **answer}
