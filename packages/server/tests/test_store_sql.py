@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import sqlite3
@@ -21,6 +22,8 @@ import numpy as np
 import pytest
 from sizes import PATIENCE_S, sized
 from sqlalchemy import event
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateTable
 
 from lightningrl.errors import StoreError
 from lightningrl.types import Outcome, RolloutState, ToolCall
@@ -29,7 +32,7 @@ from lightningrl_server.store import SqlStore
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
 from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.protocol import Store
-from lightningrl_server.store.tables import SCHEMA_VERSION
+from lightningrl_server.store.tables import SCHEMA_VERSION, metadata
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_server.store.writer import _PATIENCE_S, Writer
 from lightningrl_testing.store_conformance import StoreConformance, leased, make_call, make_spec
@@ -99,7 +102,14 @@ async def test_a_database_that_somebody_locks_is_waited_for_once_for_all_that_wa
     await store.close()
 
 
-@pytest.mark.parametrize("version", ["0", "99", "2.5"])
+def test_tables_that_change_have_another_version() -> None:
+    """A column was added at version 1, and a store of before was opened, to fail at its first read."""
+    said = "".join(str(CreateTable(table).compile(dialect=sqlite.dialect())) for table in metadata.sorted_tables)
+    digest = hashlib.sha256(said.encode()).hexdigest()[:12]
+    assert (SCHEMA_VERSION, digest) == (2, "1b2af75095e4"), "raise SCHEMA_VERSION, and write here what it is now"
+
+
+@pytest.mark.parametrize("version", ["0", "1", "99", "2.5"])
 async def test_a_store_of_another_version_is_refused_whoever_opens_it(tmp_path: Path, version: str) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     await (await SqlStore.open(url)).close()

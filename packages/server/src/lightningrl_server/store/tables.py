@@ -58,8 +58,8 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 1
-"""Version of these tables; a store of another version is refused."""
+SCHEMA_VERSION = 2
+"""Version of these tables; a store of another version is refused. It rises with any change of them."""
 
 metadata = MetaData()
 
