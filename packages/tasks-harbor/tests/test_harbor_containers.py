@@ -42,7 +42,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A container command with an image of this machine's programs: nothing is pulled."""
     engine = find_engine()
     if engine is None:
-        pytest.skip("neither docker nor podman answers")
+        pytest.skip("neither docker nor podman runs a container")
     root = tmp_path_factory.mktemp("root")
     for name in ("bin", "etc", "tmp", "root", "app"):
         (root / name).mkdir()
@@ -56,19 +56,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 shutil.copy(Path(word).resolve(), root / word[1:])
     archive = subprocess.run(["tar", "-C", str(root), "-c", "."], capture_output=True, check=True).stdout
     assert ask("import", "-", IMAGE, content=archive).returncode == 0
-    if ask(
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        "--ulimit",
-        "nofile=4096:4096",
-        "--ulimit",
-        "nproc=4096:4096",
-        IMAGE,
-        "/bin/ls",
-    ).returncode:
-        pytest.skip(f"{engine} runs no container here")
     yield engine
     built = ask("images", "-q", "--filter", "label=lightningrl.harbor.image").stdout.decode().split()
     ask("rmi", "-f", IMAGE, *built)

@@ -12,6 +12,8 @@ from harbor_folders import write_task, write_tasks
 
 from lightningrl.errors import ConfigError
 from lightningrl_tasks_harbor import BoxError, BoxSettings, HarborTasks, open_box, read_task_folder
+from lightningrl_tasks_harbor.container_box import find_engine
+from lightningrl_tasks_harbor.opening import check_box
 
 WRITTEN_BY_HARBOR = """schema_version = "1.4"
 source = "terminal-bench"
@@ -185,6 +187,35 @@ def test_a_run_line_that_fails_says_what_it_said(folder: Path) -> None:
     opening = open_box(read_task_folder(folder), BoxSettings(box="unshare", trusted=True))
     with pytest.raises(BoxError, match="ended with status 7: no such thing"), opening:
         pass
+
+
+@pytest.mark.parametrize(("status", "box"), [(127, "podman"), (125, "unshare"), (1, "unshare")])
+def test_a_container_command_that_answers_and_starts_no_container_opens_no_box(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    box: str,
+) -> None:
+    """`podman info` answers on a machine within another, where no container starts. A container that starts and has
+    not its program ends with status 127."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    run = f"echo warning >&2; echo 'no cgroup for you' >&2; exit {status}"
+    (programs / "podman").write_text(f'#!/bin/sh\ncase "$1" in run) {run};; esac\n', encoding="utf-8")
+    (programs / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    find_engine.cache_clear()
+    try:
+        assert check_box(read_task_folder(folder), BoxSettings(trusted=True)) == box
+        said = "podman is here and opens no box: no cgroup for you; look at `podman info`"
+        assert (said in caplog.text) == (box == "unshare")
+        if box == "unshare":
+            with pytest.raises(ConfigError, match="neither docker nor podman runs a container here; start one"):
+                check_box(read_task_folder(folder), BoxSettings(box="container"))
+    finally:
+        find_engine.cache_clear()
 
 
 def test_what_only_a_container_gives_is_refused_where_there_is_none(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import shutil
 import subprocess
 import tarfile
@@ -19,16 +20,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from lightningrl_tasks_harbor.boxes import LONGEST_OUTPUT, BoxError, BoxGone, CommandResult
+from lightningrl_tasks_harbor.boxes import LONGEST_OUTPUT, BoxError, BoxGone, CommandResult, pack
 from lightningrl_tasks_harbor.owner import is_living, name_owner
 
-__all__ = ["ContainerBox", "build_image", "find_engine", "remove_orphans"]
+__all__ = ["ContainerBox", "build_image", "find_engine", "remove_orphans", "try_engine"]
 
+logger = logging.getLogger(__name__)
+
+ENGINES: Final = ("docker", "podman")
 LABEL: Final = "lightningrl.harbor"
+EMPTY: Final = "localhost/lightningrl-harbor-empty:1"
+"""Image without a file."""
+NO_PROGRAM: Final = 127
+"""Status of a container that was started and has not the program that it should run."""
 PATIENCE_S: Final = 60.0
 LONGEST_ARCHIVE: Final = 1 << 20
 KILL: Final = "kill -9 -1"
 KILLED: Final = 137
+# podman would raise both to the kernel's own, which a machine within another may not
+PLAIN_LIMITS: Final = ("--pids-limit", "512", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
 BOUNDED: Final = """
 file=$(mktemp) || exit 1
 timeout -s KILL "$1" /bin/bash -c "$2" > "$file" 2>&1 < /dev/null
@@ -50,16 +60,28 @@ exit "$status"
 
 @lru_cache(maxsize=1)
 def find_engine() -> str | None:
-    """Find a container command that answers; None = there is none. Asked once in a process."""
-    for engine in ("docker", "podman"):
-        if shutil.which(engine) is None:
-            continue
-        try:
-            if subprocess.run([engine, "info"], capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0:
-                return engine
-        except (OSError, subprocess.TimeoutExpired):
-            continue
+    """Find a container command that runs containers; None = there is none. Asked once in a process."""
+    for engine in filter(shutil.which, ENGINES):
+        complaint = try_engine(engine)
+        if complaint is None:
+            return engine
+        logger.warning("%s is here and opens no box: %s; look at `%s info`", engine, complaint, engine)
     return None
+
+
+def try_engine(engine: str) -> str | None:
+    """Let it start a container as a box is started, of an image without a file; return its complaint, None = it does.
+    `info` alone answers where no container can start: on a machine within another, say."""
+    try:
+        if _ask(engine, "image", "inspect", EMPTY, check=False).returncode != 0:
+            _ask(engine, "import", "-", EMPTY, content=pack(()))
+        program = ("--entrypoint", "/none")
+        started = _ask(engine, "run", "--rm", *program, *PLAIN_LIMITS, "--network", "none", EMPTY, check=False)
+    except (OSError, BoxError) as error:
+        return str(error)
+    if started.returncode == NO_PROGRAM:
+        return None
+    return (started.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
 
 
 def build_image(engine: str, environment: Path, timeout_s: float) -> str:
@@ -105,9 +127,7 @@ class ContainerBox:
         """Open it. Raises BoxError with what the command said."""
         self.kind = engine
         self._name = f"lightningrl-{uuid.uuid4().hex[:16]}"
-        # podman would raise the last two to the kernel's own, which a machine within another may not
-        bounds = (f"fsize={storage_mb << 20}:{storage_mb << 20}", "nofile=4096:4096", "nproc=4096:4096")
-        limits = ["--pids-limit", "512", *(part for bound in bounds for part in ("--ulimit", bound))]
+        limits = [*PLAIN_LIMITS, "--ulimit", f"fsize={storage_mb << 20}:{storage_mb << 20}"]
         limits += ["--memory", f"{memory_mb}m"] if memory_mb else []
         limits += ["--cpus", str(cpus)] if cpus else []
         limits += [] if network else ["--network", "none"]
@@ -210,10 +230,11 @@ class ContainerBox:
 
 
 def _ask(
-    engine: str, *arguments: str, check: bool = True, timeout_s: float = PATIENCE_S
+    engine: str, *arguments: str, check: bool = True, timeout_s: float = PATIENCE_S, content: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        process = subprocess.run([engine, *arguments], capture_output=True, timeout=timeout_s, check=False)
+        command = [engine, *arguments]
+        process = subprocess.run(command, input=content, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
         raise BoxError(
             f"`{engine} {arguments[0]}` took longer than {timeout_s:g} s; look whether it still answers"

@@ -1,4 +1,4 @@
-"""Opens the box of a task: by a container command where one answers, else by `unshare`, and says once which it is."""
+"""Opens the box of a task: by a command that runs containers, else by `unshare`, and says once which it is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BoxSettings:
     """Settings of all boxes of a source."""
 
     box: Literal["auto", "container", "unshare"] = "auto"
-    """`auto` = a container where docker or podman answers, else `unshare`."""
+    """`auto` = a container where docker or podman runs one, else `unshare`."""
     trusted: bool | None = None
     """False = a task may be hostile: only a container will do. None = nobody said."""
     network: bool = False
@@ -57,7 +57,9 @@ def check_box(task: TaskFolder, settings: BoxSettings) -> str:
     if engine is not None:
         return engine
     if settings.box == "container":
-        raise ConfigError("box = 'container': neither docker nor podman answers; start one, or take box = 'unshare'")
+        raise ConfigError(
+            "box = 'container': neither docker nor podman runs a container here; start one, or take box = 'unshare'"
+        )
     if settings.trusted is False:
         raise ConfigError(
             "trusted = false: a box by unshare shares the kernel and shows the host's programs; start docker or podman"
