@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from recorded_runs import make_recipe, record_run
 from lightningrl.errors import ConfigError
 from lightningrl.records import Score
 from lightningrl.types import (
+    BranchPoint,
     FinishReason,
     Outcome,
+    RolloutMode,
     RolloutSpec,
     SamplingSettings,
     Task,
@@ -86,14 +88,43 @@ async def add_two_policies(folder: Path) -> None:
         await store.set_scores([Score(rollout_id="two", attempt=1, rewards=rewards, reward=0.1, advantages=advantages)])
         assert (await store.lease("hand", 3600.0)) is not None
         await store.finish_attempt("silent", 1, Outcome.AGENT_ERROR, None, "ValueError: no")
+        await add_branch(store, task, calls)
     finally:
         await store.close()
+
+
+async def add_branch(store: SqlStore, task: Task, recorded: Sequence[Transition]) -> None:
+    """A branch of that rollout after its first call, whose other calls two trained policies made as two agents."""
+    point = BranchPoint(rollout_id="two", attempt=1, calls=1)
+    group = "two.after-1"
+    branch = RolloutSpec(id=f"{group}-00", task=task, group_id=group, mode=RolloutMode.BRANCH, step=1, branch=point)
+    await store.create_rollouts([branch])
+    assert (await store.lease("hand", 3600.0)) is not None
+    calls = [
+        replace(recorded[0], id=f"{group}/0", replayed_from=recorded[0].id, trainable=False),
+        call(1, "critic", id=f"{group}/1", agent="critic", policy_version=5),
+        call(2, "policy", id=f"{group}/2", agent="planner", fits=("plan",)),
+    ]
+    await store.append_calls(
+        [CallRecord(rollout_id=branch.id, attempt=1, call_key=made.id, transition=made) for made in calls]
+    )
+    await store.finish_attempt(branch.id, 1, Outcome.SUCCEEDED, [2])
+    advantages = {made.id: np.array([0.5, -0.5, made.index], np.float32) for made in calls[1:]}
+    rewards = {"right": 1.0, "judge": -0.25}
+    await store.set_scores(
+        [Score(rollout_id=branch.id, attempt=1, rewards=rewards, reward=0.75, advantages=advantages)]
+    )
 
 
 @pytest.fixture(scope="module")
 def branched_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "run"
-    settings = {"credit.use": "branches", "credit.options.samples": 2, "loop.group_size": 2}
+    settings = {
+        "credit.use": "branches",
+        "credit.options.samples": 2,
+        "loop.group_size": 2,
+        "policies.critic.model": "org/critic",
+    }
     asyncio.run(record_run(folder, make_recipe(folder.parent, settings), steps=2))
     asyncio.run(add_two_policies(folder))
     return folder
@@ -140,6 +171,15 @@ async def test_a_branched_run_of_several_agents_and_policies_comes_back_as_it_wa
     two = next(one for one in read if one.trajectory.rollout_id == "two")
     masks = [two.masks[call.id].tolist() for call in two.trajectory.transitions]
     assert masks == [[True] * 3, [False] * 3, [False, True, True]], "trained; another policy's; a forced token"
+    branch = next(one for one in read if one.trajectory.rollout_id == "two.after-1-00")
+    made = branch.trajectory.transitions
+    assert [(one.policy, one.agent, one.policy_version) for one in made[1:]] == [
+        ("critic", "critic", 5),
+        ("policy", "planner", 3),
+    ]
+    assert [branch.masks[one.id].tolist() for one in made] == [[False] * 3, [True] * 3, [True] * 3], "of both policies"
+    assert branch.trajectory.rewards == {"right": 1.0, "judge": -0.25} and branch.trajectory.reward == 0.75
+    assert len({one.trajectory.branch for one in read}) > 2, "branches of several points"
     said = capsys.readouterr().out
     assert f"{len(kept)} rollouts" in said
     assert ("1 that called no policy" in said) == (form == "openenv"), "nothing is left out in silence"
