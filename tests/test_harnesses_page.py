@@ -47,7 +47,8 @@ def test_the_row_of_a_harness_says_how_it_is_installed_its_calls_and_what_it_nee
     harness = HARNESSES[name]
     (row,) = [row for row in ROWS if row[0] == f"`{name}`"]
     calls = [str(client["calls"]) for client in CLIENTS.values() if client.get("harness") == name] or ["–"]
-    assert row[1:] == [f"`{harness.install}`", *calls, f"{harness.prompt:,}", f"{harness.context:,}"]
+    sizes = [f"{size:,}" if size else "–" for size in (harness.prompt, harness.context)]
+    assert row[1:] == [f"`{harness.install}`", *calls, *sizes]
 
 
 def test_there_is_no_row_without_a_client() -> None:

@@ -20,6 +20,7 @@ from lightningrl.errors import ConfigError
 __all__ = ["Harness", "Places", "find_harness", "read_table", "refuse_unknown"]
 
 TABLE: Final = Path(__file__).with_name("harnesses.toml")
+LEAST_CONTEXT: Final = 8_192
 PLACES: Final = re.compile(r"\{(input|base_url|key|model|home|folder)\}")
 
 
@@ -64,8 +65,12 @@ class Harness:
     pip: Sequence[str] = ()
     prompt: int = 0
     """Tokens of its first prompt, about; 0 = not known."""
-    context: int = 0
-    """Tokens of context that a policy needs for a short task; 0 = not known."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of context that a policy needs for a short task: a power of two, 8,192 or more, of which the first
+        prompt takes no more than half; 0 = not known."""
+        return max(LEAST_CONTEXT, 1 << (2 * self.prompt - 1).bit_length()) if self.prompt else 0
 
     @property
     def packages(self) -> Sequence[str]:
