@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from lightningrl.commands import describe_command
-from lightningrl.plugins import Plugin
 from lightningrl_traces.curation.command import curate
 
 __all__ = ["COMMANDS"]
 
-COMMANDS: tuple[Plugin, ...] = (describe_command(curate),)
+
+def import_traces(
+    source: Annotated[Path, typer.Argument(help="An export of traces, or a folder of them.", metavar="SOURCE")],
+    into: Annotated[Path, typer.Option("--into", help="The run folder to make, new or empty.", metavar="FOLDER")],
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Format of the files, where their beginning does not tell it; `lightningrl plugins` lists them.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Import traces of an agent in production as a run, with a grade and reasons for each call.
+
+    OTLP (OpenInference, GenAI, Traceloop), Phoenix, Langfuse, LangSmith, ATIF, OpenEnv, logs of Claude Code and Codex,
+    chat messages. Secrets and personal data are masked. What is killed goes on by the same command.
+
+    Example:
+      [bold]lightningrl import-traces export.jsonl --into runs/production[/]
+    """
+    from lightningrl_traces.reporting import import_command
+
+    import_command(source, into, form)
+
+
+COMMANDS = (describe_command(import_traces, "import-traces"), describe_command(curate))

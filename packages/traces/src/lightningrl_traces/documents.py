@@ -1,0 +1,129 @@
+"""JSON documents of a file of any size, one at a time: lines, items of a list, items below a key, or the whole.
+
+{"a": 1}⏎{"a": 2}            two documents          [{…}, {…}]                      two
+{"data": [{…}], "meta": …}   those of "data"        {⏎ "schema_version": …⏎}        one
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+import ijson
+
+from lightningrl.errors import ConfigError
+from lightningrl.sanitize import clean_json
+
+__all__ = ["LONGEST", "begin", "open_source", "read_documents", "refuse"]
+
+LONGEST: Final = 256 * 2**20
+"""Bytes of one document."""
+_HEAD: Final = 65_536
+LISTS: Final = ("data", "observations", "spans", "runs")
+"""Keys below which an export of several documents has them."""
+
+
+def open_source(path: Path) -> IO[bytes]:
+    """Open a file for reading, unpacked where it is gzip's."""
+    file: IO[bytes] = path.open("rb")
+    is_packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return gzip.open(file) if is_packed else file  # type: ignore[return-value]
+
+
+def begin(path: Path) -> tuple[bytes, Any]:
+    """Return the first bytes of a file and its first document; None where it is no JSON."""
+    with open_source(path) as file:
+        head = file.read(_HEAD)
+    try:
+        return head, next(read_documents(path), None)
+    except ConfigError:
+        return head, None
+
+
+def read_documents(path: Path) -> Iterator[Any]:
+    """Read each document. Raises ConfigError naming the line, or the place, that is no JSON."""
+    with open_source(path) as file:
+        start = file.read(_HEAD).lstrip(b"\xef\xbb\xbf \t\r\n")
+        file.seek(0)
+        if not start:
+            return
+        key = None if start[:1] == b"[" else _list_key(file, path)
+        file.seek(0)
+        if start[:1] == b"[":
+            yield from read_items(file, "item", path)
+        elif key is not None:
+            yield from read_items(file, f"{key}.item", path)
+        elif _is_lines(start):
+            yield from _read_lines(file, path)
+        else:
+            yield _whole(file, path)
+
+
+def read_items(file: IO[bytes], prefix: str, path: Path) -> Iterator[Any]:
+    """Read the values at a place of one large document (`ijson`'s prefix). Raises ConfigError."""
+    number = 0
+    try:
+        for number, item in enumerate(ijson.items(file, prefix, use_float=True, multiple_values=True), 1):  # noqa: B007
+            yield clean_json(item, cut=True)
+    except (ijson.JSONError, OSError, EOFError, UnicodeDecodeError) as error:
+        raise refuse(path, f"after document {number}", error) from error
+
+
+def refuse(path: Path, place: str, error: Exception) -> ConfigError:
+    problem = " ".join(str(error).split())[:120]
+    return ConfigError(
+        f"{str(path)!r} cannot be read {place}: {problem}; nothing is imported: export it again, or cut it there"
+    )
+
+
+def _is_lines(start: bytes) -> bool:
+    """True where the first line is a document, or longer than what was read of it."""
+    line, mark, _ = start.partition(b"\n")
+    if not mark and len(start) < _HEAD // 2:
+        return True
+    if not mark:
+        return start[:1] == b"{" and start[1:2] != b"\n"
+    try:
+        return isinstance(json.loads(line), dict | list)
+    except (ValueError, RecursionError):
+        return len(line.strip()) > 2  # a broken line, not the opening of an indented document
+
+
+def _read_lines(file: IO[bytes], path: Path) -> Iterator[Any]:
+    number = 0
+    try:
+        while line := file.readline(LONGEST + 1):
+            number += 1
+            if len(line) > LONGEST:
+                raise ValueError(f"a line of more than {LONGEST // 2**20} MiB")
+            if line.strip():
+                yield clean_json(json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")), cut=True)
+    except (ValueError, RecursionError, OSError, EOFError) as error:
+        raise refuse(path, f"at line {number}", error) from error
+
+
+def _list_key(file: IO[bytes], path: Path) -> str | None:
+    """The key of a document whose value is the list of documents; None where it is a document itself."""
+    try:
+        for prefix, event, value in ijson.parse(file, use_float=True, multiple_values=True):
+            if prefix == "" and (event == "end_map" or (event == "map_key" and value not in (*LISTS, "meta"))):
+                return None
+            if event == "start_array" and prefix in LISTS:
+                return str(prefix)
+    except (ijson.JSONError, OSError, EOFError):
+        return None  # whoever reads it whole says where
+    return None
+
+
+def _whole(file: IO[bytes], path: Path) -> Any:
+    try:
+        text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise ValueError(f"one document of more than {LONGEST // 2**20} MiB")
+        return clean_json(json.loads(text), cut=True)
+    except (ValueError, RecursionError, OSError, EOFError) as error:
+        raise refuse(path, "as JSON", error) from error

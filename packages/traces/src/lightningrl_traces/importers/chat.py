@@ -1,0 +1,71 @@
+"""Plain JSON lines of chat messages: `{"messages": […], "tools": […]}`, prompt and completion, or a bare list.
+
+Each answer is a call, with the messages before it as its prompt. Such rows hold whole answers by their nature: one
+without a `finish_reason` of its row is taken to have ended by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightningrl_traces.documents import read_documents
+from lightningrl_traces.reading.bodies import sampling_of
+from lightningrl_traces.reading.messages import finish_of, read_messages, read_tools
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+
+__all__ = ["ChatImporter", "calls_of"]
+
+
+class ChatImporter:
+    """Rows of chat messages, as trainers and data sets have them."""
+
+    def fits(self, sample: Sample) -> bool:
+        first = sample.first
+        if isinstance(first, dict):
+            first = next((first[key] for key in ("messages", "prompt", "conversations") if key in first), None)
+        return isinstance(first, list) and bool(first) and isinstance(first[0], dict) and "role" in first[0]
+
+    def read(self, path: Path) -> Iterator[TraceRecord]:
+        for number, row in enumerate(read_documents(path), 1):
+            yield from _read(row if isinstance(row, dict) else {"messages": row}, f"{path.stem}-{number}")
+
+
+def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
+    notes: set[str] = set()
+    messages: list[Message] = []
+    for key in ("messages", "conversations", "prompt", "completion"):
+        if isinstance(row.get(key), list):
+            messages += read_messages(row[key], notes) or []
+    rollout = str(row.get("id") or row.get("rollout_id") or name)
+    common: dict[str, Any] = {
+        "trace_id": rollout,
+        "tools": read_tools(row.get("tools")),
+        "sampling": sampling_of(row),
+        "model": str(row.get("model") or ""),
+        "notes": tuple(sorted(notes)),
+    }
+    yield from calls_of(messages, finish=finish_of(row.get("finish_reason")), assumed=True, **common)
+    reward = row.get("reward", row.get("score"))
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    yield Ending(trace_id=rollout, reward=float(reward) if is_number and reward is not None else None)
+
+
+def calls_of(
+    messages: list[Message], *, finish: str | None, assumed: bool, trace_id: str, **common: Any
+) -> Iterator[Call]:
+    """Make a call of each answer. `finish` is the last one's reason; `assumed`: others, too, ended by themselves."""
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, place in enumerate(places):
+        answer = messages[place]
+        usual = "tool_calls" if answer.get("tool_calls") else "stop"
+        said = finish if place == places[-1] else None
+        yield Call(
+            id=f"{trace_id}/{number}",
+            trace_id=trace_id,
+            messages=messages[:place],
+            answer=answer,
+            finish_reason=said or (usual if assumed else None),
+            **common,
+        )

@@ -1,0 +1,72 @@
+"""OpenEnv's `TrainingTrace`s, those of `lightningrl export-rollouts` too: a turn is a call with its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightningrl_traces.documents import read_documents
+from lightningrl_traces.importers.own import OWN, own_call, own_ending
+from lightningrl_traces.reading.bodies import read_request, read_response
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+
+__all__ = ["OpenEnvImporter"]
+
+
+class OpenEnvImporter:
+    """A rollout a document: `schema_version`, `turns` with `prompt_token_ids`."""
+
+    def fits(self, sample: Sample) -> bool:
+        first = sample.first if isinstance(sample.first, dict) else {}
+        turns = first.get("turns")
+        return isinstance(turns, list) and all(
+            isinstance(turn, dict) and "prompt_token_ids" in turn for turn in turns[:1]
+        )
+
+    def read(self, path: Path) -> Iterator[TraceRecord]:
+        for number, document in enumerate(read_documents(path), 1):
+            if isinstance(document, dict):
+                yield from _read(document, f"{path.stem}-{number}")
+
+
+def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
+    turns = [turn for turn in document.get("turns") or () if isinstance(turn, dict)]
+    first = _of(turns[0], "metadata") if turns else {}
+    trace_id = str(first.get("rollout_id") or name)
+    history: list[Message] = []
+    for number, turn in enumerate(turns):
+        notes: set[str] = set()
+        metadata = _of(turn, "metadata")
+        own = metadata.get(OWN) if isinstance(metadata.get(OWN), dict) else None
+        fields: dict[str, Any] = {"model": metadata.get("model")}
+        fields |= read_request(turn.get("request"), notes) | read_response(turn.get("response"), notes)
+        if own is not None:  # ours: a turn has what it adds to those before it
+            fields["messages"] = history = [*history, *(fields.get("messages") or ())]
+            history = [*history, *([fields["answer"]] if fields.get("answer") else ())]
+        known = {key: value for key, value in fields.items() if value is not None}
+        yield Call(
+            **{
+                **known,
+                "id": str(turn.get("node_id") or f"{trace_id}/{number}"),
+                "trace_id": trace_id,
+                "model": str(known.get("model") or ""),
+                "prompt_ids": turn.get("prompt_token_ids"),
+                "completion_ids": turn.get("completion_token_ids"),
+                "logprobs": turn.get("per_token_logps"),
+                "notes": tuple(sorted(notes)),
+                **own_call(own.get("call") if own else None),
+            }
+        )
+    rollout = _of(first, OWN).get("rollout")
+    reward = first.get("reward")
+    yield (
+        own_ending(trace_id, rollout)
+        if isinstance(rollout, dict)
+        else Ending(trace_id=trace_id, reward=float(reward) if isinstance(reward, int | float) else None)
+    )
+
+
+def _of(value: Any, key: str) -> dict[str, Any]:
+    inner = value.get(key) if isinstance(value, Mapping) else None
+    return inner if isinstance(inner, dict) else {}

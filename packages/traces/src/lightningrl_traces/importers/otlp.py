@@ -1,0 +1,249 @@
+"""OTLP files: JSON, JSON lines (an export a line) and protobuf, of spans and of log records.
+
+protobuf   an export's own bytes, or several, each behind its length of four bytes (the collector's file exporter)
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord as ProtoLog
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+
+from lightningrl_traces.documents import open_source, read_items, refuse
+from lightningrl_traces.records import LogRecord, Sample, Span, TraceRecord
+
+__all__ = ["OtlpImporter"]
+
+_NS: Final = 1e-9
+_ERROR: Final = {2, "2", "STATUS_CODE_ERROR"}
+_PLACES: Final = {
+    "resourceSpans": "resourceSpans.item.scopeSpans.item.spans.item",
+    "resourceLogs": "resourceLogs.item.scopeLogs.item.logRecords.item",
+}
+_CHUNK: Final = 2**20
+
+
+class OtlpImporter:
+    """Exports of OpenTelemetry, as the collector's file exporter and SDKs write them."""
+
+    def fits(self, sample: Sample) -> bool:
+        if isinstance(sample.first, dict):
+            return bool(_PLACES.keys() & sample.first.keys())
+        if sample.head.lstrip()[:1] == b"{":
+            return any(f'"{place}"'.encode() in sample.head for place in _PLACES)
+        return _is_protobuf(sample.head)
+
+    def read(self, path: Path) -> Iterator[TraceRecord]:
+        with open_source(path) as file:
+            is_json = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
+        return _read_json(path) if is_json else _read_protobuf(path)
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def _read_json(path: Path) -> Iterator[TraceRecord]:
+    for key, place in _PLACES.items():
+        if _mentions(path, f'"{key}"'.encode()):
+            with open_source(path) as file:
+                for item in read_items(file, place, path):
+                    if isinstance(item, dict):
+                        yield _json_span(item) if key == "resourceSpans" else _json_log(item)
+
+
+def _mentions(path: Path, words: bytes) -> bool:
+    with open_source(path) as file:
+        before = b""
+        try:
+            while chunk := file.read(_CHUNK):
+                if words in before + chunk:
+                    return True
+                before = chunk[-len(words) :]
+        except (OSError, EOFError) as error:
+            raise refuse(path, "to its end", error) from error
+    return False
+
+
+def _json_span(span: Mapping[str, Any]) -> Span:
+    events = [(str(event.get("name") or ""), _json_attributes(event)) for event in span.get("events") or ()]
+    status = span.get("status") or {}
+    return Span(
+        trace_id=str(span.get("traceId") or ""),
+        span_id=str(span.get("spanId") or ""),
+        parent_id=span.get("parentSpanId") or None,
+        name=str(span.get("name") or ""),
+        started_at=_seconds(span.get("startTimeUnixNano")),
+        ended_at=_seconds(span.get("endTimeUnixNano")),
+        attributes=_json_attributes(span),
+        events=events,
+        error=str(status.get("message") or "") if status.get("code") in _ERROR else None,
+    )
+
+
+def _json_log(log: Mapping[str, Any]) -> LogRecord:
+    attributes = _json_attributes(log)
+    return LogRecord(
+        trace_id=str(log.get("traceId") or ""),
+        span_id=str(log.get("spanId") or ""),
+        event=str(log.get("eventName") or attributes.get("event.name") or ""),
+        attributes=attributes,
+        body=_json_value(log.get("body")),
+    )
+
+
+def _seconds(nanoseconds: Any) -> float:
+    try:
+        return int(nanoseconds or 0) * _NS
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _json_attributes(item: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = item.get("attributes") or ()
+    return {str(pair.get("key")): _json_value(pair.get("value")) for pair in pairs if isinstance(pair, dict)}
+
+
+def _json_value(value: Any) -> Any:
+    if not isinstance(value, dict) or not value:
+        return None
+    kind, inner = next(iter(value.items()))
+    if kind == "arrayValue":
+        return [_json_value(one) for one in (inner or {}).get("values") or ()]
+    if kind == "kvlistValue":
+        return {str(pair.get("key")): _json_value(pair.get("value")) for pair in (inner or {}).get("values") or ()}
+    if kind == "intValue":
+        return int(inner)
+    return inner
+
+
+# ---------------------------------------------------------------------- protobuf
+
+
+def _is_protobuf(head: bytes) -> bool:
+    return _export_start(head) is not None and b"\n\x10" in head[:4096] + b"\n\x10"
+
+
+def _export_start(head: bytes) -> int | None:
+    """Return where the first export begins: 0, or 4 behind a length; None where this is no export."""
+    if len(head) > 6 and head[4:5] == b"\n" and int.from_bytes(head[:4], "big") > 4 and head[:1] == b"\0":
+        return 4
+    return 0 if len(head) > 4 and head[:1] == b"\n" and head[1:2] != b"\n" else None
+
+
+def _read_protobuf(path: Path) -> Iterator[TraceRecord]:
+    with tempfile.TemporaryFile() as plain, open_source(path) as file:
+        try:
+            while chunk := file.read(_CHUNK):
+                plain.write(chunk)
+        except (OSError, EOFError) as error:
+            raise refuse(path, "to its end", error) from error
+        plain.flush()
+        with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                for start, end in _exports(data):
+                    yield from _read_export(data, start, end)
+            except (ValueError, IndexError, DecodeError) as error:
+                raise refuse(path, "as OTLP in protobuf", error) from error
+
+
+def _exports(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    at = _export_start(data[:16]) or 0
+    if at == 0:
+        yield 0, len(data)
+        return
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        if at + 4 + size > len(data):
+            raise ValueError(f"the export at byte {at} has {size} bytes, and the file ends before")
+        yield at + 4, at + 4 + size
+        at += 4 + size
+
+
+def _read_export(data: mmap.mmap, start: int, end: int) -> Iterator[TraceRecord]:
+    for resource in _nested(data, start, end, 1):
+        for scope in _nested(data, *resource, 2):
+            for first, last in _nested(data, *scope, 2):
+                body = data[first:last]
+                yield _proto_span(body) if body[:2] == b"\n\x10" else _proto_log(body)
+
+
+def _nested(data: mmap.mmap, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+    """Find the fields of a number in a message, without a copy: where each begins and ends."""
+    at = start
+    while at < end:
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 2:
+            size, at = _varint(data, at)
+            if at + size > end:
+                raise ValueError(f"a field at byte {at} ends beyond what holds it")
+            if tag >> 3 == wanted:
+                yield at, at + size
+            at += size
+        elif kind == 0:
+            _, at = _varint(data, at)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"no field at byte {at}")
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+        if shift > 63:
+            raise ValueError(f"no number at byte {at}")
+
+
+def _proto_span(body: bytes) -> Span:
+    span = ProtoSpan.FromString(body)
+    return Span(
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex() or None,
+        name=span.name,
+        started_at=span.start_time_unix_nano * _NS,
+        ended_at=span.end_time_unix_nano * _NS,
+        attributes={pair.key: _proto_value(pair.value) for pair in span.attributes},
+        events=[
+            (event.name, {pair.key: _proto_value(pair.value) for pair in event.attributes}) for event in span.events
+        ],
+        error=span.status.message if span.status.code in _ERROR else None,
+    )
+
+
+def _proto_log(body: bytes) -> LogRecord:
+    log = ProtoLog.FromString(body)
+    attributes = {pair.key: _proto_value(pair.value) for pair in log.attributes}
+    return LogRecord(
+        trace_id=log.trace_id.hex(),
+        span_id=log.span_id.hex(),
+        event=str(log.event_name or attributes.get("event.name") or ""),
+        attributes=attributes,
+        body=_proto_value(log.body),
+    )
+
+
+def _proto_value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind == "array_value":
+        return [_proto_value(one) for one in value.array_value.values]
+    if kind == "kvlist_value":
+        return {pair.key: _proto_value(pair.value) for pair in value.kvlist_value.values}
+    plain = getattr(value, kind)
+    return plain.hex() if isinstance(plain, bytes) else plain

@@ -1,0 +1,217 @@
+"""Calls joined into rollouts: records of one trace, and traces of which one goes on where another ended.
+
+trace a   [system, user]                        ─► answer 1 ┐  an SDK without an agent around it makes a trace
+trace b   [system, user, answer 1, result]      ─► answer 2 ┘  of each call: b goes on from a, one rollout
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lightningrl.sanitize import as_text
+from lightningrl.types import ToolStatus
+from lightningrl_traces.reading.messages import digest_text
+from lightningrl_traces.reading.spans import fill, read_spans
+from lightningrl_traces.records import Call, Ending, LogRecord, Message, Span, ToolRun, TraceRecord
+
+__all__ = ["ForeignRollout", "history_before", "history_of", "join_records"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignRollout:
+    """A rollout of somebody else's agent."""
+
+    id: str
+    calls: tuple[Call, ...]
+    tools: tuple[ToolRun, ...] = ()
+    ending: Ending
+    duplicates: int = 0
+    """Records of calls that others tell as well."""
+    circles: int = 0
+    """Spans whose parents form a circle."""
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def history_of(call: Call) -> bytes:
+    """Digest of a call's messages with its answer: what a later call's history begins with."""
+    return _digest([*(call.messages or ()), *([call.answer] if call.answer else ())])
+
+
+def history_before(call: Call) -> bytes | None:
+    """Digest of a prompt up to its last answer; None where it has none."""
+    messages = call.messages or []
+    last = next((place for place in reversed(range(len(messages))) if messages[place]["role"] == "assistant"), None)
+    return None if last is None else _digest(messages[: last + 1])
+
+
+def _digest(messages: Iterable[Message]) -> bytes:
+    return hashlib.blake2b(digest_text(messages).encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def join_records(rollout_id: str, records: Iterable[TraceRecord]) -> ForeignRollout:
+    """Join the records of one rollout; what is told twice is there once, in the order of the dialogue."""
+    spans: dict[str, dict[str, Span]] = {}
+    logs: dict[str, list[LogRecord]] = {}
+    read: list[Call | ToolRun | Ending] = []
+    repeated = 0
+    for record in records:
+        if isinstance(record, Span):
+            of_trace = spans.setdefault(record.trace_id, {})
+            key = record.span_id or f"span-{len(of_trace)}"
+            repeated += key in of_trace
+            of_trace[key] = record if record.span_id else replace(record, span_id=key)
+        elif isinstance(record, LogRecord):
+            logs.setdefault(record.trace_id, []).append(record)
+        else:
+            read.append(record)
+    for trace_id in dict.fromkeys((*spans, *logs)):
+        read += read_spans(spans.get(trace_id, {}), logs.get(trace_id, ()))
+    calls, merged = _merge([item for item in read if isinstance(item, Call)], spans)
+    ordered = _in_order(calls)
+    tools = [item for item in read if isinstance(item, ToolRun)]
+    ending = _ending(rollout_id, [item for item in read if isinstance(item, Ending)], ordered)
+    return ForeignRollout(
+        id=rollout_id,
+        calls=tuple(ordered),
+        tools=tuple(_with_dialogue(tools, ordered)),
+        ending=ending,
+        duplicates=merged + repeated,
+        circles=sum(_in_circle(span, of_trace) for of_trace in spans.values() for span in of_trace.values()),
+    )
+
+
+def _merge(calls: Sequence[Call], spans: Mapping[str, Mapping[str, Span]]) -> tuple[list[Call], int]:
+    """Merge records of one call by several instrumentations: one around the other, or at the same time."""
+    kept: list[Call] = []
+    merged = 0
+    above = {(call.trace_id, call.id): _ancestors(call, spans) for call in calls}
+    for call in calls:
+        place = next((place for place, other in enumerate(kept) if _is_same(call, other, above)), None)
+        if place is None:
+            kept.append(call)
+            continue
+        first, second = sorted((kept[place], call), key=_knowledge, reverse=True)
+        kept[place] = fill(first, second)
+        merged += 1
+    return kept, merged
+
+
+def _is_same(call: Call, other: Call, above: Mapping[tuple[str, str], set[str]]) -> bool:
+    if call.trace_id != other.trace_id:
+        return False
+    if call.id == other.id:
+        return True
+    is_nested = other.id in above[call.trace_id, call.id] or call.id in above[other.trace_id, other.id]
+    if is_nested and (call.answer is None or other.answer is None):
+        return True
+    ends = call.started_at + call.duration_s, other.started_at + other.duration_s
+    overlap = min(ends) - max(call.started_at, other.started_at)
+    is_at_once = (
+        bool(call.started_at and other.started_at)
+        and overlap > 0
+        and overlap >= 0.5 * min(call.duration_s, other.duration_s)
+    )
+    if not (is_nested or is_at_once) or call.messages is None or other.messages is None or call.answer is None:
+        return False
+    return (is_nested or call.parent_id == other.parent_id) and history_of(call) == history_of(other)
+
+
+def _knowledge(call: Call) -> tuple[int, int]:
+    """How much a record knows: tokens before schemas before finish reasons."""
+    facts = (call.tools, call.finish_reason, call.messages, call.answer, call.completion_ids, call.logprobs)
+    return sum(fact is not None for fact in facts), -len(call.notes)
+
+
+def _ancestors(call: Call, spans: Mapping[str, Mapping[str, Span]]) -> set[str]:
+    of_trace = spans.get(call.trace_id, {})
+    seen: set[str] = set()
+    here = call.parent_id
+    while here is not None and here not in seen:
+        seen.add(here)
+        here = of_trace[here].parent_id if here in of_trace else None
+    return seen
+
+
+def _in_circle(span: Span, spans: Mapping[str, Span]) -> bool:
+    seen: set[str] = set()
+    here: str | None = span.parent_id
+    while here is not None and here in spans and here not in seen:
+        if here == span.span_id:
+            return True
+        seen.add(here)
+        here = spans[here].parent_id
+    return False
+
+
+def _in_order(calls: Sequence[Call]) -> list[Call]:
+    """Order calls by their clock, but an answer before the call whose history holds it: clocks differ."""
+    waiting = sorted(calls, key=lambda call: call.started_at)
+    first_with: dict[bytes, Call] = {}
+    for call in waiting:
+        first_with.setdefault(history_of(call), call)
+    ordered: list[Call] = []
+    placed: set[int] = set()
+
+    def place(call: Call) -> None:
+        chain: list[Call] = []
+        while call is not None and id(call) not in placed:  # those that go before it, last first
+            placed.add(id(call))
+            chain.append(call)
+            before = history_before(call)
+            earlier = None if before is None else first_with.get(before)
+            if earlier is None or earlier is call:
+                break
+            call = earlier
+        ordered.extend(reversed(chain))
+
+    for call in waiting:
+        place(call)
+    return ordered
+
+
+def _with_dialogue(tools: Sequence[ToolRun], calls: Sequence[Call]) -> list[ToolRun]:
+    """Add invocations that the dialogue alone shows: asked for by an answer, with a result in a later prompt."""
+    told = {tool.id for tool in tools}
+    asked: dict[str, tuple[Call, Any]] = {}
+    results: dict[str, str] = {}
+    for call in calls:
+        for message in call.messages or ():
+            if message["role"] == "tool":
+                results.setdefault(message["tool_call_id"], as_text(message.get("content") or ""))
+        for request in (call.answer or {}).get("tool_calls") or ():
+            asked.setdefault(request["id"], (call, request["function"]))
+    added: list[ToolRun] = []
+    for call_id, (call, function) in asked.items():
+        if call_id in told or call_id not in results:
+            continue
+        run = ToolRun(
+            id=call_id,
+            trace_id=call.trace_id,
+            parent_id=call.id,
+            name=function["name"],
+            arguments=function["arguments"],
+            result=results[call_id],
+            status=ToolStatus.UNKNOWN,
+            started_at=call.started_at + call.duration_s,
+            agent=call.agent,
+        )
+        added.append(run)
+    return [*tools, *added]
+
+
+def _ending(rollout_id: str, endings: Sequence[Ending], calls: Sequence[Call]) -> Ending:
+    """Return what is known of the end; without a word of it, the last answer is the output, its failure the error."""
+    last = calls[-1] if calls else None
+    rewards = {name: value for ending in endings for name, value in ending.rewards.items()}
+    known = {
+        name: next((value for ending in endings if (value := getattr(ending, name)) is not None), None)
+        for name in ("input", "output", "error", "reward")
+    }
+    if known["output"] is None and last is not None and last.answer is not None:
+        known["output"] = last.answer.get("content")
+    if known["error"] is None and last is not None:
+        known["error"] = last.error
+    return Ending(trace_id=rollout_id, rewards=rewards, **known)

@@ -1,0 +1,208 @@
+"""Model calls as conventions of spans tell them: OpenInference, the GenAI conventions (attributes, events and log
+records) and Traceloop. Each reader returns the fields of a `Call` that it finds; a span may follow several."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from lightningrl.conventions import parse_attribute
+from lightningrl_traces.reading.bodies import read_request, read_response, sampling_of, version_of
+from lightningrl_traces.reading.messages import finish_of, read_message, read_messages, read_tools
+from lightningrl_traces.records import LogRecord, Message, Span
+
+__all__ = ["Fields", "flatten", "read_genai", "read_openinference", "read_traceloop"]
+
+Fields = dict[str, Any]
+_DETAILS: Final = "gen_ai.client.inference.operation.details"
+_MESSAGE_EVENT: Final = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
+
+
+def read_openinference(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fields:
+    """`llm.input_messages.0.message.…`, `llm.tools.…`, and the bodies in `input.value` and `output.value`."""
+    attributes = span.attributes
+    request, response = (parse_attribute(attributes.get(f"{side}.value")) for side in ("input", "output"))
+    flat: Fields = {
+        "model": attributes.get("llm.model_name"),
+        "sampling": sampling_of(parse_attribute(attributes.get("llm.invocation_parameters"))),
+        "messages": _openinference_messages(attributes, "llm.input_messages", notes),
+        "finish_reason": finish_of(attributes.get("llm.finish_reason")),
+        "prompt_tokens": attributes.get("llm.token_count.prompt"),
+    }
+    said = _openinference_messages(attributes, "llm.output_messages", notes)
+    flat["answer"] = said[-1] if said else None
+    schemas = [tool.get("tool", tool).get("json_schema") for tool in _numbered(attributes, "llm.tools")]
+    flat["tools"] = read_tools([schema for schema in schemas if schema]) if schemas else None
+    return _over(_over(read_request(request, notes), read_response(response, notes)), flat)
+
+
+def _openinference_messages(attributes: Mapping[str, Any], prefix: str, notes: set[str]) -> list[Message] | None:
+    messages: list[Message] = []
+    for item in _numbered(attributes, prefix):
+        message = item.get("message", item)
+        content = message.get("content")
+        parts = [part.get("message_content", part) for part in message.get("contents") or ()]
+        calls = [call.get("tool_call", call) for call in message.get("tool_calls") or ()]
+        messages += read_message(
+            {**message, "content": content if content is not None else parts or None, "tool_calls": calls}, notes
+        )
+    return messages or None
+
+
+def read_traceloop(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fields:
+    """`gen_ai.prompt.0.role`, `gen_ai.completion.0.…`, `llm.request.functions.0.…`."""
+    attributes = span.attributes
+    prompt = _numbered(attributes, "gen_ai.prompt")
+    answers = _numbered(attributes, "gen_ai.completion")
+    if not prompt and not answers:
+        return {}
+    said = [message for answer in answers[:1] for message in _traceloop_message({"role": "assistant", **answer}, notes)]
+    functions = _numbered(attributes, "llm.request.functions")
+    fields: Fields = {
+        "messages": [message for item in prompt for message in _traceloop_message(item, notes)] or None,
+        "answer": said[-1] if said else None,
+        "finish_reason": finish_of(answers[0].get("finish_reason")) if answers else None,
+        "tools": read_tools(functions) if functions else None,
+    }
+    return _over(fields, _genai_request(attributes))
+
+
+def _traceloop_message(item: Mapping[str, Any], notes: set[str]) -> list[Message]:
+    content = item.get("content")
+    parts = parse_attribute(content) if isinstance(content, str) and content.startswith("[{") else None
+    is_parts = isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts)
+    return read_message({**item, "content": parts if is_parts else content}, notes)
+
+
+def read_genai(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fields:
+    """`gen_ai.input.messages` and `gen_ai.output.messages` of the span, of its events or of its log records; older, an
+    event or a log record for each message."""
+    records = [(name, values, values) for name, values in span.events]
+    records += [(log.event, log.attributes, log.body) for log in logs]
+    details = [values for name, values, _ in records if name == _DETAILS]
+    details += [body for name, _, body in records if name == _DETAILS and isinstance(body, dict)]
+    fields: Fields = {}
+    for attributes in (span.attributes, *details):
+        fields = _over(fields, _genai_structured(attributes, notes))
+    fields = _over(fields, _genai_events(records, notes))
+    return _over(fields, _genai_request(span.attributes))
+
+
+def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
+    read = {key: parse_attribute(attributes.get(f"gen_ai.{key}")) for key in ("input.messages", "output.messages")}
+    said = read_messages(read["output.messages"], notes)
+    prompt = read_messages(read["input.messages"], notes)
+    system = parse_attribute(attributes.get("gen_ai.system_instructions"))
+    if prompt is not None and system:
+        prompt = [*read_message({"role": "system", "parts": system}, notes), *prompt]
+    outputs = read["output.messages"]
+    reason = (
+        outputs[0].get("finish_reason")
+        if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict)
+        else None
+    )
+    return {
+        "messages": prompt,
+        "answer": said[-1] if said else None,
+        "finish_reason": finish_of(reason),
+        "tools": read_tools(attributes.get("gen_ai.tool.definitions")),
+    }
+
+
+def _genai_events(records: Iterable[tuple[str, Mapping[str, Any], Any]], notes: set[str]) -> Fields:
+    """An event a message: `gen_ai.user.message`, …, `gen_ai.choice`. The body is a log record's, or the attributes."""
+    messages: list[Message] = []
+    fields: Fields = {}
+    for name, attributes, body in records:
+        values = body if isinstance(body, dict) else attributes
+        if (match := _MESSAGE_EVENT.fullmatch(name)) is not None:
+            values = {key: _parsed_part(value) for key, value in values.items()}
+            messages += read_message({"role": match[1], **values}, notes)
+        elif name == "gen_ai.choice" and str(values.get("index") or 0) in ("0", "0.0"):
+            message = _parsed_part(values.get("message"))
+            message = message if isinstance(message, dict) else {"content": message, **values}
+            said = read_message({**message, "role": "assistant"}, notes)
+            fields = {"answer": said[-1] if said else None, "finish_reason": finish_of(values.get("finish_reason"))}
+    return {"messages": messages or None, **fields}
+
+
+def _parsed_part(value: Any) -> Any:
+    """Parse what an event's attribute holds as JSON; texts stay."""
+    parsed = parse_attribute(value) if isinstance(value, str) and value[:1] in "[{" else None
+    return value if parsed is None else parsed
+
+
+def _genai_request(attributes: Mapping[str, Any]) -> Fields:
+    settings = {
+        key.removeprefix("gen_ai.request."): value
+        for key, value in attributes.items()
+        if key.startswith("gen_ai.request.")
+    }
+    settings |= {
+        key: value for key, value in (("seed", attributes.get("gen_ai.openai.request.seed")),) if value is not None
+    }
+    reasons = parse_attribute(attributes.get("gen_ai.response.finish_reasons"))
+    return {
+        "model": attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model"),
+        "sampling": sampling_of(settings),
+        "finish_reason": finish_of(reasons),
+        "prompt_tokens": attributes.get("gen_ai.usage.input_tokens", attributes.get("gen_ai.usage.prompt_tokens")),
+        "version": version_of(
+            attributes.get("gen_ai.openai.response.system_fingerprint", attributes.get("gen_ai.system_fingerprint"))
+        ),
+    }
+
+
+def _over(fields: Fields, more: Fields) -> Fields:
+    """Fill what `fields` lacks."""
+    filled = {key: value for key, value in more.items() if value is not None and fields.get(key) in (None, {}, "")}
+    return {**fields, **filled}
+
+
+def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Any]:
+    """Read numbered attributes as a list: `p.0.a.b`, `p.0.c.1.d` → `[{"a": {"b": …}, "c": [.., {"d": …}]}]`."""
+    whole = attributes.get(prefix)
+    if isinstance(whole, list):
+        return [item for item in whole if isinstance(item, dict)]
+    if isinstance(whole, str) and isinstance(parsed := parse_attribute(whole), list):
+        return parsed
+    tree: dict[str, Any] = defaultdict(dict)
+    for key, value in attributes.items():
+        if key.startswith(f"{prefix}."):
+            place, *names = key[len(prefix) + 1 :].split(".")
+            if place.isdigit():
+                _put(tree[place], names, value)
+    return [_lists(tree[place]) for place in sorted(tree, key=int)]
+
+
+def _put(tree: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    for name in names[:-1]:
+        inner = tree.setdefault(name, {})
+        if not isinstance(inner, dict):
+            return
+        tree = inner
+    if names:
+        tree[names[-1]] = value
+
+
+def _lists(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if tree and all(name.isdigit() for name in tree):
+        return [_lists(tree[name]) for name in sorted(tree, key=int)]
+    return {name: _lists(inner) for name, inner in tree.items()}
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested attributes to dotted names; lists stay, but those of OpenInference's messages and tools."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(inner, dict) and inner and name not in ("metadata", "llm.invocation_parameters"):
+            flat |= flatten(inner, f"{name}.")
+        else:
+            flat[name] = json.dumps(inner) if isinstance(inner, dict) else inner
+    return flat

@@ -1,0 +1,196 @@
+"""Rollouts of others written to a store, whole or not at all: calls with tokens as transitions of the policy `foreign`,
+which is never trained, and every call as it was asked and answered.
+
+a call     ─► OtherCall "forwarded": request {"messages", "tools", …}, answer {"id", "choices": […]}
+  rl-safe  ─► and a Transition of the same id, off-policy: `trainable` is false
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import update
+
+from lightningrl.records import Score
+from lightningrl.sanitize import finite
+from lightningrl.types import (
+    FinishReason,
+    OtherCall,
+    OtherCallKind,
+    Outcome,
+    RolloutSpec,
+    SamplingSettings,
+    Task,
+    ToolCall,
+    Transition,
+)
+from lightningrl_server.records import DIALOGUE, AttemptEnd, CallRecord, ToolCallRecord
+from lightningrl_server.store.call_log import append_calls
+from lightningrl_server.store.queue_writes import create_rollouts, finish, lease
+from lightningrl_server.store.sql import SqlStore
+from lightningrl_server.store.tables import attempts, rollouts
+from lightningrl_server.store.transaction import Transaction
+from lightningrl_server.store.writer import writing
+from lightningrl_traces.grades import Grade, GradedCall
+from lightningrl_traces.joins import ForeignRollout
+
+__all__ = ["FOREIGN", "TraceStore", "score_of"]
+
+FOREIGN: Final = "foreign"
+"""Policy of imported calls: nobody trains it."""
+_FOREVER: Final = 1e12
+
+
+def _add(tx: Transaction, batch: Sequence[tuple[ForeignRollout, Sequence[GradedCall]]]) -> None:
+    for rollout, graded in batch:
+        spec = RolloutSpec(id=rollout.id, task=_task(rollout), group_id=rollout.id)
+        if not create_rollouts(tx, [spec]):
+            continue  # kept before a kill
+        lease(tx, "import", b"", _FOREVER, tx.now, exclusive=False)
+        # one call each time: a row of tokens is only as wide as its own
+        for record in _call_records(rollout.id, graded):
+            append_calls(tx, [record])
+        finish(tx, rollout.id, 1, _end(rollout, graded))
+        began, ended = _times(rollout)
+        row = tx.attempt(rollout.id, 1)
+        if began:
+            of_attempt = update(attempts).where(attempts.c.pk == row.pk)
+            tx.db.execute(of_attempt.values(started_at=began, ended_at=ended))
+            tx.db.execute(update(rollouts).where(rollouts.c.pk == row.rollout_pk).values(created_at=began))
+
+
+class TraceStore(SqlStore):
+    """A store that takes whole rollouts of others."""
+
+    add_rollouts = writing(_add)
+
+
+def score_of(rollout: ForeignRollout) -> Score | None:
+    """The reward that the trace tells of, or the mean of its scores; None where it tells of none."""
+    ending = rollout.ending
+    rewards = {name: finite(value) for name, value in ending.rewards.items()}
+    reward = ending.reward
+    if reward is None and rewards:
+        reward = sum(rewards.values()) / len(rewards)
+    if reward is None:
+        return None
+    return Score(rollout_id=rollout.id, attempt=1, rewards=rewards, reward=finite(reward))
+
+
+def _task(rollout: ForeignRollout) -> Task:
+    given = rollout.ending.input
+    if given is None:
+        messages = rollout.calls[0].messages or []
+        given = next((message.get("content") for message in messages if message["role"] == "user"), None)
+    return Task(id=rollout.id, input=given if given is not None else "", metadata={"source": "traces"})
+
+
+def _call_records(rollout_id: str, graded: Sequence[GradedCall]) -> list[CallRecord]:
+    records: list[CallRecord] = []
+    for item in graded:
+        if item.grade is not Grade.RL:
+            continue
+        call = item.call
+        assert call.prompt_ids is not None and call.completion_ids is not None and call.logprobs is not None
+        transition = Transition(
+            id=call.id,
+            policy=FOREIGN,
+            policy_version=call.version or 0,
+            prompt_ids=np.asarray(call.prompt_ids, np.int32),
+            completion_ids=np.asarray(call.completion_ids, np.int32),
+            logprobs=np.asarray(call.logprobs, np.float32),
+            finish_reason=FinishReason.LENGTH if call.finish_reason == "length" else FinishReason.STOP,
+            sampling=_sampling(call.sampling),
+            agent=call.agent,
+            span_id=call.id,
+            parent_id=_parent(records, call.prompt_ids),
+            tool_call_ids=tuple(request["id"] for request in (call.answer or {}).get("tool_calls") or ()),
+            trainable=False,
+            started_at=call.started_at,
+            duration_s=call.duration_s,
+        )
+        records.append(CallRecord(rollout_id=rollout_id, attempt=1, call_key=call.id, transition=transition))
+    return records
+
+
+def _parent(records: Sequence[CallRecord], prompt: Sequence[int]) -> str | None:
+    """Return the latest call whose tokens begin a prompt."""
+    for record in reversed(records):
+        before = record.transition
+        tokens = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
+        if len(tokens) <= len(prompt) and list(prompt[: len(tokens)]) == tokens:
+            return before.id
+    return None
+
+
+def _sampling(settings: Mapping[str, Any]) -> SamplingSettings:
+    default = SamplingSettings()
+    seed = settings.get("seed")
+    return SamplingSettings(
+        temperature=float(settings.get("temperature", default.temperature)),
+        top_p=float(settings.get("top_p", default.top_p)),
+        top_k=int(settings.get("top_k", default.top_k)),
+        max_tokens=int(settings.get("max_tokens", default.max_tokens)),
+        seed=None if seed is None else int(seed),
+    )
+
+
+def _end(rollout: ForeignRollout, graded: Sequence[GradedCall]) -> AttemptEnd:
+    began, ended = _times(rollout)
+    ending = rollout.ending
+    kept = {item.call.id for item in graded if item.grade is Grade.RL}
+    rewards: dict[str | None, Mapping[str, float | None]] = {None: dict(ending.rewards)} if ending.rewards else {}
+    rewards |= {call.id: dict(call.rewards) for call in rollout.calls if call.rewards and call.id in kept}
+    return AttemptEnd(
+        outcome=Outcome.SUCCEEDED if ending.error is None else Outcome.AGENT_ERROR,
+        output=ending.output,
+        error=ending.error,
+        duration_s=max(0.0, ended - began),
+        tool_calls=[_tool(tool) for tool in rollout.tools],
+        other_calls=[_other_call(item) for item in graded],
+        rewards=rewards,
+    )
+
+
+def _tool(tool: Any) -> ToolCallRecord:
+    call = ToolCall(
+        id=tool.id,
+        name=tool.name,
+        arguments=tool.arguments,
+        result=tool.result,
+        status=tool.status,
+        duration_s=tool.duration_s,
+        agent=tool.agent,
+        error_type=tool.error_type,
+    )
+    span_id = tool.span_id or f"{DIALOGUE}{tool.id}"
+    return ToolCallRecord(tool_call=call, span_id=span_id, parent_span_id=tool.parent_id, started_at=tool.started_at)
+
+
+def _other_call(item: GradedCall) -> OtherCall:
+    call = item.call
+    request = {"messages": call.messages or [], "tools": call.tools, **call.sampling}
+    choice = {"index": 0, "message": call.answer, "finish_reason": call.finish_reason}
+    return OtherCall(
+        kind=OtherCallKind.FORWARDED,
+        path="chat/completions",
+        model=call.model,
+        agent=call.agent,
+        status=200 if call.error is None else None,
+        code=None if call.error is None else "error",
+        message=call.error or "",
+        request=request,
+        answer={"id": call.id, "grade": item.grade.value, "choices": [choice]},
+        started_at=call.started_at,
+        duration_s=call.duration_s,
+    )
+
+
+def _times(rollout: ForeignRollout) -> tuple[float, float]:
+    """When the first call began and the last ended; 0.0 where no call says."""
+    timed = [call for call in rollout.calls if call.started_at]
+    if not timed:
+        return 0.0, 0.0
+    return min(call.started_at for call in timed), max(call.started_at + call.duration_s for call in timed)
