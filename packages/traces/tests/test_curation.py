@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 from lightningrl.commands import app
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.records import Score
-from lightningrl.types import BranchPoint, Outcome, RolloutMode, RolloutSpec, Task
+from lightningrl.types import BranchPoint, OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Task
+from lightningrl_server.records import AttemptEnd
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.tokenizer import load_tokenizer
+from lightningrl_server.store import SqlStore
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_traces.curation.curation import curate
@@ -131,6 +133,63 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     asyncio.run(play())
     return folder
+
+
+async def write_import(folder: Path) -> None:
+    """Three rollouts as an import leaves them: one question asked twice, with another answer; one call of each grade."""
+    folder.mkdir()
+    write_recipe(folder, RECIPE)
+    told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    (folder / "run.json").write_text(json.dumps({**told, "traces": {"mark": "x"}}), encoding="utf-8")
+    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    grades = []
+    for number, (question, says, reward) in enumerate(
+        [("What costs tea?", "3 €", 1.0), ("what costs  tea?", "Dunno.", 0.0), ("Who?", "Me.", None)]
+    ):
+        rollout = f"trace-{number}"
+        await store.create_rollouts([RolloutSpec(id=rollout, task=Task(id=rollout, input=question), group_id=rollout)])
+        assert await store.lease("import", 3600.0) is not None
+        calls = [
+            OtherCall(
+                kind=OtherCallKind.FORWARDED,
+                path="chat/completions",
+                agent="planner",
+                request={"messages": [{"role": "user", "content": "What costs tea?"}], "tools": TOOLS},
+                answer={
+                    "id": f"{rollout}/{grade}",
+                    "grade": grade,
+                    "choices": [
+                        {"message": {"role": "assistant", "content": f"{says} {grade}"}, "finish_reason": "stop"}
+                    ],
+                },
+            )
+            for grade in ("sft-safe", "rl-safe", "judge-only", "unusable")
+        ]
+        grades += [
+            {"rollout_id": rollout, "call_id": f"{rollout}/{grade}", "grade": grade, "reasons": reasons}
+            for grade, reasons in (("sft-safe", ["no token ids"]), ("rl-safe", ["no tool schemas"]), ("judge-only", []))
+        ]
+        end = AttemptEnd(outcome=Outcome.SUCCEEDED, output=says, other_calls=calls)
+        await store.finish_and_lease(rollout, 1, end, None)
+        await store.set_scores([Score(rollout_id=rollout, attempt=1, reward=reward, rewards={"user": reward})])
+    await store.close()
+    (folder / "grades.jsonl").write_text("".join(json.dumps(line) + "\n" for line in grades), encoding="utf-8")
+
+
+async def test_imported_calls_are_rows_by_their_grade_and_compared_by_their_task(tmp_path: Path) -> None:
+    await write_import(tmp_path / "traces")
+    report = await curate([tmp_path / "traces"], tmp_path / "rows", Rules(above_mean=True))
+    (row,) = read(tmp_path / "rows", "sft")
+    assert row["messages"][-1]["content"] == "3 € sft-safe" and row["tools"] == TOOLS
+    (pair,) = read(tmp_path / "rows", "dpo")
+    assert pair["rejected"][0]["content"] == "Dunno. sft-safe", "two rollouts of one question"
+    told = report.as_json()
+    assert told["calls"]["left_out"] == {"grade": 6, "unfit": 3}
+    assert told["rows"]["sft"]["left_out"] == {"mean": 1, "no_reward": 1}
+    assert told["prompts"] == {"foreign": 1}
+    (tmp_path / "traces" / "grades.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"line 1 .* is no grade"):
+        await curate([tmp_path / "traces"], tmp_path / "again", Rules())
 
 
 def read(folder: Path, kind: str) -> Rows:

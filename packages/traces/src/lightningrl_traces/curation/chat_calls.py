@@ -39,6 +39,7 @@ class LeftOut(StrEnum):
     MALFORMED = "begins a tool call that cannot be read"
     UNREADABLE = "its prompt cannot be read as messages"
     RERENDERED = "its template writes the history otherwise (--rerendered takes it)"
+    UNFIT = "rl-safe, but no data for tuning (its reasons are in grades.jsonl)"
     NO_MODEL = "the policy's tokenizer is not here"
     GRADE = "its grade (--grade)"
     ROLE = "its role (--role)"

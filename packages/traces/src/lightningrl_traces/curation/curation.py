@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.types import Task
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut
 from lightningrl_traces.curation.files import RowFiles, check_target
+from lightningrl_traces.curation.foreign import TraceSource
 from lightningrl_traces.curation.report import Report
 from lightningrl_traces.curation.rows import Candidate, RowWriter
 from lightningrl_traces.curation.rules import GroupRewards, Rules, call_problem, rollout_problem, score_problem
-from lightningrl_traces.curation.sources import Source, open_source
+from lightningrl_traces.curation.sources import OwnSource, Source
 from lightningrl_traces.curation.splits import TaskFamilies
+from lightningrl_viewer.reading.origin import RunOrigin, read_run_file
+from lightningrl_viewer.reading.reader import open_run
 
 __all__ = ["curate"]
 
@@ -45,8 +48,19 @@ async def curate(runs: Sequence[Path], into: Path, rules: Rules = Rules()) -> Re
     if len(set(names)) < len(names):
         raise ConfigError("a run is named twice; name each once")
     async with AsyncExitStack() as stack:
-        sources = [await stack.enter_async_context(open_source(run)) for run in runs]
+        sources = [await stack.enter_async_context(_open(run)) for run in runs]
         return await _Curation(sources, rules).write(into)
+
+
+@asynccontextmanager
+async def _open(folder: Path) -> AsyncIterator[Source]:
+    """Open a run to read rows from. Raises RunFolderError where there is none."""
+    if not folder.is_dir():  # noqa: ASYNC240  (a moment)
+        raise RunFolderError(f"no run in {str(folder)!r}; name the folder of a run")
+    is_imported = isinstance(read_run_file(folder).get("traces"), dict)
+    origin = None if is_imported else RunOrigin.read(folder)
+    async with open_run(folder) as stored:
+        yield TraceSource(folder, stored) if origin is None else OwnSource(folder, stored, origin)
 
 
 class _Curation:
@@ -65,6 +79,7 @@ class _Curation:
 
     async def write(self, into: Path) -> Report:
         groups = [await self._list(source) for source in self._sources]
+        groups = [self._regroup(source, listed) for source, listed in zip(self._sources, groups, strict=True)]
         self._held_back = self._families.validation(self._rules.validation)
         with RowFiles(into, is_split=bool(self._rules.validation)) as files:
             writer = RowWriter(files, self._rules)
@@ -100,6 +115,16 @@ class _Curation:
                 task = self._families.add(rollout.task)
                 groups[rollout.group].append(_Entry(rollout.id, rollout.reward, task))
         return groups
+
+    def _regroup(self, source: Source, groups: Groups) -> Groups:
+        """Return the groups that are compared, once all families of tasks are there."""
+        if source.has_groups:
+            return groups
+        by_family: Groups = defaultdict(list)
+        for group in groups.values():
+            for entry in group:
+                by_family[str(self._families.family(entry.task))].append(entry)
+        return by_family
 
     async def _write_group(self, source: Source, group: list[_Entry], files: RowFiles, writer: RowWriter) -> None:
         """Write a group's rows, the greatest rewards first, so that caps keep the best."""

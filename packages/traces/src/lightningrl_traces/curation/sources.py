@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.errors import ConfigError
 from lightningrl.records import RolloutFilter
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.trained_calls import TrainedCalls, calls_left_out, trained_calls_of
@@ -19,10 +19,10 @@ from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, UnreadCall
 from lightningrl_traces.curation.prompts import PromptReader
 from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import StoredRun, open_run
+from lightningrl_viewer.reading.reader import StoredRun
 from lightningrl_viewer.reading.segments import SegmentReader
 
-__all__ = ["ListedRollout", "Source", "open_source"]
+__all__ = ["ListedRollout", "OwnSource", "Source"]
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
@@ -41,14 +41,19 @@ class ListedRollout:
     has_ended: bool
 
 
-class Source:
-    """A run of our own, opened."""
+class Source(ABC):
+    """A run, opened."""
 
-    def __init__(self, folder: Path, stored: StoredRun, origin: RunOrigin) -> None:
+    has_groups: bool = True
+    """Rollouts of a group were sampled to be compared; else those of nearly equal tasks are."""
+
+    def __init__(self, folder: Path, stored: StoredRun) -> None:
         self.name = folder.resolve().name
         self._stored = stored
-        self._trained: Mapping[str, TrainedCalls] = trained_calls_of(origin.recipe)
-        self._reader_of = cache(lambda policy: _reader(origin, policy))
+
+    @abstractmethod
+    def calls(self, trajectory: Trajectory) -> Iterator[ChatCall | UnreadCall]:
+        """Read the calls of a trajectory."""
 
     async def rollouts(self) -> AsyncIterator[ListedRollout]:
         """List all rollouts, newest first, each once also while the run goes on."""
@@ -75,6 +80,15 @@ class Source:
             for trajectory in await self._stored.look.trajectories(rollout_ids[start : start + _AT_ONCE]):
                 yield trajectory
 
+
+class OwnSource(Source):
+    """A run of our own."""
+
+    def __init__(self, folder: Path, stored: StoredRun, origin: RunOrigin) -> None:
+        super().__init__(folder, stored)
+        self._trained: Mapping[str, TrainedCalls] = trained_calls_of(origin.recipe)
+        self._reader_of = cache(lambda policy: _reader(origin, policy))
+
     def calls(self, trajectory: Trajectory) -> Iterator[ChatCall | UnreadCall]:
         """Read the calls of a trajectory that are training data by the recipe."""
         left_out = calls_left_out(trajectory.transitions, self._trained)
@@ -88,16 +102,6 @@ class Source:
             )
             for call in read:
                 yield UnreadCall(id=call.id, reason=LeftOut.NOT_TRAINED) if call.id in left_out else call
-
-
-@asynccontextmanager
-async def open_source(folder: Path) -> AsyncIterator[Source]:
-    """Open a run to read rows from. Raises RunFolderError where there is none."""
-    if not folder.is_dir():  # noqa: ASYNC240  (a moment)
-        raise RunFolderError(f"no run in {str(folder)!r}; name the folder of a run")
-    origin = RunOrigin.read(folder)
-    async with open_run(folder) as stored:
-        yield Source(folder, stored, origin)
 
 
 def _reader(origin: RunOrigin, policy: str) -> PromptReader | None:
