@@ -10,7 +10,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 import ijson
 
@@ -28,10 +28,9 @@ LISTS: Final = ("data", "observations", "spans", "runs")
 
 def open_source(path: Path) -> IO[bytes]:
     """Open a file for reading, unpacked where it is gzip's."""
-    file: IO[bytes] = path.open("rb")
-    is_packed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    return gzip.open(file) if is_packed else file  # type: ignore[return-value]
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return cast("IO[bytes]", gzip.open(path)) if is_packed else path.open("rb")
 
 
 def begin(path: Path) -> tuple[bytes, Any]:

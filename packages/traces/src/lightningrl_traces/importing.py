@@ -229,6 +229,7 @@ async def _keep(store: TraceStore, spool: Spool, batch: Sequence[tuple[ForeignRo
         told = {
             "calls told twice, kept once": rollout.duplicates,
             "spans whose parents form a circle": rollout.circles,
+            "calls with a clock that is late": rollout.skewed,
             "records without a trace id, taken as one trace": rollout.id == _UNTRACED,
         }
         spool.add_grades(rollout.id, lines, {name: int(count) for name, count in told.items() if count})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightningrl.sanitize import as_text
@@ -32,7 +32,8 @@ class ForeignRollout:
     """Records of calls that others tell as well."""
     circles: int = 0
     """Spans whose parents form a circle."""
-    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    skewed: int = 0
+    """Calls whose clock is later than that of a call which goes on from them."""
 
 
 def history_of(call: Call) -> bytes:
@@ -70,7 +71,7 @@ def join_records(rollout_id: str, records: Iterable[TraceRecord]) -> ForeignRoll
     for trace_id in dict.fromkeys((*spans, *logs)):
         read += read_spans(spans.get(trace_id, {}), logs.get(trace_id, ()))
     calls, merged = _merge([item for item in read if isinstance(item, Call)], spans)
-    ordered = _in_order(calls)
+    ordered, skewed = _by_clock(_in_order(calls))
     tools = [item for item in read if isinstance(item, ToolRun)]
     ending = _ending(rollout_id, [item for item in read if isinstance(item, Ending)], ordered)
     return ForeignRollout(
@@ -79,6 +80,7 @@ def join_records(rollout_id: str, records: Iterable[TraceRecord]) -> ForeignRoll
         tools=tuple(_with_dialogue(tools, ordered)),
         ending=ending,
         duplicates=merged + repeated,
+        skewed=skewed,
         circles=sum(_in_circle(span, of_trace) for of_trace in spans.values() for span in of_trace.values()),
     )
 
@@ -93,7 +95,8 @@ def _merge(calls: Sequence[Call], spans: Mapping[str, Mapping[str, Span]]) -> tu
         if place is None:
             kept.append(call)
             continue
-        first, second = sorted((kept[place], call), key=_knowledge, reverse=True)
+        pair = sorted((kept[place], call), key=lambda one: len(above[one.trace_id, one.id]))  # the inner last
+        second, first = sorted(pair, key=_knowledge)
         kept[place] = fill(first, second)
         merged += 1
     return kept, merged
@@ -170,6 +173,18 @@ def _in_order(calls: Sequence[Call]) -> list[Call]:
     for call in waiting:
         place(call)
     return ordered
+
+
+def _by_clock(calls: Sequence[Call]) -> tuple[list[Call], int]:
+    """Set a clock that is late to when the dialogue went on: a store keeps calls by their times."""
+    latest, skewed = float("inf"), 0
+    timed: list[Call] = []
+    for call in reversed(calls):
+        is_late = call.started_at > latest
+        skewed += is_late
+        timed.append(replace(call, started_at=latest) if is_late else call)
+        latest = min(latest, call.started_at or latest)
+    return timed[::-1], skewed
 
 
 def _with_dialogue(tools: Sequence[ToolRun], calls: Sequence[Call]) -> list[ToolRun]:
