@@ -371,3 +371,27 @@ async def test_what_cannot_be_curated_is_said_and_leaves_nothing(run: Path, tmp_
         with pytest.raises((ConfigError, RunFolderError), match=said):
             await curate([folder], tmp_path / into, Rules(**rules))
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
+
+
+def test_traces_of_chat_messages_are_imported_and_become_rows(tmp_path: Path) -> None:
+    lines = [
+        {
+            "id": name,
+            "messages": [{"role": "user", "content": "What costs tea?"}, {"role": "assistant", "content": says}],
+            "reward": reward,
+        }
+        for name, says, reward in (("a", "3 euros", 1.0), ("b", "No idea", 0.0))
+    ]
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    imported, rows = str(tmp_path / "imported"), str(tmp_path / "rows")
+    for command in (
+        ["import-traces", str(tmp_path / "traces.jsonl"), "--into", imported],
+        ["curate", imported, "--into", rows, "--min-reward", "1"],
+    ):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    (row,) = read(tmp_path / "rows", "sft")
+    assert [message["content"] for message in row["messages"]] == ["What costs tea?", "3 euros"]
+    (pair,) = read(tmp_path / "rows", "dpo")
+    assert pair["rejected"][0]["content"] == "No idea"
+    assert [row["label"] for row in read(tmp_path / "rows", "kto")] == [True, False]
