@@ -525,7 +525,7 @@ def phoenix(number: int, rng: random.Random) -> Planted:
     ids, tokens = Ids(number), raw_tokens(rng)
     messages, answer, finish = talk(number).calls[1]
     values = openinference(messages, answer, finish, tokens=tokens, temperature=tokens["temperature"])
-    row = {
+    row: dict[str, Any] = {
         "name": "ChatCompletion",
         "context": {"trace_id": ids.trace, "span_id": ids.span(1)},
         "span_kind": "LLM",
@@ -544,7 +544,7 @@ def langfuse(number: int, rng: random.Random) -> Planted:
     said = talk(number)
     kind = number % 3
     messages, answer, finish = said.calls[1]
-    row = {
+    row: dict[str, Any] = {
         "id": f"obs-{number}",
         "traceId": f"lf-{number}",
         "type": "GENERATION",

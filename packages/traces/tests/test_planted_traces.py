@@ -39,7 +39,7 @@ def imported(planted: list[Planted], tmp_path_factory: pytest.TempPathFactory) -
 def trajectories(imported: Path) -> list[Trajectory]:
     async def read() -> list[Trajectory]:
         async with open_run(imported) as run:
-            ids = list(dict.fromkeys(row["rollout_id"] for row in read_grades(imported)))
+            ids = list(dict.fromkeys(str(row["rollout_id"]) for row in read_grades(imported)))
             return list(await run.look.trajectories(ids))
 
     return asyncio.run(read())

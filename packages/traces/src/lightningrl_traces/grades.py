@@ -25,7 +25,7 @@ __all__ = ["NOT_WHOLE", "SECRET", "Grade", "GradedCall", "Reason", "grade_call"]
 
 
 class Grade(StrEnum):
-    """What a foreign call is good for."""
+    """Use that a foreign call can be put to."""
 
     RL = "rl-safe"
     SFT = "sft-safe"

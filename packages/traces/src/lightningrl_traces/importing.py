@@ -45,7 +45,7 @@ _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """What an import came to."""
+    """Result of an import."""
 
     folder: Path
     formats: tuple[str, ...]
@@ -143,9 +143,9 @@ def _link(spool: Spool) -> None:
     spool.begin()
     for trace in list(spool.traces()):
         calls = join_records(trace, spool.records([trace])).calls
-        told = [(history_of(call), call.started_at + call.duration_s) for call in calls if call.answer]
+        histories = [(history_of(call), call.started_at + call.duration_s) for call in calls if call.answer]
         before = history_before(calls[0]) if calls else None
-        spool.add_histories(trace, told, None if before is None else (before, calls[0].started_at))
+        spool.add_histories(trace, histories, None if before is None else (before, calls[0].started_at))
     spool.commit()
     spool.link()
     spool.put("linked", "yes")
@@ -174,8 +174,8 @@ async def _make_rollouts(work: Path, spool: Spool, into: Path, formats: tuple[st
     grades: Counter[str] = Counter()
     reasons: Counter[tuple[str, str]] = Counter()
     made = 0
-    for lines, told in spool.grades():
-        facts.update(told)
+    for lines, oddities in spool.grades():
+        facts.update(oddities)
         made += bool(lines)
         for line in lines.splitlines():
             graded = msgspec.json.decode(line)
@@ -226,13 +226,13 @@ async def _keep(store: TraceStore, spool: Spool, batch: Sequence[tuple[ForeignRo
     spool.begin()
     for rollout, graded in batch:
         lines = "".join(_line(rollout.id, item) for item in graded)
-        told = {
+        oddities = {
             "calls told twice, kept once": rollout.duplicates,
             "spans whose parents form a circle": rollout.circles,
             "calls with a clock that is late": rollout.skewed,
             "records without a trace id, taken as one trace": rollout.id == _UNTRACED,
         }
-        spool.add_grades(rollout.id, lines, {name: int(count) for name, count in told.items() if count})
+        spool.add_grades(rollout.id, lines, {name: int(count) for name, count in oddities.items() if count})
     spool.commit()
 
 

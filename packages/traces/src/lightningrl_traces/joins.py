@@ -87,19 +87,21 @@ def join_records(rollout_id: str, records: Iterable[TraceRecord]) -> ForeignRoll
 
 def _merge(calls: Sequence[Call], spans: Mapping[str, Mapping[str, Span]]) -> tuple[list[Call], int]:
     """Merge records of one call by several instrumentations: one around the other, or at the same time."""
-    kept: list[Call] = []
+    merged_calls: list[Call] = []
     merged = 0
     above = {(call.trace_id, call.id): _ancestors(call, spans) for call in calls}
     for call in calls:
-        place = next((place for place, other in enumerate(kept) if _is_same(call, other, above)), None)
+        place = next((place for place, other in enumerate(merged_calls) if _is_same(call, other, above)), None)
         if place is None:
-            kept.append(call)
+            merged_calls.append(call)
             continue
-        pair = sorted((kept[place], call), key=lambda one: len(above[one.trace_id, one.id]))  # the inner last
+        pair = sorted(
+            (merged_calls[place], call), key=lambda record: len(above[record.trace_id, record.id])
+        )  # the inner last
         second, first = sorted(pair, key=_knowledge)
-        kept[place] = fill(first, second)
+        merged_calls[place] = fill(first, second)
         merged += 1
-    return kept, merged
+    return merged_calls, merged
 
 
 def _is_same(call: Call, other: Call, above: Mapping[tuple[str, str], set[str]]) -> bool:
@@ -123,7 +125,7 @@ def _is_same(call: Call, other: Call, above: Mapping[tuple[str, str], set[str]])
 
 
 def _knowledge(call: Call) -> tuple[int, int]:
-    """How much a record knows: tokens before schemas before finish reasons."""
+    """Count what a record knows."""
     facts = (call.tools, call.finish_reason, call.messages, call.answer, call.completion_ids, call.logprobs)
     return sum(fact is not None for fact in facts), -len(call.notes)
 
@@ -189,7 +191,7 @@ def _by_clock(calls: Sequence[Call]) -> tuple[list[Call], int]:
 
 def _with_dialogue(tools: Sequence[ToolRun], calls: Sequence[Call]) -> list[ToolRun]:
     """Add invocations that the dialogue alone shows: asked for by an answer, with a result in a later prompt."""
-    told = {tool.id for tool in tools}
+    ids = {tool.id for tool in tools}
     asked: dict[str, tuple[Call, Any]] = {}
     results: dict[str, str] = {}
     for call in calls:
@@ -200,7 +202,7 @@ def _with_dialogue(tools: Sequence[ToolRun], calls: Sequence[Call]) -> list[Tool
             asked.setdefault(request["id"], (call, request["function"]))
     added: list[ToolRun] = []
     for call_id, (call, function) in asked.items():
-        if call_id in told or call_id not in results:
+        if call_id in ids or call_id not in results:
             continue
         run = ToolRun(
             id=call_id,
@@ -218,15 +220,15 @@ def _with_dialogue(tools: Sequence[ToolRun], calls: Sequence[Call]) -> list[Tool
 
 
 def _ending(rollout_id: str, endings: Sequence[Ending], calls: Sequence[Call]) -> Ending:
-    """Return what is known of the end; without a word of it, the last answer is the output, its failure the error."""
+    """Return what is fields of the end; without a word of it, the last answer is the output, its failure the error."""
     last = calls[-1] if calls else None
     rewards = {name: value for ending in endings for name, value in ending.rewards.items()}
-    known = {
+    fields = {
         name: next((value for ending in endings if (value := getattr(ending, name)) is not None), None)
         for name in ("input", "output", "error", "reward")
     }
-    if known["output"] is None and last is not None and last.answer is not None:
-        known["output"] = last.answer.get("content")
-    if known["error"] is None and last is not None:
-        known["error"] = last.error
-    return Ending(trace_id=rollout_id, rewards=rewards, **known)
+    if fields["output"] is None and last is not None and last.answer is not None:
+        fields["output"] = last.answer.get("content")
+    if fields["error"] is None and last is not None:
+        fields["error"] = last.error
+    return Ending(trace_id=rollout_id, rewards=rewards, **fields)

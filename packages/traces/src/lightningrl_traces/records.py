@@ -28,7 +28,7 @@ class Span:
     parent_id: str | None = None
     name: str = ""
     started_at: float = 0.0
-    """Unix seconds; 0.0 = nobody said."""
+    """Unix seconds; 0.0 = nobody replies."""
     ended_at: float = 0.0
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Attributes by dotted name; nested ones are flattened."""

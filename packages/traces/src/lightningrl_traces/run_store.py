@@ -140,9 +140,9 @@ def _sampling(settings: Mapping[str, Any]) -> SamplingSettings:
 def _end(rollout: ForeignRollout, graded: Sequence[GradedCall]) -> AttemptEnd:
     began, ended = _times(rollout)
     ending = rollout.ending
-    kept = {item.call.id for item in graded if item.grade is Grade.RL}
+    rl_ids = {item.call.id for item in graded if item.grade is Grade.RL}
     rewards: dict[str | None, Mapping[str, float | None]] = {None: dict(ending.rewards)} if ending.rewards else {}
-    rewards |= {call.id: dict(call.rewards) for call in rollout.calls if call.rewards and call.id in kept}
+    rewards |= {call.id: dict(call.rewards) for call in rollout.calls if call.rewards and call.id in rl_ids}
     return AttemptEnd(
         outcome=Outcome.SUCCEEDED if ending.error is None else Outcome.AGENT_ERROR,
         output=ending.output,

@@ -145,8 +145,8 @@ class _Mask:
 def mask_call(call: Call) -> Call:
     """Mask a call's texts; its tokens, which say the same, are no data any more where anything was masked."""
     mask = _Mask()
-    kept = {"tools", "messages", "answer"}
-    masked = replace(call, **{name: mask(getattr(call, name)) for name in kept}, error=mask(call.error))
+    fields = {"tools", "messages", "answer"}
+    masked = replace(call, **{name: mask(getattr(call, name)) for name in fields}, error=mask(call.error))
     return replace(masked, notes=(*call.notes, *_notes(mask)))
 
 

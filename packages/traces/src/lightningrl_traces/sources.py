@@ -37,12 +37,12 @@ def open_source_files(source: Path, form: str | None, plugins: PluginManager) ->
     paths = [source] if source.is_file() else [path for path in sorted(source.rglob("*")) if _is_data(path, source)]
     if not paths:
         raise ConfigError(f"{str(source)!r} holds no files; name the export to import")
-    known: Mapping[str, TraceImporter] = {
+    importers: Mapping[str, TraceImporter] = {
         name: record.build() for name, record in plugins.records(HOOK).items() if form in (None, name)
     }
-    if not known:
+    if not importers:
         plugins.find(HOOK, form or "")
-    return tuple(_told(path, form, known) for path in paths)
+    return tuple(_told(path, form, importers) for path in paths)
 
 
 def fingerprint(sources: Sequence[Source]) -> str:
@@ -57,16 +57,16 @@ def _is_data(path: Path, root: Path) -> bool:
     return path.is_file() and not any(part.startswith(_IGNORED) for part in path.relative_to(root).parts)
 
 
-def _told(path: Path, form: str | None, known: Mapping[str, TraceImporter]) -> Source:
+def _told(path: Path, form: str | None, importers: Mapping[str, TraceImporter]) -> Source:
     if form is not None:
-        return Source(path=path, form=form, importer=known[form])
+        return Source(path=path, form=form, importer=importers[form])
     try:
         head, first = begin(path)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror or error}; name another export") from error
     sample = Sample(path=path, head=head, first=first)
-    for name, importer in known.items():
+    for name, importer in importers.items():
         if importer.fits(sample):
             return Source(path=path, form=name, importer=importer)
     problem = "is empty" if not head.strip() else "is of no format that an importer knows"
-    raise ConfigError(f"{str(path)!r} {problem}; say which it is with --format: {', '.join(known)}")
+    raise ConfigError(f"{str(path)!r} {problem}; say which it is with --format: {', '.join(importers)}")

@@ -114,7 +114,7 @@ def _call(
     metrics = step["metrics"] if isinstance(step.get("metrics"), dict) else {}
     extra = step["extra"] if isinstance(step.get("extra"), dict) else {}
     own = extra.get(OWN) if isinstance(extra.get(OWN), dict) else None
-    known: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "model": str(step.get("model_name") or agent.get("model_name") or ""),
         "started_at": unix_seconds(step.get("timestamp")),
         "finish_reason": finish_of(extra.get("finish_reason")),
@@ -123,7 +123,7 @@ def _call(
     }
     return Call(
         **{
-            **known,
+            **facts,
             "id": f"{trace_id}/{step.get('step_id', number)}",
             "trace_id": trace_id,
             "messages": messages or None,

@@ -60,12 +60,12 @@ def calls_of(
     for number, place in enumerate(places):
         answer = messages[place]
         usual = "tool_calls" if answer.get("tool_calls") else "stop"
-        said = finish if place == places[-1] else None
+        replies = finish if place == places[-1] else None
         yield Call(
             id=f"{trace_id}/{number}",
             trace_id=trace_id,
             messages=messages[:place],
             answer=answer,
-            finish_reason=said or (usual if assumed else None),
+            finish_reason=replies or (usual if assumed else None),
             **common,
         )

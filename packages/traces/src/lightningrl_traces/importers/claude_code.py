@@ -77,7 +77,7 @@ class _Session:
         if self._answer is None:
             return
         notes = {NOT_WHOLE}
-        said = read_message({"role": "assistant", "content": self._blocks}, notes)
+        replies = read_message({"role": "assistant", "content": self._blocks}, notes)
         yield Call(
             id=str(self._answer.get("id") or f"{self.id}/{self._number}"),
             trace_id=self.id,
@@ -86,9 +86,9 @@ class _Session:
             started_at=self._started_at,
             duration_s=max(0.0, self._last_at - self._started_at),
             messages=list(self._messages) or None,
-            answer=said[-1] if said else None,
+            answer=replies[-1] if replies else None,
             finish_reason=finish_of(self._answer.get("stop_reason")),
             notes=tuple(sorted(notes)),
         )
-        self._messages += said
+        self._messages += replies
         self._answer, self._blocks, self._number = None, [], self._number + 1

@@ -100,8 +100,8 @@ def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
         fields["messages"] = read_messages(request, notes)
     fields |= {key: value for key, value in read_response(response, notes).items() if key != "model"}
     if fields.get("answer") is None and response is not None:
-        said = read_message(response[0] if isinstance(response, list) and response else response, notes, "assistant")
-        fields["answer"] = {**said[-1], "role": "assistant"} if said else None
+        replies = read_message(response[0] if isinstance(response, list) and response else response, notes, "assistant")
+        fields["answer"] = {**replies[-1], "role": "assistant"} if replies else None
     facts = metadata if isinstance(metadata, dict) else {}
     fields["finish_reason"] = fields.get("finish_reason") or finish_of(facts.get("finish_reason"))
     fields["sampling"] = {**fields.get("sampling", {}), **sampling_of(settings)}

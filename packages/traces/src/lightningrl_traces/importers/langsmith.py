@@ -63,8 +63,8 @@ def _read(run: Mapping[str, Any]) -> Iterator[TraceRecord]:
             if isinstance(value, dict) and isinstance(value.get("avg"), int | float)
         }
         is_call = run["run_type"] == "llm"
-        told = {} if is_call else {"input": run.get("inputs"), "output": run.get("outputs")}
-        yield Ending(trace_id=place["trace_id"], error=error, rewards=rewards, **told)
+        texts = {} if is_call else {"input": run.get("inputs"), "output": run.get("outputs")}
+        yield Ending(trace_id=place["trace_id"], error=error, rewards=rewards, **texts)
 
 
 def _of(value: Any, key: str) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def _llm(run: Mapping[str, Any]) -> dict[str, Any]:
     fields["sampling"] = {**sampling_of(settings), **fields.get("sampling", {})}
     if fields.get("tools") is None:
         fields["tools"] = read_tools(settings.get("tools"))
-    known = {key: value for key, value in fields.items() if value is not None}
-    return {**known, "model": str(known.get("model") or ""), "notes": tuple(sorted(notes))}
+    given = {key: value for key, value in fields.items() if value is not None}
+    return {**given, "model": str(given.get("model") or ""), "notes": tuple(sorted(notes))}
 
 
 def _langchain(inputs: Mapping[str, Any], outputs: Mapping[str, Any], notes: set[str]) -> dict[str, Any]:
@@ -93,13 +93,13 @@ def _langchain(inputs: Mapping[str, Any], outputs: Mapping[str, Any], notes: set
         batches[0][0] if isinstance(batches, list) and batches and isinstance(batches[0], list) and batches[0] else {}
     )
     message = first.get("message")
-    said = read_message(message, notes) if isinstance(message, dict) else []
+    replies = read_message(message, notes) if isinstance(message, dict) else []
     kwargs = _of(message, "kwargs") or _of(message, "data")
     facts = {**_of(first, "generation_info"), **_of(kwargs, "response_metadata")}
     listed = _of(facts, "logprobs").get("content")
     return {
         "messages": read_messages(inputs.get("messages"), notes),
-        "answer": {**said[-1], "role": "assistant"} if said else None,
+        "answer": {**replies[-1], "role": "assistant"} if replies else None,
         "finish_reason": finish_of(facts.get("finish_reason") or facts.get("stop_reason")),
         "logprobs": [token.get("logprob") for token in listed] if isinstance(listed, list) and listed else None,
         "version": version_of(facts.get("system_fingerprint")),

@@ -44,13 +44,13 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
         if own is not None:  # ours: a turn has what it adds to those before it
             fields["messages"] = history = [*history, *(fields.get("messages") or ())]
             history = [*history, *([fields["answer"]] if fields.get("answer") else ())]
-        known = {key: value for key, value in fields.items() if value is not None}
+        given = {key: value for key, value in fields.items() if value is not None}
         yield Call(
             **{
-                **known,
+                **given,
                 "id": str(turn.get("node_id") or f"{trace_id}/{number}"),
                 "trace_id": trace_id,
-                "model": str(known.get("model") or ""),
+                "model": str(given.get("model") or ""),
                 "prompt_ids": turn.get("prompt_token_ids"),
                 "completion_ids": turn.get("completion_token_ids"),
                 "logprobs": turn.get("per_token_logps"),

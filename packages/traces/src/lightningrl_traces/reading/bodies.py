@@ -57,8 +57,8 @@ def read_request(body: Any, notes: set[str]) -> dict[str, Any]:
         fields["messages"] = read_messages(body["messages"], notes)
     elif "input" in body:
         system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-        said = read_messages(body["input"], notes)
-        fields["messages"] = None if said is None else [*system, *_joined(said)]
+        replies = read_messages(body["input"], notes)
+        fields["messages"] = None if replies is None else [*system, *_joined(replies)]
     if isinstance(body.get("system"), str) and fields.get("messages"):  # Anthropic's
         fields["messages"] = [{"role": "system", "content": body["system"]}, *fields["messages"]]
     if (tools := read_tools(body.get("tools"))) is not None:
@@ -82,13 +82,15 @@ def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
         fields["prompt_ids"] = _prompt_ids(body, choices[0], fields["prompt_tokens"], notes)
     elif isinstance(body.get("output"), list):
         items = [item for item in body["output"] if isinstance(item, dict)]
-        said = _joined([message for item in items for message in read_message(item, notes, "assistant")])
-        fields["answer"] = said[-1] if said else None
+        replies = _joined([message for item in items for message in read_message(item, notes, "assistant")])
+        fields["answer"] = replies[-1] if replies else None
         reason = finish_of(body.get("status"))
-        fields["finish_reason"] = "tool_calls" if reason == "stop" and said and "tool_calls" in said[-1] else reason
+        fields["finish_reason"] = (
+            "tool_calls" if reason == "stop" and replies and "tool_calls" in replies[-1] else reason
+        )
     elif body.get("type") == "message" and isinstance(body.get("content"), list):  # Anthropic's
-        said = read_message({"role": "assistant", "content": body["content"]}, notes)
-        fields |= {"answer": said[-1] if said else None, "finish_reason": finish_of(body.get("stop_reason"))}
+        replies = read_message({"role": "assistant", "content": body["content"]}, notes)
+        fields |= {"answer": replies[-1] if replies else None, "finish_reason": finish_of(body.get("stop_reason"))}
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -110,14 +112,14 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _read_choice(choice: Mapping[str, Any], notes: set[str]) -> dict[str, Any]:
     raw = choice.get("message")
-    said = read_message({"role": "assistant", **raw}, notes) if isinstance(raw, dict) else []
-    if not said and isinstance(choice.get("text"), str):
-        said = [{"role": "assistant", "content": choice["text"]}]
+    replies = read_message({"role": "assistant", **raw}, notes) if isinstance(raw, dict) else []
+    if not replies and isinstance(choice.get("text"), str):
+        replies = [{"role": "assistant", "content": choice["text"]}]
     logprobs = choice.get("logprobs")
     listed = logprobs.get("content") if isinstance(logprobs, dict) else None
     ids = choice.get("token_ids")
     return {
-        "answer": said[-1] if said else None,
+        "answer": replies[-1] if replies else None,
         "finish_reason": finish_of(choice.get("finish_reason")),
         "completion_ids": ids if isinstance(ids, list) and ids else None,
         "logprobs": [token.get("logprob") for token in listed] if isinstance(listed, list) and listed else None,

@@ -32,8 +32,8 @@ def read_openinference(span: Span, logs: Sequence[LogRecord], notes: set[str]) -
         "finish_reason": finish_of(attributes.get("llm.finish_reason")),
         "prompt_tokens": attributes.get("llm.token_count.prompt"),
     }
-    said = _openinference_messages(attributes, "llm.output_messages", notes)
-    flat["answer"] = said[-1] if said else None
+    replies = _openinference_messages(attributes, "llm.output_messages", notes)
+    flat["answer"] = replies[-1] if replies else None
     schemas = [tool.get("tool", tool).get("json_schema") for tool in _numbered(attributes, "llm.tools")]
     flat["tools"] = read_tools([schema for schema in schemas if schema]) if schemas else None
     return _over(_over(read_request(request, notes), read_response(response, notes)), flat)
@@ -59,11 +59,13 @@ def read_traceloop(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fi
     answers = _numbered(attributes, "gen_ai.completion")
     if not prompt and not answers:
         return {}
-    said = [message for answer in answers[:1] for message in _traceloop_message({"role": "assistant", **answer}, notes)]
+    replies = [
+        message for answer in answers[:1] for message in _traceloop_message({"role": "assistant", **answer}, notes)
+    ]
     functions = _numbered(attributes, "llm.request.functions")
     fields: Fields = {
         "messages": [message for item in prompt for message in _traceloop_message(item, notes)] or None,
-        "answer": said[-1] if said else None,
+        "answer": replies[-1] if replies else None,
         "finish_reason": finish_of(answers[0].get("finish_reason")) if answers else None,
         "tools": read_tools(functions) if functions else None,
     }
@@ -93,7 +95,7 @@ def read_genai(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fields
 
 def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
     read = {key: parse_attribute(attributes.get(f"gen_ai.{key}")) for key in ("input.messages", "output.messages")}
-    said = read_messages(read["output.messages"], notes)
+    replies = read_messages(read["output.messages"], notes)
     prompt = read_messages(read["input.messages"], notes)
     system = parse_attribute(attributes.get("gen_ai.system_instructions"))
     if prompt is not None and system:
@@ -106,7 +108,7 @@ def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
     )
     return {
         "messages": prompt,
-        "answer": said[-1] if said else None,
+        "answer": replies[-1] if replies else None,
         "finish_reason": finish_of(reason),
         "tools": read_tools(attributes.get("gen_ai.tool.definitions")),
     }
@@ -124,8 +126,11 @@ def _genai_events(records: Iterable[tuple[str, Mapping[str, Any], Any]], notes: 
         elif name == "gen_ai.choice" and str(values.get("index") or 0) in ("0", "0.0"):
             message = _parsed_part(values.get("message"))
             message = message if isinstance(message, dict) else {"content": message, **values}
-            said = read_message({**message, "role": "assistant"}, notes)
-            fields = {"answer": said[-1] if said else None, "finish_reason": finish_of(values.get("finish_reason"))}
+            replies = read_message({**message, "role": "assistant"}, notes)
+            fields = {
+                "answer": replies[-1] if replies else None,
+                "finish_reason": finish_of(values.get("finish_reason")),
+            }
     return {"messages": messages or None, **fields}
 
 

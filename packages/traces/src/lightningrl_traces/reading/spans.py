@@ -58,17 +58,17 @@ def read_spans(spans: Mapping[str, Span], logs: Sequence[LogRecord]) -> Iterator
 
 def _read_call(span: Span, logs: Sequence[LogRecord]) -> Call:
     notes: set[str] = set()
-    known: Fields = {}
+    fields: Fields = {}
     for reader in READERS:
         seen: set[str] = set()
         more = {name: value for name, value in reader(span, logs, seen).items() if value not in (None, {}, "")}
-        if {"messages", "answer"} & more.keys() - known.keys():
+        if {"messages", "answer"} & more.keys() - fields.keys():
             notes |= seen
-        known = {**more, **known}
+        fields = {**more, **fields}
     version = span.attributes.get(_VERSION)
     if isinstance(version, int) and not isinstance(version, bool):
-        known["version"] = version
-    known.setdefault("model", "")
+        fields["version"] = version
+    fields.setdefault("model", "")
     return Call(
         id=span.span_id,
         trace_id=span.trace_id,
@@ -77,7 +77,7 @@ def _read_call(span: Span, logs: Sequence[LogRecord]) -> Call:
         duration_s=max(0.0, span.ended_at - span.started_at),
         error=span.error,
         notes=tuple(sorted(notes)),
-        **{**known, "model": str(known["model"])},
+        **{**fields, "model": str(fields["model"])},
     )
 
 
