@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted(
     recipe
     for recipe in ROOT.glob("examples/*/*.toml")
-    if recipe.stem not in ("calc_x", "musique", "spider") and recipe.parent.name != "textcraft"  # of data not shipped
+    if recipe.stem not in ("calc_x", "musique", "spider")
+    and recipe.parent.name not in ("textcraft", "worlds")  # of data not shipped
 )
 
 
