@@ -38,7 +38,8 @@ _PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
 _CHECKPOINT: Final = re.compile(r"step-\d{6,}")
 _NAMES: Final = re.compile(
     rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
-    r"|notes\.json|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key|notes\.json)\.new"
+    r"|notes\.json|forecast\.json"
+    r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key|notes\.json|forecast\.json)\.new"
     rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
 )
 

@@ -137,6 +137,24 @@ def redteam(
     redteam_command(recipe, as_json=as_json, search=search, settings=read_settings(settings), **options)
 
 
+def forecast(
+    recipe: RecipeArgument,
+    rollouts: Annotated[int, typer.Option(help="Rollouts to try, in whole groups.", min=2)] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Say whether a recipe will learn, before any step: the gain to expect with a 90 % interval, and what would change
+    it.
+
+    Examples:
+      [bold]lightningrl forecast examples/text_to_sql[/]
+      [bold]lightningrl forecast my_recipe.toml --rollouts 128 --set loop.steps=200[/]
+    """
+    from lightningrl_training.commands.forecast import forecast_command
+
+    forecast_command(recipe, rollouts=rollouts, as_json=as_json, settings=read_settings(settings))
+
+
 def train(
     recipe: OptionalRecipeArgument = None,
     resume: Annotated[
@@ -264,6 +282,7 @@ COMMANDS = (
     describe_command(try_recipe, "try"),
     describe_command(doctor),
     describe_command(redteam),
+    describe_command(forecast),
     describe_command(train),
     describe_command(serve),
     describe_command(export),

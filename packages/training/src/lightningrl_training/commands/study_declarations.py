@@ -318,8 +318,23 @@ def note_run(
     note_command(run, text, runs=context.obj)
 
 
+def forecasts(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders above them.", metavar="FOLDER…")],
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+) -> None:
+    """Hold the forecasts that runs wrote of themselves against what became of them.
+
+    Example:
+      [bold]lightningrl forecasts runs[/]
+    """
+    from lightningrl_training.commands.forecast import forecasts_command
+
+    forecasts_command(folders, as_json=as_json)
+
+
 COMMANDS = (
     describe_command(sweep),
+    describe_command(forecasts),
     describe_command(runs_group),
     describe_command(evaluate, "eval"),
     describe_command(certify_run, "certify"),

@@ -1,0 +1,103 @@
+"""Predicts a run's gain in mean reward from evidence, with an interval, by the coefficients of calibration.json.
+
+Evidence ─► features ─► gain = intercept + Σ coefficient · (feature - mean) ÷ scale, within a reward's ends
+interval = gain + quantiles of calibration residuals · width      residuals of families that the fit has not seen
+width    = least + by_spread · spread              a policy that always earns the same has little to gain
+
+Normalised split-conformal intervals (Lei et al. 2018, arXiv 1604.04173, §5.2), with families in place of single runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+from lightningrl_training.forecast.evidence import Evidence
+
+__all__ = ["CALIBRATION", "Calibration", "GainForecast", "features", "load_calibration", "predict"]
+
+CALIBRATION: Final = "calibration.json"
+HALF_WAY_NATS: Final = 5.0
+"""Nats by which a run's steps move a rollout where half of its way is gone; the doctor's bill has the same."""
+
+
+class GainForecast(BaseModel):
+    """The gain in mean reward, scaled to [0, 1], that a run's steps are expected to bring."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    gain: float
+    low: float
+    """Lower end of the 90 % interval."""
+    high: float
+
+
+class Calibration(BaseModel):
+    """Coefficients, and the runs that they were fitted to."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    command: str
+    """The command that wrote the file."""
+    runs: int
+    families: int
+    spearman: float
+    """Rank correlation of forecast and gain, each family forecast by the others."""
+    coverage: float
+    """Share of gains within their 90 % interval, likewise."""
+    error: float
+    """Median absolute error, likewise."""
+    intercept: float
+    coefficients: Mapping[str, float]
+    means: Mapping[str, float]
+    scales: Mapping[str, float]
+    residuals: tuple[float, float]
+    """Quantiles 0.05 and 0.95 of residuals by width."""
+    width: tuple[float, float]
+    """Least width, and that by spread."""
+    moved: float
+    """Median nats of a step, for a backend that does not say them."""
+
+
+@cache
+def load_calibration() -> Calibration:
+    """Load the committed calibration."""
+    return Calibration.model_validate_json((files("lightningrl_training.forecast") / CALIBRATION).read_bytes())
+
+
+def features(evidence: Evidence, moved: float) -> dict[str, float]:
+    """Numbers that a gain is predicted from. `moved`: nats of a step where the evidence does not say."""
+    nats = max(0.0, evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0)
+    way = 1.0 - 2.0 ** -min(nats * evidence.steps / HALF_WAY_NATS, 1e3)
+    room = evidence.best - evidence.reward
+    snr = math.log1p(evidence.snr or 0.0)
+    return {
+        "reward": evidence.reward,
+        "room": room,
+        "spread": evidence.spread,
+        "signal": evidence.signal,
+        "snr": snr,
+        "way": way,
+        "room_way": room * way,
+        "spread_snr_way": evidence.spread * snr * way,
+    }
+
+
+def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:
+    """Predict the gain over the recipe's steps. `calibration`: another than the committed one."""
+    fitted = calibration or load_calibration()
+    values = features(evidence, fitted.moved)
+    gain = fitted.intercept + sum(
+        weight * (values[name] - fitted.means[name]) / fitted.scales[name]
+        for name, weight in fitted.coefficients.items()
+    )
+    least, most = -evidence.reward, 1.0 - evidence.reward
+    gain = min(most, max(least, gain))
+    width = fitted.width[0] + fitted.width[1] * evidence.spread
+    low, high = (min(most, max(least, gain + quantile * width)) for quantile in fitted.residuals)
+    return GainForecast(gain=gain, low=low, high=high)

@@ -1,0 +1,113 @@
+"""A forecast before any run: some dozens of real rollouts, and one learning step on a copy of the weights.
+
+serve ─► groups of training tasks ─► rewards, credit ─► one step ─► Evidence ─► GainForecast and what would change it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.loading import refuse_in_import
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.types import RolloutSpec, Trajectory
+from lightningrl_credit.scoring import CreditedGroup
+from lightningrl_training.build import Parts
+from lightningrl_training.collector import fetch_ended
+from lightningrl_training.forecast.changes import Change, possible_changes
+from lightningrl_training.forecast.evidence import Evidence, gather
+from lightningrl_training.forecast.movement import at_full_rate, measure_moved
+from lightningrl_training.forecast.prediction import GainForecast, predict
+from lightningrl_training.serving import RunningServices, serve_recipe
+from lightningrl_training.tasks import plan_branches, plan_group
+
+__all__ = ["RecipeForecast", "forecast_recipe"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeForecast:
+    """A recipe's forecast, what it was made from, and what would change it."""
+
+    evidence: Evidence
+    forecast: GainForecast
+    changes: Sequence[Change]
+    unlearned: str = ""
+    """Why no step was learned, where the learner raised; empty = one was."""
+
+
+async def forecast_recipe(
+    recipe: Recipe,
+    *,
+    rollouts: int,
+    wrong: Sequence[str] = (),
+    starting: Callable[[str], None] = lambda what: None,
+) -> RecipeForecast:
+    """Try so many rollouts, in whole groups, at least two. `wrong`: sentences on keys that the recipe is read without;
+    `starting` is told what is being done. Nothing is left behind. Raises LightningError for what a run would refuse,
+    and where no rollout has a reward."""
+    from lightningrl_training.checks import build_checked
+    from lightningrl_training.memory_check import check_memory
+
+    refuse_in_import("lightningrl.forecast")
+    if recipe.runtime.workers == 0:
+        raise ConfigError("runtime.workers is 0, so no worker would run the agent here; --set runtime.workers=2")
+    starting("the recipe")
+    parts = build_checked(recipe, load_plugins(), will_work=True, wrong=wrong)
+    check_memory(recipe, parts.models, load_plugins())
+    with tempfile.TemporaryDirectory(prefix="lightningrl-forecast-", ignore_cleanup_errors=True) as folder:
+        async with serve_recipe(recipe, parts, Path(folder), starting=starting) as (recipe, served):
+            groups = max(2, math.ceil(rollouts / recipe.loop.group_size))
+            starting(f"the agent, {groups} groups of {recipe.loop.group_size} rollouts")
+            credited = await _collect(recipe, parts, served, groups)
+            starting("one step of the learner")
+            moved, unlearned = await _learn(recipe, parts, served, credited[: recipe.loop.tasks_per_step])
+    evidence = gather(recipe, credited, moved=at_full_rate(moved, recipe))
+    if evidence is None:
+        raise LightningError(
+            f"no rollout of {groups * recipe.loop.group_size} has a reward, so there is nothing to forecast from; "
+            "`lightningrl doctor RECIPE` says why"
+        )
+    return RecipeForecast(
+        evidence=evidence, forecast=predict(evidence), changes=possible_changes(evidence), unlearned=unlearned
+    )
+
+
+async def _collect(recipe: Recipe, parts: Parts, served: RunningServices, groups: int) -> list[CreditedGroup]:
+    """Run the groups, and the branches that credit wants of them."""
+    specs = [spec for position in range(groups) for spec in plan_group(parts.tasks.train, recipe, position)]
+    rollouts = await _rewarded(specs, parts, served)
+    sources = {rollout.rollout_id: rollout for rollout in rollouts}
+    branches = [
+        spec
+        for point, count in parts.scorer.branch_points(rollouts).items()
+        for spec in plan_branches(recipe, sources[point.rollout_id], point, count)
+    ]
+    return await asyncio.to_thread(parts.scorer.credit, rollouts, await _rewarded(branches, parts, served))
+
+
+async def _rewarded(specs: Sequence[RolloutSpec], parts: Parts, served: RunningServices) -> list[Trajectory]:
+    if not specs:
+        return []
+    await served.client.create_rollouts(specs)
+    return await parts.evaluator.evaluate(await fetch_ended(served.client, [spec.id for spec in specs]))
+
+
+async def _learn(
+    recipe: Recipe, parts: Parts, served: RunningServices, step: Sequence[CreditedGroup]
+) -> tuple[float | None, str]:
+    """Take one step; return the nats that it moved a rollout by, and the sentence of a learner that raised."""
+    if not any(group.has_signal for group in step):
+        return None, ""
+    trained = {name: served.backends[name] for name, policy in recipe.all_policies.items() if policy.trainable}
+    try:
+        scored = await asyncio.to_thread(parts.scorer.build, step)
+        await served.policies.learn(scored.samples)
+        return await asyncio.to_thread(measure_moved, trained, step), ""
+    except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
+        return None, str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,168 @@
+"""Whether a policy will learn: evidence of groups, the forecast made from it, and its account afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from warm import WarmCommand
+
+from lightningrl.backends import Continuation
+from lightningrl.recipe import Recipe
+from lightningrl.types import Array, TrajectoryGroup
+from lightningrl_credit.scoring import CreditedGroup
+from lightningrl_testing.groups import make_trajectory, make_transition
+from lightningrl_training.forecast.changes import possible_changes
+from lightningrl_training.forecast.evidence import Evidence, best_at_k, gather
+from lightningrl_training.forecast.history import make_account, read_runs, spearman
+from lightningrl_training.forecast.movement import measure_moved
+from lightningrl_training.forecast.noise import signal_to_noise
+from lightningrl_training.forecast.prediction import GainForecast, features, predict
+from lightningrl_training.forecast.record import Outcome, RunForecast, measure_outcome
+
+RECIPE = Recipe.model_validate(
+    {
+        "agent": "agent.py:answer",
+        "tasks": {"train": "tasks.jsonl"},
+        "policy": {"model": "none"},
+        "rewards": {"right": {"use": "agent.py:right"}},
+        "loop": {"group_size": 2, "steps": 10},
+    }
+)
+
+
+def credited(name: str, rewards: tuple[float, ...], words: tuple[int, ...]) -> CreditedGroup:
+    """A group whose members say one word each, with reward less the group's mean as advantage."""
+    rollouts = tuple(
+        make_trajectory(
+            f"{name}-{i}", [make_transition(f"{name}-{i}", completion=[word])], reward=reward, group_id=name
+        )
+        for i, (reward, word) in enumerate(zip(rewards, words, strict=True))
+    )
+    mean = fmean(rewards)
+    advantages = tuple((np.array([reward - mean], dtype=np.float32),) for reward in rewards)
+    group = TrajectoryGroup(id=name, trajectories=rollouts)
+    return CreditedGroup(group=group, advantages=advantages, has_signal=len(set(rewards)) > 1)
+
+
+def snr(*groups: CreditedGroup) -> float | None:
+    return signal_to_noise([(one.group, one.advantages) for one in groups])
+
+
+def test_best_at_k_is_the_mean_of_the_highest_of_every_choice_of_k() -> None:
+    rewards = [0.3, 0.0, 1.0, 0.7, 0.3]
+    for k in range(1, 6):
+        assert best_at_k(rewards, k) == pytest.approx(fmean(map(max, combinations(rewards, k))))
+
+
+def test_groups_that_want_the_same_word_have_more_signal_than_noise_and_those_that_differ_have_none() -> None:
+    agreed = snr(*(credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)))
+    apart = snr(*(credited(str(i), (1.0, 0.0), (10 + i, 20 + i)) for i in range(4)))
+    half = snr(*(credited(str(i), (1.0, 0.0), (7, 20 + i)) for i in range(4)))
+
+    assert agreed is not None and apart == 0.0 and half is not None
+    assert agreed > half > 0.0
+    assert snr(credited("a", (1.0, 0.0), (7, 8)), credited("b", (0.0, 0.0), (7, 8))) is None
+
+
+def test_evidence_counts_passes_signal_and_the_agents_own_failures() -> None:
+    groups = [credited("a", (1.0, 0.0), (7, 8)), credited("b", (0.0, 0.0), (7, 8))]
+    seen = gather(RECIPE, groups)
+
+    assert seen is not None
+    assert (seen.reward, seen.signal, seen.rollouts) == (0.25, 0.5, 4)
+    assert seen.pass_at == {1: 0.25, 2: 0.5} == seen.best_at
+    assert seen.signal_doubled > 0.5
+    assert gather(RECIPE, []) is None
+
+
+def test_a_policy_that_never_earns_is_forecast_no_gain_and_a_warm_start() -> None:
+    silent = gather(RECIPE, [credited(str(i), (0.0, 0.0), (7, 8)) for i in range(8)])
+    lively = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(8)], moved=1.0)
+
+    assert silent is not None and lively is not None
+    assert predict(silent).gain < predict(lively).gain
+    assert "warm start" in possible_changes(silent)[0].what
+    for evidence in (silent, lively):
+        made = predict(evidence)
+        assert -evidence.reward <= made.low <= made.gain <= made.high <= 1.0 - evidence.reward
+
+
+def test_a_smaller_step_is_a_smaller_way() -> None:
+    seen = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)], moved=1.0)
+    assert seen is not None
+    ways = [features(seen.model_copy(update={"moved": moved}), 0.5)["way"] for moved in (0.0, 0.01, 1.0, None)]
+    assert ways[0] == 0.0 < ways[1] < ways[3] < ways[2] < 1.0
+
+
+class Raised:
+    """A backend after a step that made each word with an advantage above 0 likelier by 0.5 nats, the others less so."""
+
+    def logprobs(self, continuations: list[Continuation], *, reference: bool = False) -> list[Array]:
+        return [
+            np.array([-one.tokens[0] / 1000 + (0.5 if one.tokens[0] == 7 else -0.5)], dtype=np.float32)
+            for one in continuations
+        ]
+
+
+def test_a_step_that_moves_words_by_half_a_nat_is_measured_so() -> None:
+    groups = [credited("a", (1.0, 0.0), (7, 8)), credited("b", (0.0, 0.0), (7, 8))]
+    assert measure_moved({"policy": Raised()}, groups) == pytest.approx(0.5)  # type: ignore[dict-item]
+    assert measure_moved({"policy": object()}, groups) is None  # type: ignore[dict-item]
+
+
+def test_the_outcome_is_of_the_last_quarter_of_the_steps_and_scaled() -> None:
+    rows = [{"step": float(step), "reward": float(step)} for step in range(1, 9)]
+    assert measure_outcome(rows, 0.1, (0.0, 10.0)) == Outcome(steps=8, before=0.1, after=0.75)
+    assert measure_outcome([{"step": 0.0, "validation/reward": 1.0}], 0.1, (0.0, 1.0)) is None
+
+
+def test_ranks_of_equal_values_are_shared() -> None:
+    assert spearman([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == pytest.approx(1.0)
+    assert spearman([1.0, 1.0, 2.0], [3.0, 1.0, 2.0]) == pytest.approx(0.0)
+    assert spearman([1.0, 1.0, 1.0], [3.0, 1.0, 2.0]) is None
+
+
+def test_forecasts_are_held_against_outcomes(tmp_path: Path) -> None:
+    seen = gather(RECIPE, [credited("a", (1.0, 0.0), (7, 8)), credited("b", (1.0, 0.0), (7, 8))])
+    assert isinstance(seen, Evidence)
+    for number, gain in enumerate((0.1, 0.2, 0.4)):
+        forecast = GainForecast(gain=0.1 * number, low=0.0, high=0.3)
+        outcome = Outcome(steps=10, before=0.25, after=0.25 + gain)
+        (run := tmp_path / f"run-{number}").mkdir()
+        RunForecast(after_step=1, evidence=seen, forecast=forecast, outcome=outcome).write(run)
+
+    account = make_account(read_runs([tmp_path, tmp_path / "run-0"]))
+
+    assert account.runs == 3
+    assert account.spearman == pytest.approx(1.0)
+    assert account.coverage == pytest.approx(2 / 3)
+
+
+def test_a_run_writes_its_forecast_and_its_outcome(recorded_run: Path, warm: WarmCommand, tmp_path: Path) -> None:
+    made = RunForecast.read(recorded_run)
+    assert made is not None and made.outcome is not None
+    assert made.outcome.steps == 3
+    assert made.evidence.rollouts > 0
+
+    told = warm.run("lightningrl", "forecasts", str(recorded_run.parent), cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "1 runs have ended" in told.stdout
+    refused = warm.run("lightningrl", "forecasts", ".", cwd=tmp_path)
+    assert refused.returncode == 2 and "each run writes one" in refused.stderr
+
+
+def test_a_recipe_is_forecast_before_any_run(first_agent: Path, warm: WarmCommand, tmp_path: Path) -> None:
+    shutil.copytree(first_agent, tmp_path / "first")
+    said = warm.run("lightningrl", "forecast", "first", "--rollouts", "16", "--json", cwd=tmp_path)
+
+    assert said.returncode == 0, said.stderr
+    told = json.loads(said.stdout)
+    assert told["evidence"]["rollouts"] >= 16
+    assert told["forecast"]["low"] <= told["forecast"]["gain"] <= told["forecast"]["high"]
+    assert not (tmp_path / "runs").exists()
