@@ -174,7 +174,8 @@ def train(folder: Path) -> None:
 
 
 def _run(run: Run, folder: Path) -> dict[str, Any]:
-    began, error, row = time.monotonic(), "", {"evidence": None, "outcome": None, "rewards": []}
+    began, error = time.monotonic(), ""
+    row: dict[str, Any] = {"evidence": None, "outcome": None, "rewards": []}
     try:
         if run.family in GENERATORS:
             place = _make_family(run.family, folder)

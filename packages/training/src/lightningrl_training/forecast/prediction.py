@@ -72,19 +72,16 @@ def load_calibration() -> Calibration:
 
 def features(evidence: Evidence, moved: float) -> dict[str, float]:
     """Numbers that a gain is predicted from. `moved`: nats of a step where the evidence does not say."""
-    nats = max(0.0, evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0)
-    way = 1.0 - 2.0 ** -min(nats * evidence.steps / HALF_WAY_NATS, 1e3)
+    nats = evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0
+    # below 0 where a step overshoots: tokens with an advantage become less likely, and the policy falls apart
+    way = math.copysign(1.0 - 2.0 ** -min(abs(nats) * evidence.steps / HALF_WAY_NATS, 1e3), nats)
     room = evidence.best - evidence.reward
-    snr = math.log1p(evidence.snr or 0.0)
     return {
         "reward": evidence.reward,
         "room": room,
-        "spread": evidence.spread,
-        "signal": evidence.signal,
-        "snr": snr,
         "way": way,
-        "room_way": room * way,
-        "spread_snr_way": evidence.spread * snr * way,
+        "room_way": way * (room if way > 0.0 else evidence.reward),
+        "spread_snr_way": way * evidence.spread * math.log1p(evidence.snr or 0.0),
     }
 
 
