@@ -103,6 +103,8 @@ class Recipe(Table):
     validation: ValidationConfig = ValidationConfig()
     outcomes: OutcomesConfig = OutcomesConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    tune: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `lightningrl tune` (docs/how-to/tune.md), which `train` leaves unread."""
     store_url: str | None = None
     """A PostgreSQL database for rollouts, without a password: `postgresql://user@host/name`. None = the run folder."""
     loop: LoopConfig = LoopConfig()
@@ -176,10 +178,8 @@ class Recipe(Table):
     @property
     def reward_bounds(self) -> tuple[float, float]:
         """Least and most of the weighted sum of the rewards. A reward without a `range` is taken to be in [0, 1]."""
-        low = high = 0.0
-        for reward in self.rewards.values():
-            ends = sorted(reward.weight * end for end in reward.range or (0.0, 1.0))
-            low, high = low + ends[0], high + ends[1]
+        ends = (sorted(reward.weight * end for end in reward.range or (0.0, 1.0)) for reward in self.rewards.values())
+        low, high = map(sum, zip(*ends, strict=True))
         return low, high if high > low else low + 1.0
 
     @property

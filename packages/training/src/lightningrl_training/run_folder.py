@@ -117,7 +117,7 @@ class RunFolder:
 
     @classmethod
     def resume(
-        cls, path: Path, settings: Mapping[str, Any], source: Path | Recipe | None = None
+        cls, path: Path, settings: Mapping[str, Any], source: Path | Recipe | None = None, *, tunes: bool = False
     ) -> tuple[RunFolder, Recipe]:
         """An earlier run with its recipe, read again from its source or from the one given. Raises RunFolderError when
         it has changed."""
@@ -125,6 +125,12 @@ class RunFolder:
         if not is_own(path):
             raise RunFolderError(
                 f"no run in {str(path)!r} that has a run.json of ours; `lightningrl train RECIPE` starts one"
+            )
+        if (path / "tune").is_dir() != tunes:
+            other = "train" if tunes else "tune"
+            raise RunFolderError(
+                f"run {str(path)!r} is of `lightningrl {other}`; go on with it by "
+                f"`lightningrl {other} --resume --run {shlex.quote(str(path))}`"
             )
         source = source or origin.source
         if source is None:

@@ -40,6 +40,7 @@ _NAMES: Final = re.compile(
     rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
     r"|notes\.json|forecast\.json"
     r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key|notes\.json|forecast\.json)\.new"
+    r"|tune/(rows\.json|reference(_validation)?\.npy)"
     rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
 )
 
@@ -57,7 +58,7 @@ def remove_made(run: Path) -> None:
         _remove_tree(run, str(name))
     reports = [report for report in (run / "evaluations").glob("*.json") if _is_evaluation(report)]
     _remove([*reports, *(run / name for name in _list_files(run) if _NAMES.fullmatch(name))], run)
-    for name in ("checkpoints", "logs"):
+    for name in ("checkpoints", "logs", "tune"):
         _remove_empty(run / name)
 
 

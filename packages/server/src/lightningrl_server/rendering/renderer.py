@@ -191,13 +191,17 @@ class PolicyRenderer:
             f"the chat template of {self.name!r} cannot render these messages: {wrong}; {_remedy(messages)}"
         ) from wrong
 
-    def _ids(self, messages: Messages, tools: Messages | None) -> list[int]:
+    def render_answered(self, messages: Messages, tools: Messages | None) -> tuple[int, ...]:
+        """Ids of a conversation whose last turn is an answer, and nothing after it; raises what the template does."""
+        return tuple(self._ids(messages, tools, prompt=False))
+
+    def _ids(self, messages: Messages, tools: Messages | None, *, prompt: bool = True) -> list[int]:
         if not self.is_default:
             listed = list(tools) if tools else None
-            return list(self._renderer.render_ids(messages, tools=listed, add_generation_prompt=True))
+            return list(self._renderer.render_ids(messages, tools=listed, add_generation_prompt=prompt))
         shaped, offered = self._turns.shape(messages, tools or None)
         options: dict[str, Any] = {} if offered is None else {"tools": list(offered)}
-        return list(self.tokenizer.apply_chat_template(shaped, add_generation_prompt=True, **options))
+        return list(self.tokenizer.apply_chat_template(shaped, add_generation_prompt=prompt, **options))
 
     def _shaped_text(self, messages: Messages, **options: Any) -> str:
         return self._text(self._turns.shape(messages, None)[0], **options)

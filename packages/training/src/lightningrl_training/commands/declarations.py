@@ -211,6 +211,40 @@ def train(
     )
 
 
+def tune(
+    recipe: OptionalRecipeArgument = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Rows, a .jsonl file or a folder of `lightningrl curate` (tune.data).")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How it learns from them (tune.method).", metavar="sft|dpo|kto")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run of tune.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")] = False,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to tune (policy.model).")] = None,
+    settings: SetOption = None,
+) -> None:
+    """Tune the policy of RECIPE on rows, without a rollout: on answers to imitate (sft), on pairs (dpo), or on answers
+    that are good or bad (kto).
+
+    Examples:
+      [bold]lightningrl tune my_recipe.toml --data rows[/]
+      [bold]lightningrl tune my_recipe.toml --data rows --method dpo --set tune.epochs=1[/]
+      [bold]lightningrl tune --resume --run runs/my-tune[/]
+    The tuned policy is a folder in the run, which `lightningrl train --policy` goes on from.
+    """
+    from lightningrl_training.commands.tune import tune_command
+
+    shortcuts = {"policy.model": policy, "tune.data": None if data is None else str(data), "tune.method": method}
+    tune_command(
+        recipe, resume=resume, overwrite=overwrite, run=run, runs=runs, settings=read_settings(settings, shortcuts)
+    )
+
+
 def serve(
     recipe: OptionalRecipeArgument = None,
     run: Annotated[Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.")] = None,
@@ -284,6 +318,7 @@ COMMANDS = (
     describe_command(redteam),
     describe_command(forecast),
     describe_command(train),
+    describe_command(tune),
     describe_command(serve),
     describe_command(export),
     describe_command(recipes),

@@ -1,0 +1,113 @@
+"""`lightningrl tune`: from rows to a tuned policy, in a run folder of its own."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_keys import recipe_path
+from lightningrl_training.commands.printing import Page
+from lightningrl_training.memory_check import check_memory
+from lightningrl_training.models import check_on_hub, check_rendering, resolve_model
+from lightningrl_training.run_folder import RunFolder, default_run
+from lightningrl_training.start import read_source
+from lightningrl_training.tuning.loss_curve import draw_losses
+from lightningrl_training.tuning.session import build_backend, make_renderer, read_data, tune_policy
+from lightningrl_training.tuning.settings import TuneSettings
+from lightningrl_viewer.reading.origin import newest_run
+
+__all__ = ["tune_command"]
+
+
+def tune_command(
+    source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]
+) -> None:
+    console = Console()
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+    )
+    if resume:
+        folder, recipe = RunFolder.resume(run or newest_run(runs), settings, source, tunes=True)
+        try:
+            _tune(console, recipe, folder, _find_model(recipe))
+        finally:
+            folder.close()
+        return
+    if source is None:
+        raise ConfigError("no recipe given; write `lightningrl tune RECIPE --data ROWS`")
+    recipe, wrong = read_source(source, settings)
+    if wrong:
+        raise ConfigError(*wrong)
+    TuneSettings.read(recipe.tune, recipe.folder)
+    model = _find_model(recipe)
+    path = run if run is not None else default_run(runs, f"{recipe.name}-tune")
+    origin, models = str(recipe_path(source).resolve()), {recipe.policy.name: model}
+    models |= {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.policies.items()}
+    folder = RunFolder.create(path, recipe, origin, settings, models=models, overwrite=overwrite)
+    try:
+        (folder.path / "tune").mkdir(exist_ok=True)
+        _tune(console, recipe, folder, model)
+    except LightningError:
+        if folder.latest() is None:
+            folder.discard()
+        raise
+    finally:
+        folder.close()
+
+
+def _find_model(recipe: Recipe) -> str:
+    name, policy = recipe.policy.name, recipe.policy
+    model = resolve_model(name, policy, recipe.folder)
+    check_on_hub(name, model)
+    check_rendering(name, policy, model, recipe.folder)
+    return model
+
+
+def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> None:
+    page, settings, plugins = Page(), TuneSettings.read(recipe.tune, recipe.folder), load_plugins()
+    if not recipe.policies:
+        check_memory(recipe, {recipe.policy.name: model}, plugins)
+    renderer = make_renderer(recipe, model)
+    data = read_data(settings, renderer)
+    steps = data.steps(settings)
+    page.print(
+        f"[bold]{recipe.name}[/]: {settings.method} on {len(data.training)} rows, {len(data.validation)} held out; "
+        f"{steps} updates, backend {recipe.backend}\nrun folder {folder.path}"
+    )
+    for reason, count in data.left_out.most_common():
+        page.print(f"left out: {count} × {reason}", markup=False)
+    backend = build_backend(recipe, plugins, model, settings, steps)
+    columns = (TextColumn("update"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
+    try:
+        with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
+            bar = bars.add_task("update", total=steps, said="")
+
+            def show(step: int, of: int, metrics: Mapping[str, float]) -> None:
+                values = ", ".join(
+                    f"{name.removeprefix('learn/')} {metrics[name]:.4g}"
+                    for name in ("learn/loss", "learn/accuracy", "validation/loss", "validation/accuracy")
+                    if name in metrics
+                )
+                bars.update(bar, completed=step, said=values)
+                if not console.is_terminal and values:
+                    page.print(f"update {step}/{of}: {values}")
+
+            result = tune_policy(recipe, folder, backend, data, settings, renderer, show)
+    finally:
+        backend.close()
+    draw_losses(folder.metrics, folder.curve, title=f"{recipe.name}: {settings.method}")
+    typed = shlex.quote(str(result.policy))
+    which = "" if result.loss is None else f", the best by validation (loss {result.loss:.4g})"
+    page.print(f"\n[bold]done:[/] weights after update {result.step}{which}")
+    page.print(f"  curve    {folder.curve}\n  look     lightningrl view {shlex.quote(str(folder.path))}")
+    page.print(f"  next     lightningrl train RECIPE --policy {typed}")

@@ -1,0 +1,1 @@
+"""Tuning a policy on rows that are there, without a rollout: SFT, DPO and KTO."""

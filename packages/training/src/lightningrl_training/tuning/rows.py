@@ -1,0 +1,115 @@
+"""Rows in TRL's conversational forms, as the tokens that RL would train.
+
+sft.jsonl {"messages", "tools"}                      dpo.jsonl {"prompt", "chosen", "rejected", "tools"}
+kto.jsonl {"prompt", "completion", "label", "tools"}
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightningrl.backends import Continuation
+from lightningrl.errors import ConfigError
+from lightningrl_server.gateway.known_answers import KnownAnswer, render_answer
+from lightningrl_server.gateway.request import Refusal
+from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_training.tuning.settings import Method
+
+__all__ = ["Row", "Rows", "find_file", "read_rows"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Row:
+    """A row: one answer, or of dpo two, the chosen one first."""
+
+    answers: tuple[Continuation, ...]
+    label: bool = True
+    """True for a good answer, which kto tells from bad ones."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest answer with the prompt."""
+        return max(len(answer.context) + len(answer.tokens) for answer in self.answers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Rows of a file, and what was left out."""
+
+    rows: list[Row] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Rows by reason."""
+
+
+def find_file(place: Path, method: Method) -> Path:
+    """The file of a method's rows in a folder of `lightningrl curate`, or the file itself. Raises ConfigError."""
+    if place.is_file():
+        return place
+    for folder in (place / "train", place):
+        if (folder / f"{method}.jsonl").is_file():
+            return folder / f"{method}.jsonl"
+    raise ConfigError(
+        f"folder {str(place)!r} has no {method}.jsonl; make one with `lightningrl curate`, or name a file"
+    )
+
+
+def read_rows(path: Path, method: Method, renderer: PolicyRenderer, most: int | None = None) -> Rows:
+    """Read and render a file's rows; those that the template cannot write, or of more than `most` tokens, are left out
+    and counted. Raises ConfigError for a line that is no row."""
+    rows = Rows()
+    for line, row in _read_lines(path):
+        where = f"{str(path)!r}, line {line}"
+        conversations, label = _conversations(row, method, where)
+        tools = row.get("tools") or None
+        try:
+            answers = [render_answer(renderer, messages, tools) for messages in conversations]
+        except (Refusal, ValueError) as error:
+            rows.left_out[" ".join(str(error).split())[:160]] += 1
+            continue
+        read = Row(answers=tuple(map(_as_continuation, answers)), label=label)
+        if most is not None and read.longest > most:
+            rows.left_out[f"more than {most} tokens"] += 1
+            continue
+        rows.rows.append(read)
+    return rows
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{str(path)!r}, line {number} is no JSON ({error}); mend or remove it") from None
+            if not isinstance(row, dict):
+                raise ConfigError(f"{str(path)!r}, line {number} is no object; write a row for each line")
+            yield number, row
+
+
+def _conversations(row: Mapping[str, Any], method: Method, where: str) -> tuple[list[list[Any]], bool]:
+    """Each answer with the messages before it."""
+    needed = {"sft": ("messages",), "dpo": ("prompt", "chosen", "rejected"), "kto": ("prompt", "completion", "label")}
+    for name in needed[method]:
+        is_right = isinstance(row.get(name), bool if name == "label" else list)
+        if not is_right:
+            kind = "true or false" if name == "label" else "a list of messages"
+            raise ConfigError(f"{where}: a row of {method} has {name!r}, {kind}; this one has {row.get(name)!r:.60}")
+    if method == "sft":
+        return [row["messages"]], True
+    if method == "dpo":
+        return [row["prompt"] + row["chosen"], row["prompt"] + row["rejected"]], True
+    return [row["prompt"] + row["completion"]], bool(row["label"])
+
+
+def _as_continuation(answered: KnownAnswer) -> Continuation:
+    ids: Sequence[int] = answered.prompt_ids
+    return Continuation(context=np.asarray(ids, np.int32), tokens=np.asarray(answered.answer_ids, np.int32))

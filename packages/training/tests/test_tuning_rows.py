@@ -1,0 +1,75 @@
+"""Rows become RL's own tokens: prompts are the gateway's, answers end where sampled ones end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_families import FAMILIES, Family, build_tokenizer
+
+from lightningrl.errors import ConfigError
+from lightningrl_server.gateway.known_answers import render_answer
+from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_training.tuning.rows import read_rows
+from lightningrl_training.tuning.settings import TuneSettings
+
+USER: Any = {"role": "user", "content": "hi"}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {"type": "object"}}}
+CALL: Any = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_row_has_the_prompt_of_the_gateway_and_an_answer_that_the_policy_may_sample(family: Family) -> None:
+    renderer = PolicyRenderer(build_tokenizer(family), name=family.name)
+    row = render_answer(renderer, [USER, {"role": "assistant", "content": "good day"}])
+    assert row.prompt_ids == renderer.render([USER], None)
+    assert row.answer_ids[-1] in renderer.stop_token_ids
+    assert not set(row.answer_ids[:-1]) & set(renderer.stop_token_ids)
+    read = renderer.parse(row.answer_ids, row.prompt_ids)
+    assert read.content.strip() == "good day"
+    assert not read.tool_calls
+
+
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one.write], ids=lambda family: family.name)
+def test_a_tool_call_of_a_row_is_read_back_as_that_call(family: Family) -> None:
+    renderer = PolicyRenderer(build_tokenizer(family), name=family.name)
+    row = render_answer(renderer, [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}], [TOOL])
+    assert row.prompt_ids == renderer.render([USER], [TOOL])
+    (call,) = renderer.parse(row.answer_ids, row.prompt_ids).tool_calls
+    assert call.name == "weather"
+    assert call.arguments in ({"city": "Ulm"}, json.dumps({"city": "Ulm"}))
+
+
+def test_a_row_that_ends_with_another_turn_is_left_out_and_counted(tmp_path: Path) -> None:
+    renderer = PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy")
+    path = tmp_path / "sft.jsonl"
+    good = [USER, {"role": "assistant", "content": "good day"}]
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (good, [USER])))
+    read = read_rows(path, "sft", renderer)
+    assert len(read.rows) == 1
+    ((reason, count),) = read.left_out.items()
+    assert "the last message is of role 'user'" in reason
+    assert count == 1
+
+
+@pytest.mark.parametrize(("line", "what"), [("{", "is no JSON"), ("[]", "is no object"), ("{}", "has 'messages'")])
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str, what: str) -> None:
+    path = tmp_path / "sft.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ConfigError, match=f"line 1.* {what}"):
+        read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
+
+
+@pytest.mark.parametrize(
+    ("table", "what"),
+    [
+        ({}, "tune.data is missing"),
+        ({"data": "nowhere"}, "no file or folder"),
+        ({"data": ".", "method": "x"}, "tune.method"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(tmp_path: Path, table: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        TuneSettings.read(table, tmp_path)

@@ -1,0 +1,89 @@
+"""A run of `lightningrl tune`: it goes on after it was cut off as if it never was, and training goes on from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl_torch.testing import save_policy
+from lightningrl_training.checkpoints import checkpoints
+from lightningrl_training.commands.tune import tune_command
+from lightningrl_training.run_folder import RunFolder
+from lightningrl_training.tuning.session import Tuner
+
+RECIPE = """
+agent = "agent.py:answer"
+tasks.train = "data.py:train"
+policy.model = "starter"
+rewards.exact.use = "reward.py:exact"
+learner = { device = "cpu" }
+tune = { data = "rows", method = "dpo", epochs = 2, batch = 2, learning_rate = 1e-3, checkpoint_every = 2 }
+"""
+
+
+class Cut(Exception):
+    """Stands for a kill: nothing is tidied but what the operating system tidies."""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    save_policy(tmp_path / "starter")
+    (tmp_path / "rows").mkdir()
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{number}?"}],
+            "chosen": [{"role": "assistant", "content": "yes"}],
+            "rejected": [{"role": "assistant", "content": f"no {number}"}],
+        }
+        for number in range(6)
+    ]
+    (tmp_path / "rows" / "dpo.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "recipe.toml"
+
+
+def tune(recipe: Path | None, run: Path, *, resume: bool = False) -> None:
+    settings = {} if resume else {"tune.validation": 0.34}
+    tune_command(recipe, resume=resume, overwrite=False, run=run, runs=run.parent, settings=settings)
+
+
+def test_a_run_that_was_cut_off_ends_with_the_weights_of_one_that_was_not(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    tune(recipe, whole)
+    updates = 0
+    update = Tuner.update
+
+    def cut_off(*arguments: object) -> dict[str, float]:
+        nonlocal updates
+        updates += 1
+        if updates == 4:
+            raise Cut
+        return update(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tuner, "update", cut_off)
+    with pytest.raises(Cut):
+        tune(recipe, cut)
+    assert [saved.state.step for saved in checkpoints(cut)] == [2]
+    monkeypatch.undo()
+    tune(None, cut, resume=True)
+    ours, theirs = (load_file(run / "policy" / "model.safetensors") for run in (cut, whole))
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    steps = [json.loads(line)["step"] for line in (cut / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3, 4]
+    assert (cut / "curve.png").is_file()
+    with pytest.raises(RunFolderError, match="is of `lightningrl tune`"):
+        RunFolder.resume(cut, {})
+
+
+def test_rows_that_are_none_of_the_method_leave_no_folder_behind(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows" / "dpo.jsonl").write_text('{"messages": []}\n')
+    with pytest.raises(ConfigError, match="a row of dpo has 'prompt'"):
+        tune(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
