@@ -49,7 +49,7 @@ def published(method: str, model: Any, rows: Sequence[Row], reference: Any) -> t
     """The loss as its paper and TRL write it, by autograd."""
     sums = [[plain_sum(model, answer) for answer in row.answers] for row in rows]
     if method == "sft":
-        return -sum(total for (total,) in sums) / sum(len(row.answers[0].tokens) for row in rows)
+        return -torch.stack([total for (total,) in sums]).sum() / sum(len(row.answers[0].tokens) for row in rows)
     ratios = [[now - old for now, old in zip(*pair, strict=True)] for pair in zip(sums, reference, strict=True)]
     if method == "dpo":
         return -torch.stack([(BETA * (c - r)).sigmoid().log() for c, r in ratios]).mean()
@@ -79,7 +79,7 @@ def test_loss_and_update_are_those_of_the_published_loss(tmp_path: Path, method:
         with torch.no_grad():
             old = [[plain_sum(start, answer) for answer in row.answers] for row in ROWS[method]]
         loss = published(method, model, ROWS[method], old)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         wanted = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
         model.zero_grad()
         credit = tuner._credit(rows, reference)

@@ -13,7 +13,7 @@ from lightningrl_torch.testing import save_policy
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.tune import tune_command
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_training.tuning.session import Tuner
+from lightningrl_training.tuning.tuner import Tuner
 
 RECIPE = """
 agent = "agent.py:answer"
