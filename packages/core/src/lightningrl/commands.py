@@ -30,7 +30,7 @@ EXTRAS: Final = {
     **dict.fromkeys(("export", "runs"), "torch"),
     **dict.fromkeys(("rollouts", "export-rollouts"), "view"),
     **dict.fromkeys(("import-traces", "curate"), "traces"),
-    "recipe": "torch",
+    **dict.fromkeys(("tune", "recipe"), "torch"),
     "new": "",
 }
 """Our commands in the order of the help, and the extra that brings each; core's own need none."""

@@ -1,7 +1,6 @@
 """Traces of agents in production as data: import, grade, curate."""
 
-from __future__ import annotations
+from lightningrl.lazy import lazy_names
 
-from lightningrl_traces.records import Call, Ending, LogRecord, Sample, Span, ToolRun, TraceImporter, TraceRecord
-
-__all__ = ["Call", "Ending", "LogRecord", "Sample", "Span", "ToolRun", "TraceImporter", "TraceRecord"]
+__getattr__, __all__ = lazy_names(__name__, __file__)
+"""The public names and where each is defined."""

@@ -5,6 +5,7 @@ messages, tools ─► as the gateway reads them ─► prompt ids │ ids of th
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,11 +43,30 @@ def render_answer(
     answer_ids = _find_answer(renderer, turns, call.tools, prompt_ids)
     stops = renderer.stop_token_ids
     end = next((place for place, token in enumerate(answer_ids) if token in stops), None)
-    if end is not None:
-        return KnownAnswer(prompt_ids, answer_ids[: end + 1])
-    if not answer_ids or not stops:
+    if end is None and not (answer_ids and stops):
         raise ValueError("the chat template writes no answer after the prompt")
-    return KnownAnswer(prompt_ids, (*answer_ids, stops[0]))
+    answer_ids = (*answer_ids, stops[0]) if end is None else answer_ids[: end + 1]
+    _check_reading(renderer, prompt_ids, answer_ids, turns[-1])
+    return KnownAnswer(prompt_ids, answer_ids)
+
+
+def _check_reading(
+    renderer: PolicyRenderer, prompt_ids: tuple[int, ...], answer_ids: tuple[int, ...], answer: Mapping[str, Any]
+) -> None:
+    """Raise ValueError where the gateway would read another answer: one with a stop token in its text, or calls that
+    the template writes with other arguments."""
+    read = renderer.parse(answer_ids, prompt_ids)
+    calls = [(call.name, _plain(call.arguments)) for call in read.tool_calls]
+    functions = [call["function"] for call in answer.get("tool_calls") or ()]
+    is_same = calls == [(function["name"], _plain(function["arguments"])) for function in functions]
+    if not is_same or read.content.strip() != (answer.get("content") or "").strip():
+        raise ValueError("the chat template writes this answer so that it does not read back as it was")
+
+
+def _plain(arguments: Any) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    return arguments
 
 
 def _find_answer(
