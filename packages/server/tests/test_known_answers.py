@@ -32,7 +32,8 @@ ANSWER = {"role": "assistant", "content": "It is 3."}
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> Family:
-    return request.param
+    family: Family = request.param
+    return family
 
 
 def make_renderer(family: Family, folder: Path) -> PolicyRenderer:
