@@ -264,7 +264,7 @@ async def test_good_answers_are_imitated_and_others_told_apart_from_them(run: Pa
         (Rules(modes=frozenset({"validation"})), {"v0-0"}),
         (Rules(max_characters=60, min_reward=1.0), {"t0-0", "t0-2"}),
     ],
-    ids=str,
+    ids=("above the mean", "best", "score", "per task", "role", "mode", "length"),
 )
 async def test_each_rule_keeps_what_it_says(run: Path, tmp_path: Path, rules: Rules, rollouts: set[str]) -> None:
     await curate([run], tmp_path / "rows", rules)
