@@ -149,6 +149,7 @@ def test_ours_need_what_runs_can_provide() -> None:
         "turn_gae",
         "judge",
         "likelihood",
+        "teacher",
     } == {plugin.name for plugin in plugins}
 
 

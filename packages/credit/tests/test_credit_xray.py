@@ -108,7 +108,7 @@ def test_methods_that_are_one_on_these_rollouts_say_so_and_others_show_where_the
 
 def test_what_the_evidence_does_not_allow_is_named_with_its_remedy(run: Run) -> None:
     missing = {method.name: method.why for method in run.xray().missing}
-    assert missing.keys() == {"branches", "sum", "clip", "turn_gae", "judge", "likelihood"}
+    assert missing.keys() == {"branches", "sum", "clip", "turn_gae", "judge", "likelihood", "teacher"}
     assert missing["judge"] == "needs 'judge'; add a [judge] table with base_url and model"
     assert "credit.use = 'branches'" in missing["branches"]
     assert "needs the setting 'parts'" in missing["sum"]

@@ -25,6 +25,12 @@ tune = { data = "rows", method = "dpo", epochs = 2, batch = 2, learning_rate = 1
 """
 
 
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
 class Cut(Exception):
     """Stands for a kill: nothing is tidied but what the operating system tidies."""
 
@@ -33,6 +39,7 @@ class Cut(Exception):
 def recipe(tmp_path: Path) -> Path:
     (tmp_path / "recipe.toml").write_text(RECIPE)
     save_policy(tmp_path / "starter")
+    (tmp_path / "starter" / "chat_template.jinja").write_text(TEMPLATE)
     (tmp_path / "rows").mkdir()
     rows = [
         {
