@@ -22,8 +22,8 @@ from lightningrl_training.evaluation.statistics import (
     mean_interval,
     pass_at_k,
     sign_flip_p,
-    t_quantile,
 )
+from lightningrl_viewer.reading.summary import t_quantile
 
 DIFFERENCES = (-1.0, 1.0)
 FRESH = 0.1

@@ -18,9 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl_viewer.reading.summary import t_quantile
-
-__all__ = ["LEVEL", "Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "sign_flip_p", "t_quantile"]
+__all__ = ["LEVEL", "Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "sign_flip_p"]
 
 Question = TypeVar("Question")
 Numbers = NDArray[np.float64]
@@ -72,6 +70,8 @@ def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, flo
         if bounds is None or len(numbers) < 2:
             return Interval(mean=mean, low=None, high=None)
         return bet(numbers, bounds=bounds, horizon=len(numbers)).interval
+    from lightningrl_viewer.reading.summary import t_quantile  # it imports SQLAlchemy, which no trainer needs
+
     half = t_quantile(len(numbers) - 1, LEVEL) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     low, high = (-math.inf, math.inf) if bounds is None else bounds
     return Interval(mean=mean, low=max(low, mean - half), high=min(high, mean + half))
