@@ -68,7 +68,7 @@ POLICIES: dict[str, tuple[int, float]] = {
 }
 """Demonstrations, and the share of them that is right; the others have another task's answer."""
 RATES = ((1e-3, 3e-4, 3e-5), (1e-2, 3e-3, 1e-3))
-"""Of the first round, and of all others."""
+"""Learning rates of the first round, and those of all others."""
 STEPS = (8, 16)
 PER_GENERATOR = 6
 RIDGE = 5.0

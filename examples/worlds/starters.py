@@ -65,7 +65,7 @@ def worker(folder: Path) -> None:
 
 
 def fixed_texts() -> list[str]:
-    """What every call repeats, as a token each."""
+    """Texts that every call repeats; each becomes one token."""
     system = [{"role": "system", "content": SYSTEM}]
     prompt = str(build_tokenizer([]).apply_chat_template(system, tools=[BASH], tokenize=False))
     prompt = prompt.removeprefix("<|im_start|>system\n").removesuffix("<|im_end|>\n")

@@ -619,7 +619,7 @@ def langsmith(number: int, rng: random.Random) -> Planted:
 
 
 def atif(number: int, rng: random.Random) -> Planted:
-    """Of another harness: tokens, but no version of a policy of ours."""
+    """A trace of another harness: it has tokens, and no version of a policy of ours."""
     said, tokens = talk(number), raw_tokens(rng)
     call = said.asks["tool_calls"][0]
     asks = {

@@ -1,4 +1,4 @@
-"""Whether a policy will learn: evidence of groups, the forecast made from it, and its account afterwards."""
+"""Forecasts of what a policy will learn: evidence of groups, the forecast made from it, its account afterwards."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_a_search_finds_what_the_policy_says_everywhere() -> None:
 
 
 def examined(recipe: Path, outputs: Sequence[Any]) -> Finding:
-    """What the doctor says of the rewards of a recipe whose agent has returned these outputs."""
+    """Return the doctor's finding on the rewards of a recipe whose agent has returned these outputs."""
     whole = load_recipe(recipe)
     _, tasks, rewards = build_tasks_and_rewards(whole, load_plugins())
     rollouts = [
