@@ -238,7 +238,7 @@ class Benchmark:
 BENCHMARKS: Final = (
     Benchmark(
         name="gateway",
-        command=("recorded_calls.py",),
+        command=("recorded_calls.py", "--calls", "8000"),
         from_outside=True,
         figures=(Figure(what="gateway CPU per recorded, durable call", target=1.5, unit="ms"),),
     ),
