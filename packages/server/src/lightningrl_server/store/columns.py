@@ -205,8 +205,13 @@ class ColumnCodec(TypeDecorator[Any]):
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return None if value is None else self.encode(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return self.null if value is None else self.decode(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Return the reader of a cell: one call of Python's, where SQLAlchemy's own way to `decode` has three."""
+        driver = self.impl_instance.result_processor(dialect, coltype)
+        decode, null = self.decode, self.null
+        if driver is None:
+            return lambda value: null if value is None else decode(value)
+        return lambda value: null if value is None else decode(driver(value))
 
 
 Floats: Final = ColumnCodec(
