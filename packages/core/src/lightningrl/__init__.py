@@ -7,12 +7,11 @@ They are imported when first used. What else may be imported, and from where, is
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
 
 from lightningrl.lazy import read_homes
 
 _HOMES = read_homes(__file__)
-_INSTALLED_BY: Final = {
+_INSTALLED_BY = {
     "lightningrl_client": "lightningrl[worker]",
     "lightningrl_credit": "lightningrl-credit",
     "lightningrl_server": "lightningrl[server]",
@@ -22,7 +21,7 @@ _INSTALLED_BY: Final = {
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'lightningrl' has no attribute {name!r}")
     home = _HOMES[name]

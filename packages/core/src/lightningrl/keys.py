@@ -17,7 +17,6 @@ import hmac
 import json
 import re
 from collections.abc import Iterable, Mapping
-from html import escape
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -70,6 +69,8 @@ class Mask:
     or behind a user."""
 
     def __init__(self, keys: Iterable[str | None] = ()) -> None:
+        import html  # its table of entities takes a millisecond, and each agent's process starts here
+
         written: set[str] = set()
         for key in keys:
             for part in {key, key.partition(" ")[2].strip()} if key else ():  # `Bearer KEY` in a header
@@ -81,7 +82,7 @@ class Mask:
                         quote(part, safe=""),
                         quote(part),
                     }
-                    written |= {escape(part), escape(part, quote=False), *_as_base64(part.encode())}
+                    written |= {html.escape(part), html.escape(part, quote=False), *_as_base64(part.encode())}
         self.written = sorted(written, key=len, reverse=True)
         self._found = re.compile("|".join(map(re.escape, self.written))) if written else None
 
