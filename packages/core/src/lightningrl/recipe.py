@@ -104,7 +104,9 @@ class Recipe(Table):
     outcomes: OutcomesConfig = OutcomesConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     tune: dict[str, Any] = Field(default_factory=dict)
-    """Settings of `lightningrl tune` (docs/how-to/tune.md), which `train` leaves unread."""
+    """Settings of `lightningrl tune` (docs/how-to/tune.md), which `train` reads for a warm start alone."""
+    warm_start: dict[str, Any] = Field(default_factory=dict)
+    """Traces or a teacher that the policy is tuned on before its first step (docs/how-to/warm-start.md)."""
     store_url: str | None = None
     """A PostgreSQL database for rollouts, without a password: `postgresql://user@host/name`. None = the run folder."""
     loop: LoopConfig = LoopConfig()
@@ -160,8 +162,9 @@ class Recipe(Table):
                 owners[role] = name
         unmet = [name for name in ("patience", "stop_at") if getattr(self.loop, name) is not None]
         if unmet and not (self.tasks.validation and self.validation.every):
-            held_out = "name held-out tasks: tasks.validation"
-            lacking = "set validation.every above 0" if self.tasks.validation else held_out
+            lacking = (
+                "set validation.every above 0" if self.tasks.validation else "name held-out tasks: tasks.validation"
+            )
             raise ValueError(f"loop.{unmet[0]} counts validations, and there are none; {lacking}, or remove it")
         return self
 
@@ -202,6 +205,7 @@ class Recipe(Table):
         """The recipe as JSON text for the run folder, with what validation takes from `[sampling]` written out."""
         data = self.model_dump(mode="json", fallback=describe)
         sampling = self.validation_sampling
-        names = ValidationSamplingConfig.model_fields
-        data["validation"]["sampling"] = {name: getattr(sampling, name) for name in names}
+        data["validation"]["sampling"] = {
+            name: getattr(sampling, name) for name in ValidationSamplingConfig.model_fields
+        }
         return json.dumps(data, indent=2, sort_keys=True) + "\n"

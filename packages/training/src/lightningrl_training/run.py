@@ -363,11 +363,12 @@ def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> It
     """All that is wrong with a recipe, a sentence each; none = this machine can train it. Nothing is written; the agent
     is imported in a process of its own."""
     from lightningrl_training.checks import build_checked
+    from lightningrl_training.warm_start.settings import explain_warm_start
 
     refuse_in_import("lightningrl.problems")
     try:
         readable, wrong = read_source(recipe, settings or {})
-        build_checked(readable, load_plugins(), wrong=wrong)
+        build_checked(readable, load_plugins(), wrong=[*wrong, *explain_warm_start(readable)])
     except (ConfigError, PluginError) as error:
         yield from error.args
 

@@ -162,6 +162,12 @@ class RunFolder:
             write_durably(self.path / "recipe.json", recipe.frozen_text())
             self._tell(origin)
 
+    def place_policy(self, name: str, model: Path) -> None:
+        """Keep where the run's start of a policy lies, once it is another than the recipe's."""
+        saved = read_run_file(self.path)
+        files = {policy: origin for policy, origin in saved.get("files", {}).items() if policy != name}
+        self._tell({**saved, "models": {**saved["models"], name: str(model)}, "files": files})
+
     def match_tasks(self, tasks: TaskSets) -> None:
         """Keep which tasks the run trains on, and is validated with. Raises RunFolderError where it started with
         others: a place in the stream of tasks would be another task's, trained on twice or never."""
@@ -320,7 +326,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
             f"folder {str(path)!r} holds {names[0]!r} and no run; a run is made in a new or an empty folder: give "
             "another --run"
         )
-    if names and not overwrite and (checkpoints(path) or _has_rollouts(path)):
+    if names and not overwrite and (checkpoints(path) or _has_rollouts(path) or (path / "warm_start").is_dir()):
         raise RunFolderError(
             f"run folder {str(path)!r} already holds a run; go on with it by --resume, write over it with --overwrite, "
             "or give another --run"

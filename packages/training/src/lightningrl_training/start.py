@@ -58,7 +58,12 @@ class OpenRun:
 
         with make_progress(console, self.recipe.loop.minutes, is_resumed=self.is_resumed) as progress:
             self.plugins.register(progress, distribution="lightningrl train")
-            return await train_run(self.recipe, self.parts, self.plugins, self.folder, progress, announce)
+            recipe, parts = self.recipe, self.parts
+            if recipe.warm_start:
+                from lightningrl_training.warm_start.stages import warm_start
+
+                recipe, parts = await warm_start(recipe, parts, self.plugins, self.folder, progress)
+            return await train_run(recipe, parts, self.plugins, self.folder, progress, announce)
 
 
 @contextmanager
@@ -75,6 +80,8 @@ def begin_run(
     from lightningrl_training.checks import build_checked
     from lightningrl_training.memory_check import check_memory
     from lightningrl_training.tasks import explain_few_tasks
+    from lightningrl_training.warm_start.settings import explain_warm_start
+    from lightningrl_training.warm_start.stages import is_tuned
 
     refuse_in_import("lightningrl.train")
     if resume and overwrite:
@@ -84,7 +91,8 @@ def begin_run(
     if resume:
         folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
         try:
-            parts = build_checked(whole, plugins, will_work=True)
+            missing = [] if is_tuned(folder.path) else explain_warm_start(whole)
+            parts = build_checked(whole, plugins, will_work=True, wrong=missing)
             check_memory(whole, parts.models, plugins)
             folder.match_tasks(parts.tasks)
             folder.keep_settings(whole, settings)
@@ -95,7 +103,7 @@ def begin_run(
     if source is None:
         raise ConfigError("no recipe given; name a recipe's file or folder")
     whole, wrong = read_source(source, settings)
-    parts = build_checked(whole, plugins, will_work=True, wrong=wrong)
+    parts = build_checked(whole, plugins, will_work=True, wrong=[*wrong, *explain_warm_start(whole)])
     check_memory(whole, parts.models, plugins)
     if few := explain_few_tasks(whole, parts.tasks.train):
         logger.warning("%s", few)
@@ -108,7 +116,7 @@ def begin_run(
         folder.match_tasks(parts.tasks)
         yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=False)
     except LightningError as error:
-        is_begun = folder.latest() is not None or folder.has_rollouts()
+        is_begun = folder.latest() is not None or folder.has_rollouts() or (folder.path / "warm_start").is_dir()
         if not isinstance(error, Interruption) and not is_begun and str(folder.logs) not in str(error):
             folder.discard()  # and the sentence names no log in it
         raise

@@ -40,6 +40,7 @@ _NAMES: Final = re.compile(
     rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
     r"|notes\.json|forecast\.json"
     r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key|notes\.json|forecast\.json)\.new"
+    r"|warm_start/rows/(report\.json|((train|validation)/)?(sft|dpo|kto|tasks)\.jsonl)"
     r"|tune/(rows\.json|reference(_validation)?\.npy)"
     rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
 )
@@ -48,6 +49,10 @@ _NAMES: Final = re.compile(
 def remove_made(run: Path) -> None:
     """Remove what the run in this folder made, but for its lock and its `run.json`, by which the folder is known as
     ours. A kill in the midst leaves the newest checkpoint whole, or none."""
+    for stage in (run / "warm_start" / "teacher", run / "warm_start" / "tuning"):
+        if (stage / "run.json").is_file():
+            remove_made(stage)
+            _remove([stage / ".lock", stage / "run.json"], run)
     for checkpoint in list_checkpoints(run):
         remove_checkpoint(checkpoint)
     (run / "recipe.json").unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.templates import load_template
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, UnreadCall
+from lightningrl_traces.curation.forwarded import read_forwarded
 from lightningrl_traces.curation.prompts import PromptReader
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun
@@ -86,11 +87,16 @@ class OwnSource(Source):
 
     def __init__(self, folder: Path, stored: StoredRun, origin: RunOrigin) -> None:
         super().__init__(folder, stored)
+        self._is_forwarded = not origin.models
+        """A provider answered in place of any policy: a teacher's rollouts."""
         self._trained: Mapping[str, TrainedCalls] = trained_calls_of(origin.recipe)
         self._reader_of = cache(lambda policy: _reader(origin, policy))
 
     def calls(self, trajectory: Trajectory) -> Iterator[ChatCall | UnreadCall]:
         """Read the calls of a trajectory that are training data by the recipe."""
+        if self._is_forwarded:
+            yield from read_forwarded(trajectory)
+            return
         left_out = calls_left_out(trajectory.transitions, self._trained)
         for policy in dict.fromkeys(call.policy for call in trajectory.transitions):
             calls = [call for call in trajectory.transitions if call.policy == policy]

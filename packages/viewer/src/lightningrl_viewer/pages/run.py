@@ -15,6 +15,7 @@ from lightningrl_viewer.charts import Series, draw_chart, sparkline
 from lightningrl_viewer.curves import SMOOTHINGS, make_curves
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.metric_table import find_metric
+from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.notes import read_notes
 from lightningrl_viewer.reading.origin import read_values
 from lightningrl_viewer.reading.queries.rollout_counts import ToolCount
@@ -58,6 +59,7 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         summary=summary,
         chart=draw_chart(reward_series(summary), smoothing=SMOOTHINGS[smooth], bounds=_bounds(summary)),
         curves=make_curves([line.metrics for line in summary.steps], SMOOTHINGS[smooth]),
+        warm_start=make_curves(await asyncio.to_thread(read_rows, viewed.folder / "warm_start" / "tuning")),
         smooth=smooth,
         notes=await asyncio.to_thread(read_notes, viewed.folder),
         smoothings=tuple(SMOOTHINGS),

@@ -85,16 +85,15 @@ def is_own(folder: Path) -> bool:
 
 
 def newest_run(root: Path) -> Path:
-    """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises
-    RunFolderError where there is none."""
+    """The run folder last written to below `root`; one that has a checkpoint, or a warm start, before those that never
+    began. Raises RunFolderError where there is none."""
     runs = [path.parent for path in root.glob("*/run.json") if is_own(path.parent)]
     if not runs:
         raise RunFolderError(
             f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`"
         )
-    return max(
-        runs, key=lambda run: (any(run.glob("checkpoints/step-*/loop.json")), (run / "run.json").stat().st_mtime)
-    )
+    begun = ("checkpoints/step-*/loop.json", "warm_start")
+    return max(runs, key=lambda run: (any(any(run.glob(name)) for name in begun), (run / "run.json").stat().st_mtime))
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:

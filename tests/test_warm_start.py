@@ -1,0 +1,160 @@
+"""A warm start: the policy is tuned on a teacher's rollouts or on traces, token for token those of RL, and RL goes on
+from there; killed in any stage, the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import TrainRun
+from teaching import OF_EVERY_OTHER
+from warm import WarmCommand
+
+from lightningrl import Run
+from lightningrl.recipe import Recipe
+from lightningrl.records import RolloutFilter
+from lightningrl_client.recipe_file import load_recipe
+from lightningrl_training.tuning.rows import read_rows
+from lightningrl_training.tuning.session import make_renderer
+from lightningrl_training.warm_start.settings import explain_warm_start
+from lightningrl_viewer.belongings import remove_made
+from lightningrl_viewer.reading.origin import newest_run, read_models
+from lightningrl_viewer.reading.reader import open_run
+
+SMALL = (
+    "loop.steps=1",
+    "loop.tasks_per_step=2",
+    "loop.group_size=2",
+    "validation.every=0",
+    "runtime.workers=1",
+    f"rewards.right.use={OF_EVERY_OTHER}",
+)
+TEACHER = ("warm_start.teacher=starter", "warm_start.tasks=4", "warm_start.samples=2", "tune.batch=4")
+
+
+def words(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+async def calls_of(run: Path) -> list[Any]:
+    async with open_run(run) as stored:
+        records = await stored.list_rollouts(RolloutFilter(limit=100))
+        return await stored.look.trajectories([record.id for record in records])
+
+
+@pytest.mark.slow
+def test_a_run_is_tuned_on_its_teachers_good_rollouts_and_starts_from_there(
+    first_agent: Path, warm: WarmCommand, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    trained = warm.run(
+        "lightningrl", "train", str(first_agent), "--run", str(run), *words(*SMALL, *TEACHER), cwd=tmp_path
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "teacher: 4 of 8 rollouts have a reward of at least 1" in trained.stdout
+    model = read_models(run)["policy"]
+    assert Path(model) == run / "warm_start" / "tuning" / "policy"
+    assert (run / "warm_start" / "tuning" / "curve.png").is_file()
+
+    taught = asyncio.run(calls_of(run / "warm_start" / "teacher"))
+    good = [call for trajectory in taught if trajectory.reward == 1.0 for call in trajectory.transitions]
+    recipe = load_recipe(first_agent)
+    rows = read_rows(run / "warm_start" / "rows" / "sft.jsonl", "sft", make_renderer(recipe, model)).rows
+    of_rl = {(*call.prompt_ids.tolist(), -1, *call.completion_ids.tolist()) for call in good}
+    of_tuning = {(*a.context.tolist(), -1, *a.tokens.tolist()) for row in rows for a in row.answers}
+    assert of_tuning and of_tuning <= of_rl, "each row has a rollout's tokens, and trains those that it sampled"
+    prompts = {tuple(call.prompt_ids.tolist()) for t in asyncio.run(calls_of(run)) for call in t.transitions}
+    own_tasks = {t.task.id for t in asyncio.run(calls_of(run))}
+    same = [t for t in taught if t.task.id in own_tasks]
+    assert {tuple(call.prompt_ids.tolist()) for t in same for call in t.transitions} <= prompts
+
+    assert newest_run(tmp_path) == run
+    exported = Run(run).export(tmp_path / "weights", step="newest")
+    assert exported is not None
+    remove_made(run)
+    assert {path.name for path in run.iterdir()} <= {".lock", "run.json", "store.sqlite-lock"}
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_it_tunes_goes_on_with_the_next_update(
+    first_agent: Path, warm: WarmCommand, tmp_path: Path
+) -> None:
+    run = TrainRun(warm, tmp_path / "run", tmp_path / "journal")
+    tuning = run.folder / "warm_start" / "tuning"
+    try:
+        more = ("tune.epochs=100", "tune.checkpoint_every=10")
+        run.start(str(first_agent), *words(*SMALL, *TEACHER, *more))
+        run.wait_for(lambda: any(tuning.glob("checkpoints/step-*/loop.json")))
+        run.kill_trainer()
+        run.wait_for_orphans()
+        assert not (tuning / "policy").exists()
+        asked = len(asyncio.run(calls_of(run.folder / "warm_start" / "teacher")))
+        run.start("--resume")
+        assert run.wait() == 0, run.describe()
+    finally:
+        run.close()
+    steps = [json.loads(line)["step"] for line in (tuning / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(101))
+    assert Run(run.folder).steps == 1
+    assert len(asyncio.run(calls_of(run.folder / "warm_start" / "teacher"))) == asked == 8
+
+
+class Provider(BaseHTTPRequestHandler):
+    """Answers each call of chat with a date in words."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "March 3, 2014"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": choices})
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.mark.slow
+def test_a_providers_answers_are_rows(first_agent: Path, warm: WarmCommand, tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        teacher = f"warm_start.teacher=m@http://127.0.0.1:{server.server_port}/v1"
+        settings = words(*SMALL, teacher, "warm_start.tasks=2", "warm_start.samples=2")
+        run = tmp_path / "run"
+        trained = warm.run("lightningrl", "train", str(first_agent), "--run", str(run), *settings, cwd=tmp_path)
+        server.shutdown()
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    rows = [json.loads(line) for line in (run / "warm_start" / "rows" / "sft.jsonl").read_text().splitlines()]
+    assert {row["messages"][-1]["content"] for row in rows} == {"March 3, 2014"}
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "tune", "what"),
+    [
+        ({}, {}, ""),
+        ({"threshold": 1.0}, {}, "neither traces nor a teacher"),
+        ({"traces": ".", "teacher": "starter"}, {}, "traces and a teacher"),
+        ({"trace": "."}, {}, "warm_start.trace: "),
+        ({"teacher": "starter", "tasks": 0}, {}, "warm_start.tasks: "),
+        ({"traces": "nowhere"}, {}, "no folder 'nowhere'"),
+        ({"traces": "."}, {}, "is no run and has no sft.jsonl"),
+        ({"teacher": "starter"}, {"data": "rows"}, "tune.data names others"),
+        ({"teacher": "starter"}, {"method": "x"}, "tune.method"),
+        ({"teacher": "starter", "threshold": 2.0}, {}, "no reward is above 1"),
+        ({"teacher": "nobody"}, {}, "warm_start.teacher: 'nobody' is no run folder"),
+        ({"teacher": "m@https://x.test/v1", "api_key_env": "NO_SUCH_KEY_HERE"}, {}, "'NO_SUCH_KEY_HERE' is not set"),
+    ],
+)
+def test_what_is_wrong_with_the_table_is_said_in_a_sentence(
+    first_agent: Path, table: dict[str, Any], tune: dict[str, Any], what: str
+) -> None:
+    recipe: Recipe = load_recipe(first_agent).model_copy(update={"warm_start": table, "tune": tune})
+    said = explain_warm_start(recipe)
+    assert said == [] if not what else (len(said) == 1 and what in said[0]), said
