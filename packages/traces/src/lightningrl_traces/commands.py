@@ -14,7 +14,11 @@ __all__ = ["COMMANDS"]
 
 
 def import_traces(
-    source: Annotated[Path, typer.Argument(help="An export of traces, or a folder of them.", metavar="SOURCE")],
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="An export of traces, or a folder of them.", metavar="[SOURCE]", show_default=False),
+    ] = None,
+    *,
     into: Annotated[Path, typer.Option("--into", help="The run folder to make, new or empty.", metavar="FOLDER")],
     form: Annotated[
         str | None,
@@ -22,6 +26,15 @@ def import_traces(
             "--format",
             help="Format of the files, where their beginning does not tell it; `lightningrl plugins` lists them.",
             metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            help="Take OTLP over HTTP at this port, in place of SOURCE, until Ctrl-C makes the run.",
+            metavar="[HOST:]PORT",
             show_default=False,
         ),
     ] = None,
@@ -33,10 +46,11 @@ def import_traces(
 
     Example:
       [bold]lightningrl import-traces export.jsonl --into runs/production[/]
+      [bold]lightningrl import-traces --listen 4318 --into runs/production[/]
     """
     from lightningrl_traces.reporting import import_command
 
-    import_command(source, into, form)
+    import_command(source, into, form, listen)
 
 
 COMMANDS = (describe_command(import_traces, "import-traces"), describe_command(curate))

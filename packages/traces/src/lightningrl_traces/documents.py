@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -17,11 +18,18 @@ import ijson
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import clean_json
 
-__all__ = ["LONGEST", "begin", "open_source", "read_documents", "refuse"]
+__all__ = ["LONGEST", "begin", "has_lines", "open_source", "read_documents", "read_items", "refuse"]
 
 LONGEST: Final = 256 * 2**20
 """Bytes of one document."""
 _HEAD: Final = 65_536
+_EVENTS: Final = 100_000
+"""Parts of a file's first document, at most, by which its format is told."""
+_LINE: Final = 16 * 2**20
+"""Bytes of a first line that is read whole."""
+_MARK: Final = b"\xef\xbb\xbf"
+_OPENS: Final = frozenset({"start_map", "start_array"})
+_CLOSES: Final = frozenset({"end_map", "end_array"})
 LISTS: Final = ("data", "observations", "spans", "runs")
 """Keys below which an export of several documents has them."""
 
@@ -34,13 +42,50 @@ def open_source(path: Path) -> IO[bytes]:
 
 
 def begin(path: Path) -> tuple[bytes, Any]:
-    """Return the first bytes of a file and its first document; None where it is no JSON."""
+    """Return the first bytes of a file and its first document, or its beginning where that is large; None where it is
+    no JSON."""
     with open_source(path) as file:
         head = file.read(_HEAD)
+        file.seek(0)
+        _, document = _first_line(file)
+        if document is None:
+            file.seek(len(_MARK) if head.startswith(_MARK) else 0)
+            document = _outline(file)
+    document = clean_json(document, cut=True)
+    if isinstance(document, dict) and document.keys() <= {*LISTS, "meta"}:
+        document = next((value for value in document.values() if isinstance(value, list)), document)
+    return head, next(iter(document), None) if isinstance(document, list) else document
+
+
+def has_lines(path: Path) -> bool:
+    """True where a file has a document in each line."""
+    with open_source(path) as file:
+        line, document = _first_line(file)
+    return line.endswith(b"\n") and document is not None
+
+
+def _first_line(file: IO[bytes]) -> tuple[bytes, Any]:
+    """The first line, as far as it is read, and the document that it is; None where it is none."""
     try:
-        return head, next(read_documents(path), None)
-    except ConfigError:
-        return head, None
+        line = file.readline(_LINE)
+        document = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError, OSError, EOFError):
+        return b"", None
+    return line, document if isinstance(document, dict | list) else None
+
+
+def _outline(file: IO[bytes]) -> Any:
+    """The first document of a file, up to `_EVENTS` of its parts."""
+    builder, depth = ijson.ObjectBuilder(), 0
+    try:
+        for event, value in islice(ijson.basic_parse(file, use_float=True, multiple_values=True), _EVENTS):
+            builder.event(event, value)
+            depth += (event in _OPENS) - (event in _CLOSES)
+            if depth == 0:
+                break
+    except (ijson.JSONError, OSError, EOFError, UnicodeDecodeError):
+        return None
+    return getattr(builder, "value", None)
 
 
 def read_documents(path: Path) -> Iterator[Any]:

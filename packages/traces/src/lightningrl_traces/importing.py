@@ -35,11 +35,9 @@ from lightningrl_traces.spool import Spool
 
 __all__ = ["ImportReport", "import_traces"]
 
-_BATCH: Final = 500
-"""Records that are spooled in one commit."""
 _ROLLOUTS: Final = 32
-_CALLS: Final = 256
-"""Rollouts, and their calls, that are kept in one commit."""
+_BYTES: Final = 4 * 2**20
+"""Rollouts, and bytes of their records, that are kept in one commit."""
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -124,11 +122,7 @@ def _spool(sources: Sequence[Source], spool: Spool) -> None:
             continue
         read = int(done)
         records = islice(source.importer.read(source.path), read, None)
-        while batch := list(islice(records, _BATCH)):
-            read += len(batch)
-            spool.add_all(
-                [item if item.trace_id else replace(item, trace_id=_UNTRACED) for item in batch], key, str(read)
-            )
+        spool.add_all((item if item.trace_id else replace(item, trace_id=_UNTRACED) for item in records), key, read)
         spool.put(key, "all")
 
 
@@ -141,7 +135,7 @@ def _link(spool: Spool) -> None:
         return
     spool.forget_links()
     spool.begin()
-    for trace in list(spool.traces()):
+    for trace in spool.traces():
         calls = join_records(trace, spool.records([trace])).calls
         histories = [(history_of(call), call.started_at + call.duration_s) for call in calls if call.answer]
         before = history_before(calls[0]) if calls else None
@@ -156,6 +150,7 @@ async def _make_rollouts(work: Path, spool: Spool, into: Path, formats: tuple[st
     store = await TraceStore.open(f"sqlite:///{(work / 'store.sqlite').resolve()}")
     try:
         batch: list[tuple[ForeignRollout, list[GradedCall]]] = []
+        held = 0
         for root, traces in spool.rollouts():
             rollout_id = _rollout_id(root)
             if spool.is_graded(rollout_id):
@@ -165,9 +160,10 @@ async def _make_rollouts(work: Path, spool: Spool, into: Path, formats: tuple[st
                 spool.add_grades(rollout_id, "", {"traces without a model call": 1})
                 continue
             batch.append(_graded(rollout, traces, spool))
-            if len(batch) == _ROLLOUTS or sum(len(graded) for _, graded in batch) > _CALLS:
+            held += spool.size(traces)
+            if len(batch) == _ROLLOUTS or held > _BYTES:
                 await _keep(store, spool, batch)
-                batch = []
+                batch, held = [], 0
         await _keep(store, spool, batch)
     finally:
         await store.close()

@@ -8,21 +8,41 @@ from rich.console import Console
 from rich.table import Table
 
 from lightningrl.console import escape
+from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl_traces.grades import Grade
-from lightningrl_traces.importing import import_traces
+from lightningrl_traces.importing import ImportReport, import_traces
 
 __all__ = ["import_command"]
 
 _REASONS = 6
 
 
-def import_command(source: Path, into: Path, form: str | None) -> None:
-    report = import_traces(source, into, form, load_plugins())
+def import_command(source: Path | None, into: Path, form: str | None, listen: str | None) -> None:
     console = Console()
+    if (source is None) == (listen is None):
+        raise ConfigError("name an export to import, or a port with --listen, and not both")
+    if source is not None:
+        report = import_traces(source, into, form, load_plugins())
+    else:
+        report = _listen(str(listen), into, console)
     if report.is_old:
         console.print(f"{escape(str(into))} holds this import already", highlight=False)
         return
+    _print(report, console)
+
+
+def _listen(address: str, into: Path, console: Console) -> ImportReport:
+    from lightningrl_traces.receiver import receive_traces
+
+    def announce(url: str) -> None:
+        console.print(f"listening: OTEL_EXPORTER_OTLP_ENDPOINT={url}", highlight=False, soft_wrap=True)
+        console.print("Ctrl-C ends it and makes the run", highlight=False)
+
+    return receive_traces(address, into, load_plugins(), announce)
+
+
+def _print(report: ImportReport, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("grade", "calls", "reasons"):
         table.add_column(name, justify="right" if name == "calls" else "left")
@@ -36,4 +56,4 @@ def import_command(source: Path, into: Path, form: str | None) -> None:
     console.print(table)
     for sentence, count in report.facts.items():
         console.print(f"{count} {sentence}", highlight=False)
-    console.print(f"\nlook: lightningrl view {escape(str(into))}", highlight=False, soft_wrap=True)
+    console.print(f"\nlook: lightningrl view {escape(str(report.folder))}", highlight=False, soft_wrap=True)

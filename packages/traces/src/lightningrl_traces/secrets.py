@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final
 
 import phonenumbers
@@ -75,13 +75,19 @@ _CARD: Final = re.compile(r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])")
 _IBAN: Final = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b")
 _MAY_BE_SECRET: Final = re.compile(r"[A-Za-z0-9_/+=-]{16,}|://|-----")
 _LONG: Final = 16_384
-_MEMORY: Final = 4096
-"""Texts, shorter than `_LONG`, whose masks are remembered: each call of a rollout repeats those before it."""
+_ENTRY: Final = 250
+_MEMORY: Final = 4 * 2**20
+"""Characters of texts shorter than `_LONG`, and `_ENTRY` for each, whose masks are remembered: a call repeats those
+before it."""
 
 
 def mask_text(text: str) -> tuple[str, bool, bool]:
     """Return the text with what is secret or personal masked; whether it had a secret; whether personal data."""
-    return _remembered(text) if len(text) < _LONG else _mask(text)
+    if len(text) >= _LONG:
+        return _mask(text)
+    if (mask := _remembered.get(text)) is None:
+        mask = _remembered.add(text, _mask(text))
+    return mask
 
 
 def _mask(text: str) -> tuple[str, bool, bool]:
@@ -94,10 +100,30 @@ def _mask(text: str) -> tuple[str, bool, bool]:
     private = _CARD.sub(lambda match: "[card number]" if _is_card(match[0]) else match[0], private)
     private = _IBAN.sub(lambda match: "[IBAN]" if iban.is_valid(match[0]) else match[0], private)
     private = _mask_phones(private)
-    return private, has_secret, private != masked
+    return (text if private == text else private), has_secret, private != masked
 
 
-_remembered = lru_cache(maxsize=_MEMORY)(_mask)
+class _Memory:
+    """Masks of texts, those last used, of `_MEMORY` characters together."""
+
+    def __init__(self) -> None:
+        self._masks: OrderedDict[str, tuple[str, bool, bool]] = OrderedDict()
+        self._held = 0
+
+    def get(self, text: str) -> tuple[str, bool, bool] | None:
+        if (mask := self._masks.get(text)) is not None:
+            self._masks.move_to_end(text)
+        return mask
+
+    def add(self, text: str, mask: tuple[str, bool, bool]) -> tuple[str, bool, bool]:
+        self._masks[text] = mask
+        self._held += len(text) + _ENTRY
+        while self._held > _MEMORY:
+            self._held -= len(self._masks.popitem(last=False)[0]) + _ENTRY
+        return mask
+
+
+_remembered: Final = _Memory()
 
 
 def _mask_line(line: str) -> str:

@@ -2,14 +2,14 @@
 killed import goes on.
 
 items      every record, by its trace        histories   digest of a call's history, for traces that go on from others
-done       files read, rollouts made         links       a trace ─► the trace that it goes on from
+done       files read, rollouts made         links       a trace ─► the first of those that it goes on from
 """
 
 from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -21,16 +21,23 @@ __all__ = ["Spool"]
 
 _KINDS: Final = {kind.__name__: kind for kind in (Span, LogRecord, Call, ToolRun, Ending)}
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS items (seq INTEGER PRIMARY KEY, trace TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS items
+    (seq INTEGER PRIMARY KEY, trace TEXT NOT NULL, kind TEXT NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS items_trace ON items (trace);
 CREATE TABLE IF NOT EXISTS done (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS histories (digest BLOB NOT NULL, trace TEXT NOT NULL, ended REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS histories_digest ON histories (digest);
 CREATE TABLE IF NOT EXISTS wanted (trace TEXT PRIMARY KEY, digest BLOB NOT NULL, started REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS links (trace TEXT PRIMARY KEY, root TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS links_root ON links (root);
 CREATE TABLE IF NOT EXISTS grades (rollout TEXT PRIMARY KEY, seq INTEGER, lines TEXT NOT NULL, facts TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS grades_seq ON grades (seq);
 """
 _PACKED_FROM: Final = 500
+_BATCH: Final = 500
+_BYTES: Final = 4 * 2**20
+"""Records, and their bytes, that are kept in one commit."""
+_PAGE: Final = 1000
 
 
 class Spool:
@@ -40,7 +47,7 @@ class Spool:
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("PRAGMA cache_size = -32768")
+        self._db.execute("PRAGMA cache_size = -8192")
         self._db.executescript(_SCHEMA)
 
     def close(self) -> None:
@@ -53,13 +60,33 @@ class Spool:
     def put(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", (key, value))
 
-    def add_all(self, records: Sequence[TraceRecord], key: str, value: str) -> None:
-        """Keep records, and how far that is, in one commit."""
-        rows = [(record.trace_id, type(record).__name__, _pack(record)) for record in records]
+    def add_all(self, records: Iterable[TraceRecord], key: str, done: int) -> None:
+        """Keep records, and how many of a file are kept, in commits of bounded size. `done`: those kept before."""
+        rows: list[tuple[str, str, int, bytes]] = []
+        held = 0
+        for record in records:
+            row = _row(record)
+            rows.append(row)
+            held += len(row[3])
+            if len(rows) == _BATCH or held > _BYTES:
+                done += len(rows)
+                self._add(rows, key, done)
+                rows, held = [], 0
+        self._add(rows, key, done + len(rows))
+
+    def _add(self, rows: Sequence[tuple[str, str, int, bytes]], key: str, done: int) -> None:
         self._db.execute("BEGIN")
-        self._db.executemany("INSERT INTO items (trace, kind, body) VALUES (?, ?, ?)", rows)
-        self.put(key, value)
+        self._db.executemany("INSERT INTO items (trace, kind, size, body) VALUES (?, ?, ?, ?)", rows)
+        self.put(key, str(done))
         self._db.execute("COMMIT")
+
+    def size(self, traces: Sequence[str]) -> int:
+        """Bytes of the records of traces."""
+        sizes = [
+            self._db.execute("SELECT coalesce(sum(size), 0) FROM items WHERE trace = ?", (trace,)).fetchone()[0]
+            for trace in traces
+        ]
+        return sum(sizes)
 
     def traces(self) -> Iterator[str]:
         """Traces in the order of their first record."""
@@ -100,15 +127,25 @@ class Spool:
     def link(self) -> None:
         """Give each trace its root: the first of those that go on from each other."""
         self._db.execute("BEGIN")
-        for trace, digest, started in self._db.execute("SELECT trace, digest, started FROM wanted").fetchall():
+        for trace, digest, started in self._pages("SELECT rowid, trace, digest, started FROM wanted"):
             before = self._db.execute(
                 "SELECT trace FROM histories WHERE digest = ? AND trace != ? "
                 "ORDER BY ended > ?, CASE WHEN ended > ? THEN ended ELSE -ended END LIMIT 1",
                 (digest, trace, started, started),
             ).fetchone()
-            if before is not None and self._root(str(before[0])) != trace:
-                self._db.execute("INSERT OR REPLACE INTO links VALUES (?, ?)", (trace, before[0]))
+            if before is not None and (root := self._root(str(before[0]))) != trace:
+                self._db.execute("INSERT OR REPLACE INTO links VALUES (?, ?)", (trace, root))
+        for trace, root in self._pages("SELECT rowid, trace, root FROM links"):  # roots may have got roots since
+            if (first := self._root(root)) != root:
+                self._db.execute("UPDATE links SET root = ? WHERE trace = ?", (first, trace))
         self._db.execute("COMMIT")
+
+    def _pages(self, query: str) -> Iterator[Any]:
+        """Rows of a query whose first column is the rowid, without it, in its order, as their table is changed."""
+        last = 0
+        while rows := self._db.execute(f"{query} WHERE rowid > ? ORDER BY rowid LIMIT {_PAGE}", (last,)).fetchall():
+            last = rows[-1][0]
+            yield from (row[1:] for row in rows)
 
     def _root(self, trace: str) -> str:
         seen = {trace}
@@ -121,13 +158,11 @@ class Spool:
 
     def rollouts(self) -> Iterator[tuple[str, list[str]]]:
         """Each root, with the traces that are one rollout with it."""
-        members: dict[str, list[str]] = {}
-        for row in self._db.execute("SELECT trace FROM links ORDER BY rowid").fetchall():
-            members.setdefault(self._root(str(row[0])), []).append(str(row[0]))
-        linked = {trace for traces in members.values() for trace in traces}
+        linked = "SELECT 1 FROM links WHERE trace = ?"
+        members = "SELECT trace FROM links WHERE root = ? AND trace != root ORDER BY rowid"
         for trace in self.traces():
-            if trace not in linked:
-                yield trace, [trace, *members.get(trace, ())]
+            if self._db.execute(linked, (trace,)).fetchone() is None:
+                yield trace, [trace, *(str(row[0]) for row in self._db.execute(members, (trace,)))]
 
     def add_grades(self, rollout: str, lines: str, facts: dict[str, Any]) -> None:
         self._db.execute(
@@ -144,9 +179,10 @@ class Spool:
             yield str(lines), msgspec.json.decode(facts)
 
 
-def _pack(record: TraceRecord) -> bytes:
+def _row(record: TraceRecord) -> tuple[str, str, int, bytes]:
     body = msgspec.json.encode(record)
-    return b"z" + zlib.compress(body, 1) if len(body) >= _PACKED_FROM else b"p" + body
+    packed = b"z" + zlib.compress(body, 1) if len(body) >= _PACKED_FROM else b"p" + body
+    return record.trace_id, type(record).__name__, len(body), packed
 
 
 def _unpack(kind: str, body: bytes) -> TraceRecord:

@@ -40,6 +40,7 @@ __all__ = [
     "PROTOBUF",
     "Export",
     "ParsedExport",
+    "decode_export",
     "encode_answer",
     "parse_export",
     "parse_logs",
@@ -85,7 +86,7 @@ def read_media_type(content_type: str) -> str:
 
 def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
     """Tool calls and agents of an export. Raises ServerError with a sentence for bytes that are none, or too many."""
-    request = _decode(body, media_type, encoding, limit, ExportTraceServiceRequest())
+    request = decode_export(body, media_type, encoding, limit, ExportTraceServiceRequest())
     scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
     _check_count(sum(len(scope.spans) for scope in scopes), "spans")
     every = [(scope.scope.name, span) for scope in scopes for span in scope.spans]
@@ -110,7 +111,7 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
 
 def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
     """Evaluations of an export of log records. Raises ServerError as `parse_export` does."""
-    request = _decode(body, media_type, encoding, limit, ExportLogsServiceRequest())
+    request = decode_export(body, media_type, encoding, limit, ExportLogsServiceRequest())
     scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
     _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
     records = [record for scope in scopes for record in scope.log_records if _is_evaluation(record)]
@@ -180,8 +181,8 @@ def _plain(value: AnyValue | None) -> Any:
     return plain.hex() if isinstance(plain, bytes) else plain
 
 
-def _decode(body: bytes, media_type: str, encoding: str, limit: int, request: E) -> E:
-    """`request`, filled from the body."""
+def decode_export(body: bytes, media_type: str, encoding: str, limit: int, request: E) -> E:
+    """Fill `request` from the body of an export. Raises ServerError with a sentence for bytes that are none."""
     if encoding not in ("", "identity", "gzip"):
         raise ServerError(f"content-encoding {encoding!r} is not understood; send telemetry plain or with gzip")
     plain = _unzip(body, limit) if encoding == "gzip" else body

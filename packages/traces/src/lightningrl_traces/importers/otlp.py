@@ -15,19 +15,20 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord as ProtoLog
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from lightningrl_traces.documents import open_source, read_items, refuse
+from lightningrl_traces.documents import has_lines, open_source, read_documents, read_items, refuse
 from lightningrl_traces.records import LogRecord, Sample, Span, TraceRecord
 
 __all__ = ["OtlpImporter"]
 
 _NS: Final = 1e-9
-_ERROR: Final = {2, "2", "STATUS_CODE_ERROR"}
-_PLACES: Final = {
-    "resourceSpans": "resourceSpans.item.scopeSpans.item.spans.item",
-    "resourceLogs": "resourceLogs.item.scopeLogs.item.logRecords.item",
-}
+_ERROR: Final = {"2", "STATUS_CODE_ERROR"}
+_LEVELS: Final = {"resourceSpans": ("scopeSpans", "spans"), "resourceLogs": ("scopeLogs", "logRecords")}
+_PLACES: Final = {key: f"{key}.item.{scopes}.item.{items}.item" for key, (scopes, items) in _LEVELS.items()}
 _CHUNK: Final = 2**20
+_RESIDENT: Final = 16 * 2**20
+"""Bytes of a file that stay in memory once they are read."""
 
 
 class OtlpImporter:
@@ -50,12 +51,40 @@ class OtlpImporter:
 
 
 def _read_json(path: Path) -> Iterator[TraceRecord]:
+    if has_lines(path):
+        for document in read_documents(path):
+            yield from _read_document(document)
+        return
     for key, place in _PLACES.items():
         if _mentions(path, f'"{key}"'.encode()):
             with open_source(path) as file:
                 for item in read_items(file, place, path):
                     if isinstance(item, dict):
-                        yield _json_span(item) if key == "resourceSpans" else _json_log(item)
+                        yield from _json_record(key, item)
+
+
+def _read_document(document: Any) -> Iterator[TraceRecord]:
+    for key, (scopes, items) in _LEVELS.items():
+        for resource in _dicts(document, key):
+            for scope in _dicts(resource, scopes):
+                for item in _dicts(scope, items):
+                    yield from _json_record(key, item)
+
+
+def _json_record(key: str, item: Mapping[str, Any]) -> Iterator[TraceRecord]:
+    record = _json_span(item) if key == "resourceSpans" else _json_log(item)
+    if not _is_other_log(record):
+        yield record
+
+
+def _is_other_log(record: TraceRecord) -> bool:
+    """True for a line of an application's log, which tells nothing of a call."""
+    return isinstance(record, LogRecord) and not record.event.startswith("gen_ai.")
+
+
+def _dicts(value: Any, key: str) -> list[dict[str, Any]]:
+    inner = value.get(key) if isinstance(value, dict) else None
+    return [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
 
 
 def _mentions(path: Path, words: bytes) -> bool:
@@ -72,18 +101,18 @@ def _mentions(path: Path, words: bytes) -> bool:
 
 
 def _json_span(span: Mapping[str, Any]) -> Span:
-    events = [(str(event.get("name") or ""), _json_attributes(event)) for event in span.get("events") or ()]
-    status = span.get("status") or {}
+    events = [(str(event.get("name") or ""), _json_attributes(event)) for event in _dicts(span, "events")]
+    status = span["status"] if isinstance(span.get("status"), dict) else {}
     return Span(
         trace_id=str(span.get("traceId") or ""),
         span_id=str(span.get("spanId") or ""),
-        parent_id=span.get("parentSpanId") or None,
+        parent_id=str(span.get("parentSpanId") or "") or None,
         name=str(span.get("name") or ""),
         started_at=_seconds(span.get("startTimeUnixNano")),
         ended_at=_seconds(span.get("endTimeUnixNano")),
         attributes=_json_attributes(span),
         events=events,
-        error=str(status.get("message") or "") if status.get("code") in _ERROR else None,
+        error=str(status.get("message") or "") if str(status.get("code")) in _ERROR else None,
     )
 
 
@@ -101,13 +130,12 @@ def _json_log(log: Mapping[str, Any]) -> LogRecord:
 def _seconds(nanoseconds: Any) -> float:
     try:
         return int(nanoseconds or 0) * _NS
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0
 
 
-def _json_attributes(item: Mapping[str, Any]) -> dict[str, Any]:
-    pairs = item.get("attributes") or ()
-    return {str(pair.get("key")): _json_value(pair.get("value")) for pair in pairs if isinstance(pair, dict)}
+def _json_attributes(item: Mapping[str, Any], key: str = "attributes") -> dict[str, Any]:
+    return {str(pair.get("key")): _json_value(pair.get("value")) for pair in _dicts(item, key)}
 
 
 def _json_value(value: Any) -> Any:
@@ -115,11 +143,15 @@ def _json_value(value: Any) -> Any:
         return None
     kind, inner = next(iter(value.items()))
     if kind == "arrayValue":
-        return [_json_value(one) for one in (inner or {}).get("values") or ()]
+        listed = inner.get("values") if isinstance(inner, dict) else None
+        return [_json_value(item) for item in listed] if isinstance(listed, list) else []
     if kind == "kvlistValue":
-        return {str(pair.get("key")): _json_value(pair.get("value")) for pair in (inner or {}).get("values") or ()}
+        return _json_attributes(inner, "values") if isinstance(inner, dict) else {}
     if kind == "intValue":
-        return int(inner)
+        try:
+            return int(inner)
+        except (TypeError, ValueError, OverflowError):
+            return None
     return inner
 
 
@@ -147,8 +179,16 @@ def _read_protobuf(path: Path) -> Iterator[TraceRecord]:
         plain.flush()
         with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
+                seen = 0
                 for start, end in _exports(data):
-                    yield from _read_export(data, start, end)
+                    for first, last in _bodies(data, start, end):
+                        body = data[first:last]
+                        record = _proto_span(body) if body[:2] == b"\n\x10" else _proto_log(body)
+                        if not _is_other_log(record):
+                            yield record
+                        if first - seen > _RESIDENT:
+                            data.madvise(mmap.MADV_DONTNEED)
+                            seen = first
             except (ValueError, IndexError, DecodeError) as error:
                 raise refuse(path, "as OTLP in protobuf", error) from error
 
@@ -167,12 +207,10 @@ def _exports(data: mmap.mmap) -> Iterator[tuple[int, int]]:
         at += 4 + size
 
 
-def _read_export(data: mmap.mmap, start: int, end: int) -> Iterator[TraceRecord]:
+def _bodies(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int]]:
     for resource in _nested(data, start, end, 1):
         for scope in _nested(data, *resource, 2):
-            for first, last in _nested(data, *scope, 2):
-                body = data[first:last]
-                yield _proto_span(body) if body[:2] == b"\n\x10" else _proto_log(body)
+            yield from _nested(data, *scope, 2)
 
 
 def _nested(data: mmap.mmap, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
@@ -221,7 +259,7 @@ def _proto_span(body: bytes) -> Span:
         events=[
             (event.name, {pair.key: _proto_value(pair.value) for pair in event.attributes}) for event in span.events
         ],
-        error=span.status.message if span.status.code in _ERROR else None,
+        error=span.status.message if span.status.code == Status.STATUS_CODE_ERROR else None,
     )
 
 

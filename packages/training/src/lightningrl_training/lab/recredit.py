@@ -24,6 +24,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.types import Array, RolloutMode, Trajectory
 from lightningrl_client.recipe_file import with_settings
+from lightningrl_credit.trained_calls import trained_calls_of
 from lightningrl_credit.xray import Agreement, agree
 from lightningrl_training.build import build_credit
 from lightningrl_viewer.reading.origin import RunOrigin
@@ -100,6 +101,7 @@ def _largest(before: Array | None, after: Array | None) -> float:
 
 
 ALL = 1_000_000
+_AT_ONCE: Final = 64
 _MOST_SPANS = 5
 
 
@@ -223,10 +225,33 @@ async def rescore(
         chosen = {f"rewards.{key}.use": reward, f"rewards.{key}.options": {}}
     elif name is not None or not settings:
         raise ConfigError("no reward is given to try; give one: --reward file.py:new")
-    rollouts = await recredit(folder, with_settings(recipe, {**chosen, **(settings or {})}), steps)
+    changed = with_settings(recipe, {**chosen, **(settings or {})})
+    if trained_calls_of(recipe):
+        rollouts = await recredit(folder, changed, steps)
+    else:
+        rollouts = await _reward_untrained(folder, changed, steps)
     if not rollouts:
         raise LightningError(f"run {str(folder)!r} has no trained rollouts; there is none to try a reward on")
     return summarize(rollouts)
+
+
+async def _reward_untrained(folder: Path, recipe: Recipe, steps: Collection[int] | None) -> list[Recredit]:
+    """Reward the rollouts of a run that trains no policy, as an imported one: no call of it has credit."""
+    if steps:
+        raise ConfigError(f"run {str(folder)!r} trained no step, so there is none to choose; leave out --steps")
+    policy = recipe.policy.model_copy(update={"trainable": True})
+    evaluator, _ = build_credit(recipe.model_copy(update={"policy": policy}), load_plugins())
+    rewarded: list[Recredit] = []
+    async with open_run(folder) as run:
+        names = [record.spec.id for record in await run.list_rollouts(RolloutFilter(limit=ALL))][::-1]
+        for start in range(0, len(names), _AT_ONCE):
+            rollouts = await run.look.trajectories(names[start : start + _AT_ONCE])
+            for before, after in zip(rollouts, await evaluator.evaluate(rollouts), strict=True):
+                credit = (None,) * len(before.transitions)
+                rewarded.append(
+                    Recredit(step=0, before=before, after=after, advantages_before=credit, advantages=credit)
+                )
+    return rewarded
 
 
 def summarize(rollouts: Sequence[Recredit]) -> Rescore:

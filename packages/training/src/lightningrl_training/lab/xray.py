@@ -26,6 +26,7 @@ from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGro
 from lightningrl_credit.needs import NEEDS, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.table import CreditTable, join_tables, make_table
+from lightningrl_credit.trained_calls import trained_calls_of
 from lightningrl_credit.xray import MissingMethod, XRay, read_table
 from lightningrl_training.build import build_assigner, build_scorer
 from lightningrl_training.evaluator import classify_tools
@@ -139,6 +140,8 @@ class RunXRay:
     async def of_rollout(self, rollout_id: str) -> XRay:
         """X-ray a rollout's group, with this rollout alone. Raises LightningError where it was not trained."""
         record = await self.run.look.rollout(rollout_id)
+        if not trained_calls_of(self.recipe):
+            raise self._untrained
         if record.trained_step is None or record.spec.branch is not None:
             mode = f"of mode {record.spec.mode.value!r} and not trained"
             kind = "a branch" if record.spec.branch is not None else mode
@@ -150,6 +153,11 @@ class RunXRay:
 
     @property
     def _untrained(self) -> LightningError:
+        if not trained_calls_of(self.recipe):
+            return LightningError(
+                f"run {str(self.folder)!r} trains no policy, as its traces were imported, so no call has credit; "
+                "`lightningrl rescore` tries a reward on its rollouts"
+            )
         return LightningError(f"run {str(self.folder)!r} has trained no step yet; there is no credit to look at")
 
     # ------------------------------------------------------------------ a step

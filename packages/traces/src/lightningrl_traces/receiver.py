@@ -1,0 +1,167 @@
+"""Live OTLP over HTTP, kept in a file until Ctrl-C, then imported as any other.
+
+SDK ─► POST /v1/traces, /v1/logs (protobuf or JSON, gzip) ─► .NAME.received/exports.otlp ─► Ctrl-C ─► NAME, a run
+
+An export is answered once it is in the file, behind its length of four bytes; a kill loses none, and the same command
+goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from lightningrl.errors import ConfigError, RunFolderError, ServerError
+from lightningrl.plugins import PluginManager
+from lightningrl_server.bounded_http import BoundedHttp
+from lightningrl_server.process import Server, bind
+from lightningrl_server.spans.otlp import decode_export, encode_answer, read_media_type
+from lightningrl_traces.importing import ImportReport, import_traces
+
+__all__ = ["OtlpReceiver", "receive_traces"]
+
+LARGEST: Final = 2**24 - 1
+"""Bytes of one export, when unpacked."""
+MOST: Final = 16 * 2**30
+"""Bytes that are kept of one agent's traces."""
+AT_ONCE: Final = 32
+"""Requests that are read at once."""
+_FILE: Final = "exports.otlp"
+
+
+class OtlpReceiver:
+    """Takes exports over HTTP and appends them to a file. Made and used on one event loop; `close` it."""
+
+    def __init__(self, folder: Path, *, most: int = MOST) -> None:
+        """Keep exports in `folder`, beside those that a killed process left whole. Takes `most` bytes."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = folder / _FILE
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise RunFolderError(
+                f"another command listens into {str(folder)!r}; stop it, or name another --into"
+            ) from None
+        self._most = most
+        self.kept = _cut_to_whole(self._file)
+        """Bytes in the file."""
+        self.app = Starlette(
+            routes=[
+                Route("/v1/traces", partial(self._take, ExportTraceServiceRequest), methods=["POST"]),
+                Route("/v1/logs", partial(self._take, ExportLogsServiceRequest), methods=["POST"]),
+            ]
+        )
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    async def _take(self, kind: Callable[[], Any], request: Request) -> Response:
+        media_type = read_media_type(request.headers.get("content-type", ""))
+        encoding = request.headers.get("content-encoding", "").lower()
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LARGEST:
+                return PlainTextResponse(f"the export is larger than {LARGEST} bytes; export fewer at a time", 413)
+        try:
+            export = await asyncio.to_thread(decode_export, bytes(body), media_type, encoding, LARGEST, kind())
+            self._append(export.SerializeToString())
+        except ServerError as error:
+            return PlainTextResponse(str(error), 400)
+        except OSError as error:
+            return PlainTextResponse(f"the export cannot be kept: {error.strerror or error}", 507)
+        return Response(encode_answer(media_type, 0), media_type=media_type)
+
+    def _append(self, export: bytes) -> None:
+        if not export:
+            return
+        if len(export) > LARGEST:
+            raise ServerError(f"the export is larger than {LARGEST} bytes; export fewer at a time")
+        if self.kept + len(export) > self._most:
+            raise OSError(f"{self._most} bytes are there already; stop with Ctrl-C, and listen into another folder")
+        frame = len(export).to_bytes(4, "big") + export
+        try:
+            written = os.pwrite(self._file, frame, self.kept)
+            if written < len(frame):
+                raise OSError("no room is left")
+        except OSError:
+            os.ftruncate(self._file, self.kept)
+            raise
+        self.kept += len(frame)
+
+
+def _cut_to_whole(file: int) -> int:
+    """Cut off an export that a kill left half written; returns the bytes that stay."""
+    size, at = os.fstat(file).st_size, 0
+    while at + 4 <= size and (after := at + 4 + int.from_bytes(os.pread(file, 4, at), "big")) <= size:
+        at = after
+    os.ftruncate(file, at)
+    return at
+
+
+def receive_traces(address: str, into: Path, plugins: PluginManager, announce: Callable[[str], object]) -> ImportReport:
+    """Listen at `PORT` or `HOST:PORT` until SIGINT or SIGTERM, then import what came into a new folder. Calls
+    `announce(url)` once exports are taken. Raises ConfigError, ServerError or RunFolderError."""
+    host, port = _split(address)
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise RunFolderError(f"folder {str(into)!r} holds something already; name a new folder with --into")
+    folder = into.parent / f".{into.name}.received"
+    with closing(OtlpReceiver(folder)) as receiver:
+        asyncio.run(_serve(receiver, host, port, announce))
+        if not receiver.kept:
+            shutil.rmtree(folder)
+            raise RunFolderError(
+                f"no export came to {address!r}: nothing is imported; set OTEL_EXPORTER_OTLP_ENDPOINT for the agent"
+            )
+        report = import_traces(receiver.path, into, "otlp", plugins)
+        shutil.rmtree(folder)
+    return report
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"--listen {address!r} is no port; give PORT or HOST:PORT, such as 4318")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+async def _serve(receiver: OtlpReceiver, host: str, port: int, announce: Callable[[str], object]) -> None:
+    with closing(bind(host, port)) as listener:
+        at = listener.getsockname()[1]
+        url = f"http://[{host}]:{at}" if ":" in host else f"http://{host}:{at}"
+        config = uvicorn.Config(
+            receiver.app,
+            loop="none",
+            http=BoundedHttp,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            limit_concurrency=AT_ONCE,
+            timeout_graceful_shutdown=5,
+        )
+        server = Server(config, lambda: announce(url))
+
+        def stop() -> None:
+            server.should_exit = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        await server.serve([listener])
