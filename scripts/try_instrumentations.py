@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
@@ -335,28 +334,29 @@ def without_prompts(lines: Iterable[str]) -> bytes:
 
 
 def rows_of(case: Case) -> list[list[str]]:
-    """Rows of the table, made of what is recorded."""
-    rows: list[list[str]] = []
+    """Rows of the table, made of what is recorded; ways of which the same comes are one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for how, path in case.recorded:
-        calls = read_calls(path)
         with tempfile.TemporaryDirectory(prefix="traces-") as folder:
             report = import_traces(path, Path(folder) / "run", None, load_plugins())
-        facts = [
-            share(call.messages is not None and call.answer is not None for call in calls),
-            share(bool(call.tools) for call in calls),
-            share("temperature" in call.sampling for call in calls),
-            share(call.finish_reason is not None for call in calls),
-            share(bool(call.completion_ids) for call in calls),
-        ]
         grades = ", ".join(f"{count} {grade}" for grade, count in sorted(report.grades.items()))
-        reasons = dict.fromkeys(reason for _, reason in sorted(report.reasons))
-        rows.append([case.label, how.replace("-", ", "), *facts, grades, "; ".join(reasons)])
-    return rows
+        why = "; ".join(dict.fromkeys(reason for _, reason in sorted(report.reasons)))
+        rows.setdefault((describe(read_calls(path)), grades, why), []).append(how)
+    return [[case.label, ", ".join(hows), *cells] for cells, hows in rows.items()]
 
 
-def share(claims: Iterable[bool]) -> str:
-    counted = Counter(claims)
-    return "–" if not counted[True] else "yes" if not counted[False] else f"{counted[True]} of {counted.total()}"
+def describe(calls: Sequence[Call]) -> str:
+    """Say what is recorded of calls."""
+    facts = {
+        "messages": [call.messages is not None and call.answer is not None for call in calls],
+        "schemas": [bool(call.tools) for call in calls],
+        "temperature": ["temperature" in call.sampling for call in calls],
+        "finish": [call.finish_reason is not None for call in calls],
+    }
+    lacking = [name for name, claims in facts.items() if not any(claims)]
+    lacking += [f"some {name}" for name, claims in facts.items() if any(claims) and not all(claims)]
+    words = "all" if not lacking else "nothing" if len(lacking) == len(facts) else f"all but {', '.join(lacking)}"
+    return f"{words}, token ids" if any(call.completion_ids for call in calls) else words
 
 
 def read_calls(path: Path) -> list[Call]:
@@ -369,7 +369,7 @@ def read_calls(path: Path) -> list[Call]:
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    names = "instrumentation", "calls by", "messages", "schemas", "temperature", "finish", "token ids", "grades", "why"
+    names = "instrumentation", "calls by", "recorded", "grades", "why no better"
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 

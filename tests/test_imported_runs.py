@@ -69,12 +69,15 @@ async def test_every_page_of_an_imported_run_opens(run_folder: Path) -> None:
         async with browser:
             first = await browser.get("/?key=a-key")
             seen, waiting = {str(first.url)}, links(first)
-            while (left := waiting - seen) and len(seen) < 40:
+            while (left := waiting - seen) and len(seen) < 16:
                 page = min(left)
                 seen.add(page)
                 answer = await browser.get(page)
-                assert answer.status_code == 200, f"{page}: {answer.text[:300]}"
-                waiting |= links(answer)
+                if "/credit" in page:
+                    assert "trains no policy" in answer.text, answer.text
+                else:
+                    assert answer.status_code == 200, f"{page}: {answer.text[:300]}"
+                    waiting |= links(answer)
     assert len(seen) > 5, seen
 
 

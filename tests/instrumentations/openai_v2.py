@@ -1,4 +1,4 @@
-# dependencies = ["opentelemetry-instrumentation-openai-v2==2.4b0", "opentelemetry-util-genai==1.0b0", "openai==3.51.0", "opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2"]
+# dependencies = ["opentelemetry-instrumentation-openai-v2==2.4b0", "opentelemetry-util-genai==0.4b0", "httpx", "openai==3.51.0", "opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2"]
 """OpenTelemetry's own instrumentation of OpenAI's SDK: spans, and log records of the messages."""
 
 from conversation import converse, tracer_provider

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ import ijson
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import clean_json
 
-__all__ = ["LONGEST", "begin", "has_lines", "open_source", "read_documents", "read_items", "refuse"]
+__all__ = ["LONGEST", "UNREADABLE", "begin", "has_lines", "open_source", "read_documents", "read_items", "refuse"]
 
 LONGEST: Final = 256 * 2**20
 """Bytes of one document."""
@@ -30,6 +31,8 @@ _LINE: Final = 16 * 2**20
 _MARK: Final = b"\xef\xbb\xbf"
 _OPENS: Final = frozenset({"start_map", "start_array"})
 _CLOSES: Final = frozenset({"end_map", "end_array"})
+UNREADABLE: Final = (OSError, EOFError, zlib.error)
+"""Errors of a file that cannot be read or unpacked."""
 LISTS: Final = ("data", "observations", "spans", "runs")
 """Keys below which an export of several documents has them."""
 
@@ -52,8 +55,11 @@ def begin(path: Path) -> tuple[bytes, Any]:
             file.seek(len(_MARK) if head.startswith(_MARK) else 0)
             document = _outline(file)
     document = clean_json(document, cut=True)
-    if isinstance(document, dict) and document.keys() <= {*LISTS, "meta"}:
-        document = next((value for value in document.values() if isinstance(value, list)), document)
+    for key, value in document.items() if isinstance(document, dict) else ():
+        if key in LISTS and isinstance(value, list):
+            document = value
+        if key != "meta":
+            break
     return head, next(iter(document), None) if isinstance(document, list) else document
 
 
@@ -69,7 +75,7 @@ def _first_line(file: IO[bytes]) -> tuple[bytes, Any]:
     try:
         line = file.readline(_LINE)
         document = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError, OSError, EOFError):
+    except (ValueError, RecursionError, *UNREADABLE):
         return b"", None
     return line, document if isinstance(document, dict | list) else None
 
@@ -83,7 +89,7 @@ def _outline(file: IO[bytes]) -> Any:
             depth += (event in _OPENS) - (event in _CLOSES)
             if depth == 0:
                 break
-    except (ijson.JSONError, OSError, EOFError, UnicodeDecodeError):
+    except (ijson.JSONError, UnicodeDecodeError, *UNREADABLE):
         return None
     return getattr(builder, "value", None)
 
@@ -113,7 +119,7 @@ def read_items(file: IO[bytes], prefix: str, path: Path) -> Iterator[Any]:
     try:
         for number, item in enumerate(ijson.items(file, prefix, use_float=True, multiple_values=True), 1):  # noqa: B007
             yield clean_json(item, cut=True)
-    except (ijson.JSONError, OSError, EOFError, UnicodeDecodeError) as error:
+    except (ijson.JSONError, UnicodeDecodeError, *UNREADABLE) as error:
         raise refuse(path, f"after document {number}", error) from error
 
 
@@ -146,7 +152,7 @@ def _read_lines(file: IO[bytes], path: Path) -> Iterator[Any]:
                 raise ValueError(f"a line of more than {LONGEST // 2**20} MiB")
             if line.strip():
                 yield clean_json(json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")), cut=True)
-    except (ValueError, RecursionError, OSError, EOFError) as error:
+    except (ValueError, RecursionError, *UNREADABLE) as error:
         raise refuse(path, f"at line {number}", error) from error
 
 
@@ -158,7 +164,7 @@ def _list_key(file: IO[bytes], path: Path) -> str | None:
                 return None
             if event == "start_array" and prefix in LISTS:
                 return str(prefix)
-    except (ijson.JSONError, OSError, EOFError):
+    except (ijson.JSONError, *UNREADABLE):
         return None  # whoever reads it whole says where
     return None
 
@@ -169,5 +175,5 @@ def _whole(file: IO[bytes], path: Path) -> Any:
         if len(text) > LONGEST:
             raise ValueError(f"one document of more than {LONGEST // 2**20} MiB")
         return clean_json(json.loads(text), cut=True)
-    except (ValueError, RecursionError, OSError, EOFError) as error:
+    except (ValueError, RecursionError, *UNREADABLE) as error:
         raise refuse(path, "as JSON", error) from error

@@ -70,6 +70,13 @@ _OPENAI: Final = re.compile(r"\bsk-(?:ant-|proj-|svcacct-|or-v1-)?[A-Za-z0-9_-]{
 """Keys of model providers in their newer forms."""
 _GOOGLE: Final = re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b")
 _HUB: Final = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
+_KEYS: Final = (
+    ("-----BEGIN", "private key", _PRIVATE_KEY),
+    ("sk-", "API key", _OPENAI),
+    ("AIza", "API key", _GOOGLE),
+    ("hf_", "API key", _HUB),
+)
+"""Keys by a text that each has."""
 _EMAIL: Final = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}\b")
 _CARD: Final = re.compile(r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])")
 _IBAN: Final = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b")
@@ -91,12 +98,13 @@ def mask_text(text: str) -> tuple[str, bool, bool]:
 
 
 def _mask(text: str) -> tuple[str, bool, bool]:
-    masked = _PRIVATE_KEY.sub("[secret: private key]", text)
-    for kind, pattern in (("API key", _OPENAI), ("API key", _GOOGLE), ("API key", _HUB)):
-        masked = pattern.sub(f"[secret: {kind}]", masked)
+    masked = text
+    for sign, kind, pattern in _KEYS:
+        if sign in masked:  # many times faster than the pattern
+            masked = pattern.sub(f"[secret: {kind}]", masked)
     masked = "".join(_mask_line(line) for line in masked.splitlines(keepends=True))
     has_secret = masked != text
-    private = _EMAIL.sub("[email]", masked)
+    private = _EMAIL.sub("[email]", masked) if "@" in masked else masked
     private = _CARD.sub(lambda match: "[card number]" if _is_card(match[0]) else match[0], private)
     private = _IBAN.sub(lambda match: "[IBAN]" if iban.is_valid(match[0]) else match[0], private)
     private = _mask_phones(private)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import PluginManager
-from lightningrl_traces.documents import begin
+from lightningrl_traces.documents import UNREADABLE, begin, refuse
 from lightningrl_traces.records import Sample, TraceImporter
 
 __all__ = ["HOOK", "Source", "fingerprint", "open_source_files"]
@@ -62,8 +62,8 @@ def _told(path: Path, form: str | None, importers: Mapping[str, TraceImporter]) 
         return Source(path=path, form=form, importer=importers[form])
     try:
         head, first = begin(path)
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror or error}; name another export") from error
+    except UNREADABLE as error:
+        raise refuse(path, "at its beginning", error) from error
     sample = Sample(path=path, head=head, first=first)
     for name, importer in importers.items():
         if importer.fits(sample):

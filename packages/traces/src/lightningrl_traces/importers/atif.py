@@ -38,9 +38,7 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     agent = document["agent"] if isinstance(document.get("agent"), dict) else {}
     tools = read_tools(agent.get("tool_definitions"))
     messages: list[Message] = []
-    for number, step in enumerate(document.get("steps") or (), 1):
-        if not isinstance(step, dict):
-            continue
+    for number, step in enumerate(_dicts(document, "steps"), 1):
         notes: set[str] = set()
         message = _message(step, notes)
         is_call = (
@@ -61,6 +59,11 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     )
 
 
+def _dicts(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    inner = value.get(key)
+    return [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
+
+
 def _message(step: Mapping[str, Any], notes: set[str]) -> Message:
     content = step.get("message")
     if isinstance(content, list):
@@ -73,8 +76,7 @@ def _message(step: Mapping[str, Any], notes: set[str]) -> Message:
     message: Message = {"role": "assistant", "content": as_text(content or "")}
     if isinstance(step.get("reasoning_content"), str) and step["reasoning_content"]:
         message["reasoning_content"] = step["reasoning_content"]
-    calls = [call for call in step.get("tool_calls") or () if isinstance(call, dict)]
-    if calls:
+    if calls := _dicts(step, "tool_calls"):
         message["tool_calls"] = [_tool_call(call, notes) for call in calls]
     return message
 
@@ -92,7 +94,7 @@ def _tool_call(call: Mapping[str, Any], notes: set[str]) -> dict[str, Any]:
 def _results(step: Mapping[str, Any]) -> list[Message]:
     observation = step["observation"] if isinstance(step.get("observation"), dict) else {}
     results: list[Message] = []
-    for result in observation.get("results") or ():
+    for result in _dicts(observation, "results"):
         content = as_text(result.get("content") or "")
         if result.get("source_call_id"):
             results.append({"role": "tool", "tool_call_id": str(result["source_call_id"]), "content": content})

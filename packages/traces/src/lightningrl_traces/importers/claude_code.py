@@ -25,7 +25,9 @@ class ClaudeCodeImporter:
 
     def fits(self, sample: Sample) -> bool:
         first = sample.first if isinstance(sample.first, dict) else {}
-        is_line = first.get("type") in _KINDS and ("sessionId" in first or "leafUuid" in first or "messageId" in first)
+        is_line = str(first.get("type")) in _KINDS and (
+            "sessionId" in first or "leafUuid" in first or "messageId" in first
+        )
         return is_line or (b'"parentUuid"' in sample.head and b'"sessionId"' in sample.head)
 
     def read(self, path: Path) -> Iterator[TraceRecord]:

@@ -26,7 +26,7 @@ class CodexImporter:
 
     def fits(self, sample: Sample) -> bool:
         first = sample.first if isinstance(sample.first, dict) else {}
-        return first.get("type") in _KINDS and "payload" in first
+        return str(first.get("type")) in _KINDS and "payload" in first
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
         session = _Session(path.stem)
@@ -57,7 +57,7 @@ class _Session:
         elif kind == "turn_context":
             self._model = str(payload.get("model") or self._model)
         elif kind == "response_item":
-            is_said = payload.get("type") in _SAID or payload.get("role") == "assistant"
+            is_said = str(payload.get("type")) in _SAID or payload.get("role") == "assistant"
             if not is_said:
                 yield from self.end()
                 self._items.append(_item(payload))

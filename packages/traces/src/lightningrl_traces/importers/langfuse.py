@@ -55,7 +55,8 @@ def _read_trace(trace: Mapping[str, Any]) -> Iterator[TraceRecord]:
     for row in trace["observations"]:
         if isinstance(row, dict):
             yield from _read(_camel(row), trace_id)
-    scores = [score for score in trace.get("scores") or () if isinstance(score, dict)]
+    listed = trace.get("scores")
+    scores = [score for score in listed if isinstance(score, dict)] if isinstance(listed, list) else []
     rewards = {
         str(score.get("name") or "score"): float(score["value"])
         for score in scores
@@ -68,7 +69,7 @@ def _read(row: Mapping[str, Any], trace_id: str | None) -> Iterator[TraceRecord]
     kind = str(row.get("type") or "").upper()
     place: dict[str, Any] = {
         "trace_id": str(row.get("traceId") or trace_id or ""),
-        "parent_id": row.get("parentObservationId") or None,
+        "parent_id": str(row.get("parentObservationId") or "") or None,
         "started_at": (started := unix_seconds(row.get("startTime"))),
         "duration_s": max(0.0, unix_seconds(row.get("endTime")) - started),
     }

@@ -39,10 +39,10 @@ def _read(run: Mapping[str, Any]) -> Iterator[TraceRecord]:
     }
     error = None if not run.get("error") else str(run["error"])
     run_id, metadata = str(run.get("id") or ""), _of(_of(run, "extra"), "metadata")
-    if run["run_type"] == "llm":
+    if run.get("run_type") == "llm":
         agent = metadata.get("lc_agent_name") or metadata.get("langgraph_node")
         yield Call(id=run_id, **place, error=error, agent=str(agent) if agent else None, **_llm(run))
-    elif run["run_type"] == "tool":
+    elif run.get("run_type") == "tool":
         outputs = _of(run, "outputs").get("output", run.get("outputs"))
         content = outputs.get("content", outputs) if isinstance(outputs, dict) else outputs
         call_id = outputs.get("tool_call_id") if isinstance(outputs, dict) else None
@@ -62,7 +62,7 @@ def _read(run: Mapping[str, Any]) -> Iterator[TraceRecord]:
             for name, value in _of(run, "feedback_stats").items()
             if isinstance(value, dict) and isinstance(value.get("avg"), int | float)
         }
-        is_call = run["run_type"] == "llm"
+        is_call = run.get("run_type") == "llm"
         texts = {} if is_call else {"input": run.get("inputs"), "output": run.get("outputs")}
         yield Ending(trace_id=place["trace_id"], error=error, rewards=rewards, **texts)
 
@@ -92,6 +92,7 @@ def _langchain(inputs: Mapping[str, Any], outputs: Mapping[str, Any], notes: set
     first = (
         batches[0][0] if isinstance(batches, list) and batches and isinstance(batches[0], list) and batches[0] else {}
     )
+    first = first if isinstance(first, dict) else {}
     message = first.get("message")
     replies = read_message(message, notes) if isinstance(message, dict) else []
     kwargs = _of(message, "kwargs") or _of(message, "data")

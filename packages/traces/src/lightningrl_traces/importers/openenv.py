@@ -31,7 +31,8 @@ class OpenEnvImporter:
 
 
 def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
-    turns = [turn for turn in document.get("turns") or () if isinstance(turn, dict)]
+    listed = document.get("turns")
+    turns = [turn for turn in listed if isinstance(turn, dict)] if isinstance(listed, list) else []
     first = _of(turns[0], "metadata") if turns else {}
     trace_id = str(first.get("rollout_id") or name)
     history: list[Message] = []

@@ -17,7 +17,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord as ProtoLog
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from lightningrl_traces.documents import has_lines, open_source, read_documents, read_items, refuse
+from lightningrl_traces.documents import UNREADABLE, has_lines, open_source, read_documents, read_items, refuse
 from lightningrl_traces.records import LogRecord, Sample, Span, TraceRecord
 
 __all__ = ["OtlpImporter"]
@@ -95,7 +95,7 @@ def _mentions(path: Path, words: bytes) -> bool:
                 if words in before + chunk:
                     return True
                 before = chunk[-len(words) :]
-        except (OSError, EOFError) as error:
+        except UNREADABLE as error:
             raise refuse(path, "to its end", error) from error
     return False
 
@@ -174,7 +174,7 @@ def _read_protobuf(path: Path) -> Iterator[TraceRecord]:
         try:
             while chunk := file.read(_CHUNK):
                 plain.write(chunk)
-        except (OSError, EOFError) as error:
+        except UNREADABLE as error:
             raise refuse(path, "to its end", error) from error
         plain.flush()
         with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:

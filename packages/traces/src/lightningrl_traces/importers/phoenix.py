@@ -43,7 +43,7 @@ def _read(row: Mapping[str, Any]) -> Iterator[TraceRecord]:
     yield Span(
         trace_id=trace_id,
         span_id=str(context.get("span_id") or row.get("context.span_id") or row.get("id") or ""),
-        parent_id=row.get("parent_id") or None,
+        parent_id=str(row.get("parent_id") or "") or None,
         name=str(row.get("name") or ""),
         started_at=unix_seconds(row.get("start_time")),
         ended_at=unix_seconds(row.get("end_time")),
@@ -53,7 +53,8 @@ def _read(row: Mapping[str, Any]) -> Iterator[TraceRecord]:
         ],
         error=str(row.get("status_message") or "") if failed else None,
     )
-    scores = [note for note in row.get("annotations") or () if isinstance(note, dict)]
+    notes = row.get("annotations")
+    scores = [note for note in notes if isinstance(note, dict)] if isinstance(notes, list) else []
     rewards = {
         str(note.get("name") or "score"): float(note["result"]["score"])
         for note in scores

@@ -7,6 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from lightningrl.conventions import parse_attribute
@@ -18,6 +19,11 @@ __all__ = ["Fields", "flatten", "read_genai", "read_openinference", "read_tracel
 
 Fields = dict[str, Any]
 _DETAILS: Final = "gen_ai.client.inference.operation.details"
+_FINGERPRINTS: Final = (
+    "openai.response.system_fingerprint",
+    "gen_ai.openai.response.system_fingerprint",
+    "gen_ai.system_fingerprint",
+)
 _MESSAGE_EVENT: Final = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 
 
@@ -34,18 +40,22 @@ def read_openinference(span: Span, logs: Sequence[LogRecord], notes: set[str]) -
     }
     replies = _openinference_messages(attributes, "llm.output_messages", notes)
     flat["answer"] = replies[-1] if replies else None
-    schemas = [tool.get("tool", tool).get("json_schema") for tool in _numbered(attributes, "llm.tools")]
-    flat["tools"] = read_tools([schema for schema in schemas if schema]) if schemas else None
+    offered = [
+        tool["tool"] if isinstance(tool.get("tool"), dict) else tool for tool in _numbered(attributes, "llm.tools")
+    ]
+    flat["tools"] = (
+        read_tools([tool["json_schema"] for tool in offered if tool.get("json_schema")]) if offered else None
+    )
     return _over(_over(read_request(request, notes), read_response(response, notes)), flat)
 
 
 def _openinference_messages(attributes: Mapping[str, Any], prefix: str, notes: set[str]) -> list[Message] | None:
     messages: list[Message] = []
     for item in _numbered(attributes, prefix):
-        message = item.get("message", item)
+        message = item["message"] if isinstance(item.get("message"), dict) else item
         content = message.get("content")
-        parts = [part.get("message_content", part) for part in message.get("contents") or ()]
-        calls = [call.get("tool_call", call) for call in message.get("tool_calls") or ()]
+        parts = [part.get("message_content", part) for part in _dicts(message, "contents")]
+        calls = [call.get("tool_call", call) for call in _dicts(message, "tool_calls")]
         messages += read_message(
             {**message, "content": content if content is not None else parts or None, "tool_calls": calls}, notes
         )
@@ -100,6 +110,8 @@ def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
     system = parse_attribute(attributes.get("gen_ai.system_instructions"))
     if prompt is not None and system:
         prompt = [*read_message({"role": "system", "parts": system}, notes), *prompt]
+    for before, after in pairwise(prompt or ()):
+        _pair_by_item(before, after)
     outputs = read["output.messages"]
     reason = (
         outputs[0].get("finish_reason")
@@ -112,6 +124,14 @@ def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
         "finish_reason": finish_of(reason),
         "tools": read_tools(attributes.get("gen_ai.tool.definitions")),
     }
+
+
+def _pair_by_item(asks: Message, result: Message) -> None:
+    """Pair the result of a single call of Responses, which Traceloop names by its item, `fc_…`, and the result by its
+    call, `call_…`."""
+    calls: list[Any] = asks.get("tool_calls") or []
+    if len(calls) == 1 and calls[0]["id"].startswith("fc_") and result.get("tool_call_id", "").startswith("call_"):
+        result["tool_call_id"] = calls[0]["id"]
 
 
 def _genai_events(records: Iterable[tuple[str, Mapping[str, Any], Any]], notes: set[str]) -> Fields:
@@ -156,7 +176,7 @@ def _genai_request(attributes: Mapping[str, Any]) -> Fields:
         "finish_reason": finish_of(reasons),
         "prompt_tokens": attributes.get("gen_ai.usage.input_tokens", attributes.get("gen_ai.usage.prompt_tokens")),
         "version": version_of(
-            attributes.get("gen_ai.openai.response.system_fingerprint", attributes.get("gen_ai.system_fingerprint"))
+            next((attributes[key] for key in _FINGERPRINTS if key in attributes), None),
         ),
     }
 
@@ -167,20 +187,25 @@ def _over(fields: Fields, more: Fields) -> Fields:
     return {**fields, **filled}
 
 
-def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Any]:
+def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
     """Read numbered attributes as a list: `p.0.a.b`, `p.0.c.1.d` → `[{"a": {"b": …}, "c": [.., {"d": …}]}]`."""
     whole = attributes.get(prefix)
     if isinstance(whole, list):
         return [item for item in whole if isinstance(item, dict)]
     if isinstance(whole, str) and isinstance(parsed := parse_attribute(whole), list):
-        return parsed
+        return [item for item in parsed if isinstance(item, dict)]
     tree: dict[str, Any] = defaultdict(dict)
     for key, value in attributes.items():
         if key.startswith(f"{prefix}."):
             place, *names = key[len(prefix) + 1 :].split(".")
-            if place.isdigit():
+            if place.isdecimal():
                 _put(tree[place], names, value)
-    return [_lists(tree[place]) for place in sorted(tree, key=int)]
+    return [item for place in sorted(tree, key=int) if isinstance(item := _lists(tree[place]), dict)]
+
+
+def _dicts(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    inner = value.get(key)
+    return [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
 
 
 def _put(tree: dict[str, Any], names: Sequence[str], value: Any) -> None:
@@ -196,7 +221,7 @@ def _put(tree: dict[str, Any], names: Sequence[str], value: Any) -> None:
 def _lists(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
-    if tree and all(name.isdigit() for name in tree):
+    if tree and all(name.isdecimal() for name in tree):
         return [_lists(tree[name]) for name in sorted(tree, key=int)]
     return {name: _lists(inner) for name, inner in tree.items()}
 

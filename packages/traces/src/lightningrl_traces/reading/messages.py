@@ -94,7 +94,7 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
         item = {"role": _ROLES.get(str(kind), "user"), **item["kwargs"]}
     elif isinstance(item.get("data"), dict) and "type" in item:
         item = {**item["data"], "role": item["type"]}
-    elif item.get("type") in _CALLS | _RESULTS | _THOUGHTS and "role" not in item:  # an item of Responses
+    elif str(item.get("type")) in _CALLS | _RESULTS | _THOUGHTS and "role" not in item:  # an item of Responses
         item = {"role": "assistant" if item["type"] not in _RESULTS else "tool", "content": [item]}
     who = str(item.get("role") or item.get("type") or role)
     who = _ROLES.get(who, who)
@@ -126,7 +126,7 @@ def _read_parts(body: Any, notes: set[str]) -> tuple[str | None, list[Any], list
         if isinstance(part, str):
             texts.append(part)
             continue
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = None if not isinstance(part, dict) or part.get("type") is None else str(part["type"])
         if kind in _TEXT_PARTS or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
             texts.append(str(part.get("text", part.get("content", part.get("refusal"))) or ""))
         elif kind in _THOUGHTS:

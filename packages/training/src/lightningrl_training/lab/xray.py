@@ -104,6 +104,8 @@ class RunXRay:
 
     async def of_run(self, steps: Collection[int] | None = None, *, most: int | None = MOST) -> XRay:
         """X-ray all steps, or these. Raises LightningError where none was trained, or a step's rollouts are gone."""
+        if not trained_calls_of(self.recipe):
+            raise self._untrained
         records = await self.run.look.steps()
         check_steps(self.folder, records, steps or ())
         methods = self._methods()
