@@ -5,6 +5,7 @@ scripts/try_instrumentations.py runs the instrumentations and records the export
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 from typing import Any
@@ -24,3 +25,19 @@ def test_the_table_says_what_comes_of_the_recorded_exports() -> None:
     rows = [row for case in SCRIPT["CASES"] for row in SCRIPT["rows_of"](case)]
     page = (ROOT / "docs" / "how-to" / "import-traces.md").read_text("utf-8")
     assert SCRIPT["table"](rows) in page, "run scripts/try_instrumentations.py --table"
+
+
+@pytest.mark.parametrize(
+    ("case", "how"),
+    [(case, how) for case in SCRIPT["CASES"] if not case.harness for how in case.hows],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_each_instrumentation_tells_the_same_conversation(case: Any, how: str) -> None:
+    calls = SCRIPT["read_calls"](dict(case.recorded)[how])
+    system, user, asks, result, answer = [*calls[1].messages, calls[1].answer]
+    (asked,) = asks["tool_calls"]
+    assert (len(calls), system["content"], user["role"]) == (2, "Answer in a word.", "user")
+    assert (asked["function"]["name"], json.loads(asked["function"]["arguments"])) == ("look_up", {"day": "today"})
+    assert (result["tool_call_id"], result["content"]) == (asked["id"], "serendipity")
+    assert (answer["content"], calls[1].finish_reason) == ("Serendipity.", "stop")
+    assert calls[0].answer["tool_calls"] == asks["tool_calls"], "the answer is told as its history is"
