@@ -163,7 +163,9 @@ def answer_with_ids(asked: Mapping[str, Any]) -> Response:
         second = {"index": 0, "function": {"arguments": '"today"}'}}
         pieces = [{"tool_calls": [first]}, {"tool_calls": [second]}]
     finish = "stop" if turn else "tool_calls"
-    logprobs = [{"token": "a", "logprob": -0.25, "bytes": None, "top_logprobs": []} for _ in pieces]
+    logprobs: list[dict[str, Any]] = [
+        {"token": "a", "logprob": -0.25, "bytes": None, "top_logprobs": []} for _ in pieces
+    ]
     ids = [200 + number for number in range(len(pieces))]
     usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
     whole = {"id": f"chatcmpl-{turn}", "created": 1, "model": "policy", "system_fingerprint": "policy@3"}

@@ -29,7 +29,7 @@ def said_it(task, output, trajectory):
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
-    write_sources(source, list(plant(2 * len(MAKERS), 5)), random.Random(5))
+    write_sources(source, list(plant(len(MAKERS), 5)), random.Random(5))
     folder = tmp_path_factory.mktemp("runs") / "production"
     import_traces(source, folder, None, load_plugins())
     (folder.parent / "new.py").write_text(REWARD)
@@ -42,7 +42,7 @@ def test_a_reward_is_tried_on_imported_rollouts(run_folder: Path, monkeypatch: p
     ran = run.invoke(app, ["rescore", str(run_folder), "--reward", "new.py:said_it", "--json"])
     assert ran.exit_code == 0, ran.output
     rescored = json.loads(ran.stdout)
-    assert rescored["rollouts"] == rescored["groups"] > 50
+    assert rescored["rollouts"] == rescored["groups"] > 25
     assert rescored["after"]["rewarded"] > rescored["before"]["rewarded"] > 0
     assert rescored["failures"] > 0, "a reward that fails is shown"
     assert 0.0 < rescored["after"]["mean"] < 1.0
@@ -69,7 +69,7 @@ async def test_every_page_of_an_imported_run_opens(run_folder: Path) -> None:
         async with browser:
             first = await browser.get("/?key=a-key")
             seen, waiting = {str(first.url)}, links(first)
-            while (left := waiting - seen) and len(seen) < 16:
+            while (left := waiting - seen) and len(seen) < 12:
                 page = min(left)
                 seen.add(page)
                 answer = await browser.get(page)
@@ -86,4 +86,8 @@ def links(page: httpx.Response) -> set[str]:
     assert page.status_code == 200
     hrefs = re.findall(r'href="([^"#]+)', page.text)
     urls = {urljoin(str(page.url), html.unescape(link)) for link in hrefs}
-    return {url for url in urls if url.startswith("http://127.0.0.1:8000/") and "." not in url.rpartition("/")[2]}
+    return {
+        url
+        for url in urls
+        if url.startswith("http://127.0.0.1:8000/") and "." not in url.rpartition("/")[2] and "?" not in url
+    }

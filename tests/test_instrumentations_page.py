@@ -34,7 +34,8 @@ def test_the_table_says_what_comes_of_the_recorded_exports() -> None:
 )
 def test_each_instrumentation_tells_the_same_conversation(case: Any, how: str) -> None:
     calls = SCRIPT["read_calls"](dict(case.recorded)[how])
-    system, user, asks, result, answer = [*calls[1].messages, calls[1].answer]
+    dialogue: list[dict[str, Any]] = [*calls[1].messages, calls[1].answer]
+    system, user, asks, result, answer = dialogue
     (asked,) = asks["tool_calls"]
     assert (len(calls), system["content"], user["role"]) == (2, "Answer in a word.", "user")
     assert (asked["function"]["name"], json.loads(asked["function"]["arguments"])) == ("look_up", {"day": "today"})

@@ -157,10 +157,14 @@ async def _serve(receiver: OtlpReceiver, host: str, port: int, announce: Callabl
             limit_concurrency=AT_ONCE,
             timeout_graceful_shutdown=5,
         )
-        server = Server(config, lambda: announce(url))
+
+        def start() -> None:
+            announce(url)
 
         def stop() -> None:
             server.should_exit = True
+
+        server = Server(config, start)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
