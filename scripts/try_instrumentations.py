@@ -269,7 +269,7 @@ async def record(case: Case, how: str) -> None:
                 command, added = harness_command(case, attempt.base_url, attempt.key, home)
                 environment |= added
             else:
-                from peers.environment import environment as make_environment
+                from environment import environment as make_environment
 
                 python = make_environment(f"traces-{case.program or case.name}", case.packages)
                 command = [str(python), str(PROGRAMS / f"{case.program or case.name}.py"), how]
@@ -384,7 +384,7 @@ def main() -> None:
     names = [case.name for case in CASES]
     if unknown := set(arguments.only) - set(names):
         raise SystemExit(f"no instrumentation {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests/clients/scripted"), str(Path(__file__).parent)]
+    sys.path += [str(ROOT / "benchmarks/peers"), str(ROOT / "tests/clients/scripted"), str(Path(__file__).parent)]
     chosen = [case for case in CASES if not arguments.only or case.name in arguments.only]
     for case in [] if arguments.table else chosen:
         for how in case.hows:
