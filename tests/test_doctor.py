@@ -62,6 +62,7 @@ from lightningrl_training.doctor.machine import Machine, MemoryGrowth
 from lightningrl_training.doctor.memory_bill import step_tokens
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
+from lightningrl_training.doctor.signal_checks import gain_expected
 from lightningrl_training.doctor.trial_step import teach
 from lightningrl_training.memory_check import FreeMemory
 from lightningrl_training.tasks import TaskSets
@@ -409,6 +410,19 @@ def test_a_gpu_that_nobody_looked_at_has_not_passed(seen: Observation) -> None:
     said = [row_of(one, "memory") for one in found]
     assert "of whose memory the backend says nothing" in said[0]
     assert "30.00 GB of 80.00 GB, 10.00 GB beyond" in said[1] and "70.00 GB of 80.00 GB" in said[2]
+
+
+def test_the_gain_to_expect_is_said_and_none_is_warned_of(seen: Observation) -> None:
+    said = row_of(diagnose(seen), "forecast")
+    assert re.search(r"from \d+ rollouts, mean reward \d\.\d\d of 0 to 1: [+-]\d\.\d\d after \d+ steps", said)
+
+    groups = tuple(
+        replace(group, trajectories=tuple(replace(rollout, reward=1.0) for rollout in group.trajectories))
+        for group in seen.groups
+    )
+    solved = gain_expected(replace(seen, groups=groups, signals=(True,) * len(groups)))
+    assert solved.verdict is WARN
+    assert solved.remedy.startswith("harder tasks")
 
 
 def test_a_step_of_the_learner_is_told_apart_from_what_engine_and_server_have(seen: Observation) -> None:

@@ -102,10 +102,14 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     best = ", ".join(f"@{k} {reward:.3f}" for k, reward in evidence.best_at.items())
     form = {"malformed tool calls": evidence.malformed, "cut off": evidence.cut_off, "failed": evidence.failed}
     snr = "-" if evidence.snr is None else f"{evidence.snr:.2f}"
-    moved = "not known" if evidence.moved is None else f"{evidence.moved:.3g} nats a rollout"
+    moved = "not known" if evidence.moved is None else f"{evidence.moved:.3g} nats a rollout that it learns from"
+    if evidence.carried is not None:
+        moved += f", {evidence.carried:.3g} one of other tasks"
+    likeliest = "-" if evidence.likeliest is None else f"{evidence.likeliest:.3f}"
     table.add_row("rollouts", f"{evidence.rollouts} in {evidence.groups} groups")
     table.add_row("pass", passes)
     table.add_row("best reward", best)
+    table.add_row("reward of a group's likeliest rollout", likeliest)
     table.add_row("groups with signal", f"{100 * evidence.signal:.0f} %")
     table.add_row("gradient's signal to noise", snr)
     table.add_row("a step moves", moved)

@@ -8,14 +8,20 @@ from dataclasses import replace
 from statistics import fmean
 
 from lightningrl.types import TrajectoryGroup
+from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.doctor.findings import Finding, Verdict, failed, passed, warned
-from lightningrl_training.doctor.forecast import way_at_end
+from lightningrl_training.doctor.forecast import moved, way_at_end
 from lightningrl_training.doctor.observation import Lesson, Observation
+from lightningrl_training.forecast.changes import possible_changes
+from lightningrl_training.forecast.evidence import gather
+from lightningrl_training.forecast.prediction import predict
 
-__all__ = ["reward_reaches_tokens", "reward_varies", "rewards_given", "sampling_free"]
+__all__ = ["gain_expected", "reward_reaches_tokens", "reward_varies", "rewards_given", "sampling_free"]
 
 LITTLE = 0.1
 """Share of the way to where learning leads: training for less of it makes no difference that one sees."""
+NO_GAIN = 0.02
+"""Gain in mean reward, scaled to [0, 1], below which a run has taught nothing."""
 FEW_GROUPS = 4
 """Groups below which nothing is concluded about all of them."""
 
@@ -157,6 +163,27 @@ def reward_reaches_tokens(seen: Observation) -> Finding:
             "raise learner.learning_rate, say ten times, and look again; or loop.steps",
         )
     return replace(worst, evidence=worst.evidence + _after_rehearsal(seen))
+
+
+def gain_expected(seen: Observation) -> Finding:
+    """Check that a gain is within what the forecast holds for possible, where some group has a signal at all."""
+    credited = [
+        CreditedGroup(group=group, advantages=(), has_signal=signal)
+        for group, signal in zip(seen.groups, seen.signals, strict=True)
+    ]
+    is_known = any(lesson.gain is not None and not lesson.is_planted for lesson in seen.lessons.values())
+    evidence = gather(seen.recipe, credited, moved=moved(seen) if is_known else None)
+    if evidence is None or seen.reward_error is not None:
+        return passed("no rollout was rewarded, so there is nothing to forecast from")
+    made = predict(evidence)
+    summary = (
+        f"from {evidence.rollouts} rollouts, mean reward {evidence.reward:.2f} of 0 to 1: {made.gain:+.2f} after "
+        f"{evidence.steps} steps, 90 % within {made.low:+.2f} and {made.high:+.2f}"
+    )
+    changes = [change.what for change in possible_changes(evidence)]
+    if evidence.signal and made.high < NO_GAIN and changes:
+        return warned(summary, f"{changes[0]}; `lightningrl forecast` looks at more rollouts")
+    return passed(summary)
 
 
 def _after_rehearsal(seen: Observation) -> str:

@@ -2,6 +2,7 @@
 
 reward, scaled by the recipe's bounds to [0, 1]     pass@k, best@k = E[highest reward of k samples of a task]
 signal = share of groups with an advantage          spread = mean standard deviation of rewards within a group
+likeliest = mean reward of each group's likeliest rollout: what the policy would earn if it only grew surer of itself
 format = malformed tool calls, cut-off answers, rollouts that failed
 """
 
@@ -23,6 +24,8 @@ from lightningrl_training.forecast.noise import signal_to_noise
 __all__ = ["Evidence", "best_at_k", "gather"]
 
 NEARLY = 1e-9
+ALIKE = 1e-4
+"""Nats within which two rollouts are as likely: the same tokens, computed in batches of other sizes."""
 
 
 class Evidence(BaseModel):
@@ -42,6 +45,10 @@ class Evidence(BaseModel):
     """Unbiased pass@k by k; a rollout passes with the most that the recipe's rewards can be."""
     best_at: dict[int, float]
     """Expected highest reward of k samples of a task, without bias, by k."""
+    likeliest: float | None = None
+    """Mean over groups of the reward of the rollout whose sampled tokens are the likeliest together: near to what the
+    policy earns without randomness. Reinforcement first sharpens a policy towards what it holds for likely (Huang et
+    al. 2024, arXiv 2412.01951), so gains are near where this is above `reward`. None = of an older forecast."""
     spread: float
     """Mean over groups of the standard deviation of rewards within a group."""
     signal: float
@@ -59,8 +66,10 @@ class Evidence(BaseModel):
     tokens: float
     """Trained tokens of a rollout, on average."""
     moved: float | None = None
-    """Nats that a step at the full learning rate moves a rollout by, in the direction asked for; None = the backend
-    does not say."""
+    """Nats that a step at the full learning rate moves a rollout that it learns from by, in the direction asked for;
+    None = the backend does not say."""
+    carried: float | None = None
+    """Nats that it moves a rollout of other tasks by, likewise; None = nobody took a second step."""
 
     @property
     def best(self) -> float:
@@ -68,11 +77,16 @@ class Evidence(BaseModel):
         return self.best_at[max(self.best_at)]
 
 
-def gather(recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | None = None) -> Evidence | None:
+def gather(
+    recipe: Recipe,
+    credited: Sequence[CreditedGroup],
+    *,
+    moved: float | None = None,
+    carried: float | None = None,
+) -> Evidence | None:
     """Gather evidence from a policy's groups; None where no rollout has a reward."""
-    low, high = recipe.reward_bounds
-    rewards = [_rewards(group.group.trajectories, low, high) for group in credited]
-    rewards = [values for values in rewards if values]
+    earned = [judged for group in credited if (judged := _judge(group.group.trajectories, *recipe.reward_bounds))]
+    rewards = [[reward for reward, _ in judged] for judged in earned]
     every = [value for values in rewards for value in values]
     rollouts = [rollout for group in credited for rollout in group.group.trajectories]
     if not every or not rollouts:
@@ -88,6 +102,7 @@ def gather(recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | 
         reward=fmean(every),
         pass_at=_pass_at(rewards),
         best_at={k: fmean(best_at_k(values, k) for values in rewards) for k in _sizes(rewards)},
+        likeliest=fmean(_likeliest(judged) for judged in earned),
         spread=fmean(pstdev(values) for values in rewards),
         signal=fmean(group.has_signal for group in credited),
         signal_doubled=_signal_doubled(rewards, fmean(group.has_signal for group in credited)),
@@ -97,6 +112,7 @@ def gather(recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | 
         failed=fmean(rollout.outcome is not Outcome.SUCCEEDED for rollout in rollouts),
         tokens=trained / len(rollouts),
         moved=moved,
+        carried=carried,
     )
 
 
@@ -110,13 +126,27 @@ def best_at_k(rewards: Sequence[float], k: int) -> float:
     return sum(w * r for w, r in zip(weights, sorted(rewards), strict=True)) / math.comb(len(rewards), k)
 
 
-def _rewards(trajectories: Sequence[Trajectory], low: float, high: float) -> list[float]:
-    """Rewards of a group, scaled to [0, 1] by what they can be, and cut there."""
+def _judge(trajectories: Sequence[Trajectory], low: float, high: float) -> list[tuple[float, float]]:
+    """Rewards of a group, scaled to [0, 1] by what they can be, and cut there, each with Σ log π of the rollout's
+    trained tokens."""
     judged = judge_failures(trajectories, low)
     if not any(rollout.reward is not None for rollout in judged):  # nobody earned: only failures of the agent's own
-        own = [rollout for rollout in judged if rollout.outcome.is_agents_own]
-        return [0.0] * len(own)
-    return [min(1.0, max(0.0, (one.reward - low) / (high - low))) for one in judged if one.reward is not None]
+        return [(0.0, _log_likelihood(rollout)) for rollout in judged if rollout.outcome.is_agents_own]
+    return [
+        (min(1.0, max(0.0, (rollout.reward - low) / (high - low))), _log_likelihood(rollout))
+        for rollout in judged
+        if rollout.reward is not None
+    ]
+
+
+def _log_likelihood(rollout: Trajectory) -> float:
+    return sum(float(call.logprobs.sum()) for call in rollout.transitions if call.trainable)
+
+
+def _likeliest(judged: Sequence[tuple[float, float]]) -> float:
+    """Reward of the likeliest rollout; the mean of several that are as likely."""
+    most = max(likelihood for _, likelihood in judged)
+    return fmean(reward for reward, likelihood in judged if likelihood > most - ALIKE)
 
 
 def _sizes(rewards: Sequence[Sequence[float]]) -> list[int]:

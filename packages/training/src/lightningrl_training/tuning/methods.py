@@ -73,11 +73,12 @@ def credit_kto(ratios: Sequence[float], labels: Sequence[bool], divergence: floa
 
 
 def mismatch(rows: Sequence[Row]) -> list[Continuation]:
-    """Each prompt with the next row's answer, from which KTO estimates the KL (its section 4.1)."""
+    """Each prompt with the answer of the row before it, from which KTO estimates the KL (its section 4.1), as TRL pairs
+    them."""
     answers = [row.answers[0] for row in rows]
     return [
         Continuation(context=answer.context, tokens=other.tokens)
-        for answer, other in zip(answers, [*answers[1:], *answers[:1]], strict=True)
+        for answer, other in zip(answers, [*answers[-1:], *answers[:-1]], strict=True)
     ]
 
 

@@ -36,7 +36,7 @@ class TuningRow:
 
 
 def arrange(rows: Sequence[Row], settings: TuneSettings) -> list[TuningRow]:
-    """Rows with what is scored of them; another row's answer is the next one's, among as many as a batch has."""
+    """Rows with what is scored of them; of kto also the answer of the row before, among as many as a batch has."""
     arranged: list[TuningRow] = []
     for start in range(0, len(rows), settings.batch):
         part = rows[start : start + settings.batch]

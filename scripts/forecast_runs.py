@@ -1,0 +1,345 @@
+"""Runs that the forecast of `lightningrl forecast` is calibrated on: which, stated before any is made, and how.
+
+generators of reasoning-gym × policies made here ─► engine, credit, learner of a run in this process ─► a JSON line
+examples, SmolLM2-135M-Instruct                  ─► `lightningrl train`                             ─► likewise
+
+Policies have seen demonstrations of other tasks than the run's, or none: `raw` random weights, `shape` answers without
+their sense, `early` and `some` right answers among wrong ones, less and more often, `sure` right ones. So some cannot
+learn, some have what they need and must grow surer of it, some know already. Learning rates and steps are drawn; some
+rates are too high.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from lightningrl.backends import GenerateRequest
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.types import Outcome as RolloutOutcome
+from lightningrl.types import Task, Trajectory, Transition
+from lightningrl_client.recipe_file import load_recipe
+from lightningrl_credit.scoring import CreditedGroup
+from lightningrl_training.build import build_backends, build_credit
+from lightningrl_training.forecast.evidence import gather
+from lightningrl_training.forecast.movement import Movement, at_full_rate
+from lightningrl_training.forecast.record import measure_outcome
+
+__all__ = ["ROOT", "Run", "plan", "train"]
+
+ROOT = Path(__file__).parents[1]
+
+GENERATORS: dict[str, dict[str, Any]] = {
+    "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    "products": {"min_digits": 1, "max_digits": 1},
+    "gcd": {"max_value": 12},
+    "lcm": {"max_value": 9},
+    "count_bits": {"max_n": 63},
+    "letter_counting": {"min_words": 1, "max_words": 2},
+    "count_primes": {"max_n": 12},
+    "leg_counting": {"min_animals": 1, "max_animals": 1, "max_instances": 6},
+    "basic_arithmetic": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    "calendar_arithmetic": {"tasks": ["weekday_of_date"]},
+    "simple_equations": {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9},
+    "binary_alternation": {"min_n": 4, "max_n": 8},
+}
+POLICIES: dict[str, tuple[int, int, float]] = {
+    "raw": (0, 0, 0.0),
+    "shape": (1000, 1, 0.0),
+    "early": (1500, 2, 0.4),
+    "some": (1500, 6, 0.4),
+    "sure": (1500, 4, 0.95),
+}
+"""Demonstrations, how often each is seen, and the share of them that is right; the others have another task's
+answer."""
+KINDS = (("some", "early", "shape", "some", "some", "raw"), ("some", "early", "shape", "some", "early", "sure"))
+"""Policies of a generator's runs, of every other generator."""
+RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
+"""Learning rates, each with its weight in the lot."""
+STEPS = (8, 20, 40)
+TASKS = 600
+AGENT = '''"""Asks once; a task is right where the answer is the generator's."""
+
+import functools
+
+from openai import AsyncOpenAI
+
+client = functools.cache(AsyncOpenAI)
+
+
+async def answer(question):
+    messages = [{"role": "user", "content": question}]
+    reply = await client().chat.completions.create(model="policy", messages=messages)
+    return (reply.choices[0].message.content or "").strip()
+
+
+def right(task, output, trajectory):
+    return float(str(output) == str(task.answer))
+'''
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to be."""
+
+    name: str
+    family: str
+    recipe: str
+    policy: str
+    settings: dict[str, Any]
+
+
+def plan() -> Iterator[Run]:
+    """All runs, in rounds over the generators, so that any beginning of them is balanced; the slow ones last."""
+    for number in range(len(KINDS[0])):
+        for place, family in enumerate(GENERATORS):
+            lot = random.Random(f"{family} {number}")
+            yield Run(
+                name=f"{family}-{number}",
+                family=family,
+                recipe="recipe.toml",
+                policy=KINDS[place % 2][number],
+                settings={
+                    "learner.learning_rate": lot.choices([*RATES], [*RATES.values()])[0],
+                    "loop.steps": lot.choice(STEPS),
+                    "loop.seed": number,
+                },
+            )
+    yield from _plan_examples()
+
+
+def _plan_examples() -> Iterator[Run]:
+    small = {"loop.tasks_per_step": 8, "loop.group_size": 8, "validation.every": 0}
+    sql, tools, smol = "examples/text_to_sql", "examples/math_tools", "examples/calculator_smollm2"
+    gym, words = f"{smol}/reasoning_gym.toml", f"{smol}/word_problems.toml"
+    for name, recipe, steps, rate in (
+        ("text_to_sql-0", sql, 15, 4e-4),
+        ("math_tools-0", tools, 15, 4e-4),
+        ("smollm2_sums-0", smol, 10, 2e-5),
+        ("text_to_sql-1", sql, 10, 4e-5),
+        ("math_tools-1", tools, 10, 4e-5),
+        ("smollm2_gym-0", gym, 10, 2e-5),
+        ("smollm2_words-0", words, 10, 2e-5),
+    ):
+        yield Run(
+            name=name,
+            family=name.rpartition("-")[0],
+            recipe=recipe,
+            policy="smollm2" if "smol" in name else "starter",
+            settings={**small, "loop.steps": steps, "learner.learning_rate": rate},
+        )
+
+
+def train(folder: Path) -> None:
+    """Make what is not made yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = folder / "runs.jsonl"
+    done = {json.loads(line)["name"] for line in lines.read_text().splitlines()} if lines.exists() else set()
+    pause = os.environ.get("CALIBRATE_PAUSE_FILE")  # on a machine that others measure on, at times
+    for run in plan():
+        if run.name in done:
+            continue
+        while pause and Path(pause).exists():
+            time.sleep(3)
+        row = _run(run, folder)
+        with lines.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(run.name, run.policy, run.settings, row["seconds"], row["error"] or row["outcome"], flush=True)
+
+
+def _run(run: Run, folder: Path) -> dict[str, Any]:
+    began, error = time.monotonic(), ""
+    row: dict[str, Any] = {"evidence": None, "outcome": None, "rewards": []}
+    try:
+        if run.family in GENERATORS:
+            place = _make_family(run.family, folder)
+            settings = {**run.settings, "policy.model": _make_policy(run.family, run.policy, folder)}
+            lines = (place / "train.jsonl").read_text().splitlines()
+            tasks = [Task(id=row["id"], input=row["input"], answer=row["answer"]) for row in map(json.loads, lines)]
+            row = _train_here(load_recipe(place / "recipe.toml", settings), tasks)
+        else:
+            row = _train_example(run, folder)
+    except Exception as raised:  # noqa: BLE001  one run of many
+        error = f"{type(raised).__name__}: {raised}"[:300]
+    return {**asdict(run), "seconds": round(time.monotonic() - began, 1), "error": error, **row}
+
+
+def _train_example(run: Run, folder: Path) -> dict[str, Any]:
+    """Train an example by the command line, and read what the run wrote of itself."""
+    where = folder / "runs" / run.name
+    shutil.rmtree(where, ignore_errors=True)
+    settings = {**run.settings, "loop.checkpoint_every": 1000}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    command = [sys.executable, "-m", "lightningrl", "train", str(ROOT / run.recipe), "--run", str(where), *words]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=3600.0)
+    made = json.loads((where / "forecast.json").read_text())
+    rewards = [json.loads(line).get("reward") for line in (where / "metrics.jsonl").read_text().splitlines()]
+    shutil.rmtree(where / "checkpoints", ignore_errors=True)
+    return {"evidence": made["evidence"], "outcome": made["outcome"], "rewards": rewards}
+
+
+def _train_here(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Train a policy of one call in this process: engine, credit and learner of a run, without server and workers."""
+    plugins = load_plugins()
+    models = {"policy": str(recipe.policy.model)}
+    backend: Any = build_backends(recipe, plugins, models, will_run=False)["policy"]()
+    _, scorer = build_credit(recipe, plugins, models)
+    tokenizer = AutoTokenizer.from_pretrained(models["policy"])
+    rewards: list[float] = []
+    measured: list[float | None] = []
+    order = random.Random(recipe.loop.seed).sample(range(len(tasks)), len(tasks))
+    loop = recipe.loop
+    for step in range(loop.steps):
+        chosen = [tasks[order[(step * loop.tasks_per_step + n) % len(tasks)]] for n in range(loop.tasks_per_step)]
+        rollouts = asyncio.run(_roll_out(backend.engine, tokenizer, chosen, step, recipe))
+        credited = scorer.credit(rollouts)
+        backend.learn(scorer.build(credited).samples)
+        rewards.append(fmean(rollout.reward or 0.0 for rollout in rollouts))
+        if step == 0:
+            first, movement = credited, Movement({"policy": backend}, credited)
+        if step < 2:
+            measured.append(movement.measure())
+    backend.close()
+    moved, carried = at_full_rate(measured[0], recipe), at_full_rate(measured[1], recipe, step=2)
+    evidence = gather(recipe, first, moved=moved, carried=carried)
+    assert evidence is not None
+    rows = [{"step": float(step + 1), "reward": reward} for step, reward in enumerate(rewards)]
+    outcome = measure_outcome(rows, evidence.reward, recipe.reward_bounds)
+    return {
+        "evidence": evidence.model_dump(),
+        "outcome": outcome.model_dump() if outcome else None,
+        "rewards": rewards,
+        "groups": _groups(first),
+    }
+
+
+def _groups(credited: Sequence[CreditedGroup]) -> list[list[list[float]]]:
+    """Reward, Σ log π and tokens of each rollout, by group: what further evidence could be made of."""
+    return [
+        [
+            [rollout.reward or 0.0, *(float(part) for part in (call.logprobs.sum(), len(call.logprobs)))]
+            for rollout in group.group.trajectories
+            for call in rollout.transitions
+        ]
+        for group in credited
+    ]
+
+
+async def _roll_out(engine: Any, tokenizer: Any, tasks: Sequence[Task], step: int, recipe: Recipe) -> list[Trajectory]:
+    async def ask(task: Task, member: int) -> Trajectory:
+        name = f"{step}-{task.id}-{member}"
+        chat = [{"role": "user", "content": task.input}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        sampling = recipe.sampling.settings()
+        request = GenerateRequest(id=name, prompt_ids=tuple(prompt), sampling=sampling, session=name)
+        chunks = [chunk async for chunk in engine.generate(request)]
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        call = Transition(
+            id=name,
+            policy="policy",
+            policy_version=chunks[-1].policy_version,
+            prompt_ids=np.asarray(prompt, np.int32),
+            completion_ids=np.asarray(ids, np.int32),
+            logprobs=np.asarray([value for chunk in chunks for value in chunk.logprobs], np.float32),
+            finish_reason=chunks[-1].finish_reason,
+            sampling=sampling,
+        )
+        output = tokenizer.decode(ids, skip_special_tokens=True).strip()
+        reward = float(output == task.answer)
+        return Trajectory(
+            rollout_id=name,
+            attempt=1,
+            task=task,
+            group_id=f"{step}-{task.id}",
+            outcome=RolloutOutcome.SUCCEEDED,
+            transitions=(call,),
+            output=output,
+            rewards={"right": reward},
+            reward=reward,
+            step=step,
+        )
+
+    members = range(recipe.loop.group_size)
+    return list(await asyncio.gather(*(ask(task, member) for task in tasks for member in members)))
+
+
+def _make_family(family: str, folder: Path) -> Path:
+    place = folder / "families" / family
+    if (place / "recipe.toml").exists():
+        return place
+    place.mkdir(parents=True, exist_ok=True)
+    entries = _draw(family, TASKS, seed=1)
+    rows = [{"id": f"{family}/{i}", "input": e["question"], "answer": str(e["answer"])} for i, e in enumerate(entries)]
+    (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "agent.py").write_text(AGENT)
+    (place / "recipe.toml").write_text(
+        f'name = "{family}"\nagent = "agent.py:answer"\ntasks.train = "train.jsonl"\npolicy.model = "none"\n'
+        'rewards.right.use = "agent.py:right"\ncredit.use = "dr_grpo"\nsampling.max_tokens = 12\n'
+        "runtime = { workers = 1, concurrency = 64 }\nloop = { tasks_per_step = 8, group_size = 8 }\n"
+        "learner = { betas = [0.9, 0.99], warmup_steps = 2 }\n"
+    )
+    return place
+
+
+def _draw(family: str, count: int, *, seed: int) -> list[dict[str, Any]]:
+    import reasoning_gym
+
+    rows = reasoning_gym.create_dataset(family, seed=seed * 1_000_003, size=count, **GENERATORS[family])
+    return [rows[number] for number in range(count)]
+
+
+def _make_policy(family: str, kind: str, folder: Path) -> str:
+    """The folder of a policy that has seen so many demonstrations of other tasks than the run's."""
+    from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
+
+    place = folder / "policies" / f"{family}-{kind}"
+    if (place / "tokenizer.json").exists():
+        return str(place)
+    count, times, share = POLICIES[kind]
+    lot = random.Random(f"{family} {kind}")
+    entries = _draw(family, max(count, 500), seed=2)
+    answers = [str(entry["answer"]) for entry in entries]
+    demonstrations = [
+        Demonstration(
+            messages=[
+                {"role": "user", "content": entry["question"]},
+                {"role": "assistant", "content": answer if lot.random() < share else lot.choice(answers)},
+            ]
+        )
+        for entry, answer in zip(entries, answers, strict=True)
+    ]
+    words = r" ?[A-Za-z_]+|[0-9]|\n| ?[^\sA-Za-z_0-9]|\s"
+    # what all questions begin and end with is one token each: prompts are a third as long
+    questions = [str(entry["question"]) for entry in entries]
+    first = _common(questions)
+    last = _common([question[len(first) :][::-1] for question in questions])[::-1]
+    phrases = [phrase for phrase in (first, last) if len(phrase) > 4]
+    tokenizer = build_tokenizer(demonstrations[:500], words=words, phrases=phrases, context_length=512)
+    model = build_model(tokenizer, width=64, layers=2, seed=7)
+    if count:
+        cold_start(model, tokenizer, [demonstrations[:count]] * times, seed=7, batch_tokens=512)
+    write_policy(place, model, tokenizer)
+    return str(place)
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The beginning that all texts share."""
+    shortest, longest = min(texts), max(texts)
+    return next((shortest[:n] for n, letter in enumerate(shortest) if letter != longest[n : n + 1]), shortest)
