@@ -7,7 +7,6 @@ rows ─► `read_rows`, `Tuner`, the torch backend's gradient          ─┐
      └► SFTTrainer, DPOTrainer, KTOTrainer (compare_tuning_trl.py)  ─┴► largest differences
 
 TRL runs its own preparation of the rows, collator, loss and training loop in an environment of its own, `.peers/trl`.
-It is done in float64, where both must agree to 1e-6, and in float32, where they differ by what sums of 200 nats round.
 The tiny policy's template writes nothing after the token that ends a turn: where one does, as SmolLM2's with its line
 break, TRL trains that too, which a policy under RL never says (`--speed` counts it).
 """
@@ -15,7 +14,6 @@ break, TRL trains that too, which a policy under RL never says (`--speed` counts
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -39,7 +37,7 @@ from lightningrl.backends import LearnReport
 from lightningrl.types import Sample
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_torch.backend import TorchBackend
-from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, write_policy
+from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
 from lightningrl_training.tuning.rows import find_file, read_rows
 from lightningrl_training.tuning.settings import Method, TuneSettings
 from lightningrl_training.tuning.tuner import Tuner, TuningRow, arrange
@@ -51,8 +49,7 @@ METHODS: Final[tuple[Method, ...]] = ("sft", "dpo", "kto")
 ROWS: Final = 12
 BETA: Final = 0.3
 LIMIT: Final = 1e-6
-"""Largest relative difference in float64."""
-PRECISIONS: Final = ("float64", "float32")
+"""Largest relative difference. Both sides compute in float32, TRL sums log-probabilities in it, too."""
 TOOL: Final = {
     "type": "function",
     "function": {
@@ -68,10 +65,6 @@ class WatchedBackend(TorchBackend):
     """Keeps the gradient that its last step was of."""
 
     gradients: Mapping[str, Tensor]
-
-    def widen(self) -> None:
-        """Compute in float64 from now on."""
-        self.learner.model.double()
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
         rows = list(samples)
@@ -110,18 +103,17 @@ def compare(python: Path, folder: Path) -> int:
     write_rows(folder)
     write_policies(folder)
     columns = ("rows of the same tokens and mask", "loss", "loss of TRL", "difference", "gradient's difference")
-    table = Table("method", "", *columns, title=f"beside {PEER[1]}, relative differences", title_justify="left")
+    table = Table("method", *columns, title=f"beside {PEER[1]}, relative differences", title_justify="left")
     worst = 0.0
-    for method, precision in itertools.product(METHODS, PRECISIONS):
-        mine, other = train_here(folder, method, precision), train_there(python, folder, method, precision)
+    run_peer(python, folder, *METHODS, "--beta", str(BETA))
+    for method in METHODS:
+        mine, other = train_here(folder, method), read_there(folder, method)
         same = sum(row in other.rows for row in mine.rows)
         loss = abs(mine.loss - other.loss) / abs(other.loss)
         gradient = difference(mine.gradients, other.gradients)
-        if precision == "float64":
-            worst = max(worst, loss, gradient, float(same != len(other.rows)))
+        worst = max(worst, loss, gradient, float(same != len(other.rows)))
         table.add_row(
             method,
-            precision,
             f"{same} of {len(other.rows)}",
             f"{mine.loss:.9f}",
             f"{other.loss:.9f}",
@@ -141,7 +133,7 @@ def difference(mine: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float
     return float((apart / whole) ** 0.5)
 
 
-def train_here(folder: Path, method: Method, precision: str) -> Side:
+def train_here(folder: Path, method: Method) -> Side:
     settings = TuneSettings(data=folder, method=method, beta=BETA, batch=ROWS)
     renderer = PolicyRenderer(str(folder / "policy"), name="policy")
     read = read_rows(find_file(folder, method), method, renderer)
@@ -149,10 +141,7 @@ def train_here(folder: Path, method: Method, precision: str) -> Side:
     rows, reference = arrange(read.rows, settings), None
     start, policy = (make_backend(folder / name) for name in ("start", "policy"))
     try:
-        if precision == "float64":
-            start.widen()
-            policy.widen()
-        reference = Tuner(start, settings, policy="policy").keep_reference(rows, folder / f"{method}.{precision}.npy")
+        reference = Tuner(start, settings, policy="policy").keep_reference(rows, folder / f"{method}.npy")
         metrics = Tuner(policy, settings, policy="policy").update(rows, reference)
         return Side(loss=metrics["learn/loss"], gradients=policy.gradients, rows=masks(rows))
     finally:
@@ -160,8 +149,7 @@ def train_here(folder: Path, method: Method, precision: str) -> Side:
         policy.close()
 
 
-def train_there(python: Path, folder: Path, method: Method, precision: str) -> Side:
-    run_peer(python, folder, method, "--beta", str(BETA), "--precision", precision)
+def read_there(folder: Path, method: Method) -> Side:
     told = json.loads((folder / f"{method}.trl.json").read_text())
     rows = [(ids, [bool(bit) for bit in mask]) for ids, mask in told["rows"]]
     return Side(loss=told["loss"], gradients=load_file(folder / f"{method}.trl.safetensors"), rows=rows)
@@ -210,18 +198,23 @@ def masks(rows: Sequence[TuningRow]) -> list[tuple[list[int], list[bool]]]:
 
 
 def write_policies(folder: Path) -> None:
-    """A tiny policy, and the one it began as."""
-    lines = find_file(folder, "sft").read_text().splitlines()
-    texts = [Demonstration(messages=row["messages"], tools=row["tools"]) for row in map(json.loads, lines)]
+    """A tiny policy that has seen the answers, and the one it began as."""
+    lines = find_file(folder, "dpo").read_text().splitlines()
+    texts = [
+        Demonstration(messages=[*row["prompt"], *row[answer]], tools=row["tools"])
+        for row in map(json.loads, lines)
+        for answer in ("chosen", "rejected")
+    ]
     tokenizer = build_tokenizer(texts, common=2)
     assert isinstance(tokenizer.chat_template, str)
     tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>\\n", "<|im_end|>")
     model = build_model(tokenizer, width=64, layers=2, seed=3)
+    cold_start(model, tokenizer, [texts] * 30, seed=3)
     write_policy(folder / "start", model, tokenizer)
     torch.manual_seed(4)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(0.02 * torch.randn_like(weight))
+            weight.add_(0.01 * torch.randn_like(weight))
     write_policy(folder / "policy", model, tokenizer)
 
 

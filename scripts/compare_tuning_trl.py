@@ -1,7 +1,7 @@
-"""TRL's side of compare_tuning.py: one step of its trainer on FOLDER/METHOD.jsonl. Runs in TRL's environment.
+"""TRL's side of compare_tuning.py: steps of its trainers on FOLDER/METHOD.jsonl. Runs in TRL's environment.
 
-    .peers/trl/bin/python scripts/compare_tuning_trl.py FOLDER sft               FOLDER/sft.trl.{json,safetensors}
-    .peers/trl/bin/python scripts/compare_tuning_trl.py FOLDER sft --steps 5     CPU seconds of each step, when asked
+    … scripts/compare_tuning_trl.py FOLDER sft dpo                     FOLDER/sft.trl.{json,safetensors}, and so on
+    … scripts/compare_tuning_trl.py FOLDER sft --steps 5 --batch 8     CPU seconds of each step, when asked
 
 Settings are TRL's defaults but for the machine's (CPU, float32) and, where TRL leaves a choice, the quicker one: no
 checkpointing of gradients. Nothing of TRL is replaced: loss, tokens and gradient are read where it hands them on.
@@ -31,7 +31,7 @@ def read_rows(path: Path) -> Any:
     return Dataset.from_list(rows)
 
 
-def build(method: str, folder: Path, rows: Any, callback: Any, options: argparse.Namespace) -> Any:
+def build(method: str, rows: Any, callback: Any, options: argparse.Namespace) -> Any:
     """TRL's trainer, which keeps each batch and its loss in `seen`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -51,17 +51,17 @@ def build(method: str, folder: Path, rows: Any, callback: Any, options: argparse
             return result
 
     def load(name: str) -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder / name, dtype=getattr(torch, options.precision))
+        return AutoModelForCausalLM.from_pretrained(options.folder / name, dtype=torch.float32)
 
     settings: dict[str, Any] = {} if method == "sft" else {"beta": options.beta}
     models: dict[str, Any] = {} if method == "sft" else {"ref_model": load("start")}
     trainer = Watched(
         model=load("policy"),
         train_dataset=rows,
-        processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
+        processing_class=AutoTokenizer.from_pretrained(options.folder / "policy"),
         callbacks=[callback],
         args=config(
-            output_dir=str(folder / "out"),
+            output_dir=str(options.folder / "out"),
             max_steps=options.steps,
             per_device_train_batch_size=options.batch or len(rows),
             gradient_accumulation_steps=1,
@@ -98,24 +98,29 @@ def texts(method: str, batch: dict[str, Any]) -> list[tuple[list[int], list[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("method", choices=["sft", "dpo", "kto"])
+    parser.add_argument("methods", nargs="+", choices=["sft", "dpo", "kto"])
     parser.add_argument("--beta", type=float, default=0.1)
-    parser.add_argument("--precision", choices=["float32", "float64"], default="float32")
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--batch", type=int, default=0)
     options = parser.parse_args()
     import torch
+
+    torch.set_num_threads(1)
+    for method in options.methods:
+        run(method, options)
+
+
+def run(method: str, options: argparse.Namespace) -> None:
+    """Train; without `--batch` one step on all rows, whose tokens, loss and gradient are written."""
     from safetensors.torch import save_file
     from transformers import TrainerCallback
 
-    torch.set_num_threads(1)
+    place = options.folder / f"{method}.trl"
 
     class Gradients(TrainerCallback):
         def on_pre_optimizer_step(self, *arguments: Any, model: Any, **named: Any) -> None:
-            gradients = {
-                name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None
-            }
-            save_file(gradients, options.folder / f"{options.method}.trl.safetensors")
+            weights = [(name, weight) for name, weight in model.named_parameters() if weight.grad is not None]
+            save_file({name: weight.grad.clone() for name, weight in weights}, f"{place}.safetensors")
 
     class Clock(TrainerCallback):
         began = 0.0
@@ -128,13 +133,13 @@ def main() -> None:
             print(time.process_time() - self.began, file=clock, flush=True)
 
     clock, sys.stdout = sys.stdout, sys.stderr  # what TRL prints is no figure
-    rows = read_rows(options.folder / f"{options.method}.jsonl")
-    trainer = build(options.method, options.folder, rows, Clock() if options.batch else Gradients(), options)
+    rows = read_rows(options.folder / f"{method}.jsonl")
+    trainer = build(method, rows, Clock() if options.batch else Gradients(), options)
     trainer.train()
     if not options.batch:
         batch, loss = trainer.seen[0]
-        told = {"loss": loss, "rows": texts(options.method, batch)}
-        (options.folder / f"{options.method}.trl.json").write_text(json.dumps(told))
+        told = {"loss": loss, "rows": texts(method, batch)}
+        Path(f"{place}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
