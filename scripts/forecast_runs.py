@@ -71,8 +71,10 @@ KINDS = (("some", "early", "shape", "some", "some", "raw"), ("some", "early", "s
 """Policies of a generator's runs, of every other generator."""
 RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
 """Learning rates, each with its weight in the lot."""
-STEPS = (8, 20, 40)
+STEPS = (15, 40, 80)
 TASKS = 600
+HELD_OUT, SAMPLES = 64, 8
+"""Tasks that a run has not, and answers to each, by which its gain is measured: a step's 8 tasks are a small sample."""
 AGENT = '''"""Asks once; a task is right where the answer is the generator's."""
 
 import functools
@@ -171,7 +173,11 @@ def _run(run: Run, folder: Path) -> dict[str, Any]:
             settings = {**run.settings, "policy.model": _make_policy(run.family, run.policy, folder)}
             lines = (place / "train.jsonl").read_text().splitlines()
             tasks = [Task(id=row["id"], input=row["input"], answer=row["answer"]) for row in map(json.loads, lines)]
-            row = _train_here(load_recipe(place / "recipe.toml", settings), tasks)
+            held_out = [
+                Task(id=f"held-out/{number}", input=entry["question"], answer=str(entry["answer"]))
+                for number, entry in enumerate(_draw(run.family, HELD_OUT, seed=3))
+            ]
+            row = _train_here(load_recipe(place / "recipe.toml", settings), tasks, held_out)
         else:
             row = _train_example(run, folder)
     except Exception as raised:  # noqa: BLE001  one run of many
@@ -194,7 +200,7 @@ def _train_example(run: Run, folder: Path) -> dict[str, Any]:
     return {"evidence": made["evidence"], "outcome": made["outcome"], "rewards": rewards}
 
 
-def _train_here(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, Any]:
+def _train_here(recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task]) -> dict[str, Any]:
     """Train a policy of one call in this process: engine, credit and learner of a run, without server and workers."""
     plugins = load_plugins()
     models = {"policy": str(recipe.policy.model)}
@@ -205,9 +211,17 @@ def _train_here(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, Any]:
     measured: list[float | None] = []
     order = random.Random(recipe.loop.seed).sample(range(len(tasks)), len(tasks))
     loop = recipe.loop
+
+    def roll_out(chosen: Sequence[Task], step: int, members: int) -> list[Trajectory]:
+        return asyncio.run(_roll_out(backend.engine, tokenizer, chosen, step, members, recipe))
+
+    def measure(step: int) -> float:
+        return fmean(rollout.reward or 0.0 for rollout in roll_out(held_out, step, SAMPLES))
+
+    before = measure(-1)
     for step in range(loop.steps):
         chosen = [tasks[order[(step * loop.tasks_per_step + n) % len(tasks)]] for n in range(loop.tasks_per_step)]
-        rollouts = asyncio.run(_roll_out(backend.engine, tokenizer, chosen, step, recipe))
+        rollouts = roll_out(chosen, step, loop.group_size)
         credited = scorer.credit(rollouts)
         backend.learn(scorer.build(credited).samples)
         rewards.append(fmean(rollout.reward or 0.0 for rollout in rollouts))
@@ -215,6 +229,7 @@ def _train_here(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, Any]:
             first, movement = credited, Movement({"policy": backend}, credited)
         if step < 2:
             measured.append(movement.measure())
+    gain = measure(loop.steps) - before
     backend.close()
     moved, carried = at_full_rate(measured[0], recipe), at_full_rate(measured[1], recipe, step=2)
     evidence = gather(recipe, first, moved=moved, carried=carried)
@@ -224,6 +239,7 @@ def _train_here(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "evidence": evidence.model_dump(),
         "outcome": outcome.model_dump() if outcome else None,
+        "gain": gain,
         "rewards": rewards,
         "groups": _groups(first),
     }
@@ -241,7 +257,9 @@ def _groups(credited: Sequence[CreditedGroup]) -> list[list[list[float]]]:
     ]
 
 
-async def _roll_out(engine: Any, tokenizer: Any, tasks: Sequence[Task], step: int, recipe: Recipe) -> list[Trajectory]:
+async def _roll_out(
+    engine: Any, tokenizer: Any, tasks: Sequence[Task], step: int, members: int, recipe: Recipe
+) -> list[Trajectory]:
     async def ask(task: Task, member: int) -> Trajectory:
         name = f"{step}-{task.id}-{member}"
         chat = [{"role": "user", "content": task.input}]
@@ -276,8 +294,7 @@ async def _roll_out(engine: Any, tokenizer: Any, tasks: Sequence[Task], step: in
             step=step,
         )
 
-    members = range(recipe.loop.group_size)
-    return list(await asyncio.gather(*(ask(task, member) for task in tasks for member in members)))
+    return list(await asyncio.gather(*(ask(task, member) for task in tasks for member in range(members))))
 
 
 def _make_family(family: str, folder: Path) -> Path:
