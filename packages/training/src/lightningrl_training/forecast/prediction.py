@@ -1,6 +1,8 @@
 """Predicts a run's gain in mean reward from evidence, with an interval, by the coefficients of calibration.json.
 
 Evidence ─► features ─► gain = intercept + Σ coefficient · (feature - mean) ÷ scale, within a reward's ends
+features: surer = (likeliest rollout's reward - mean reward) · share of the steps that growing surer takes
+          way   = share of the way that the steps move rollouts
 interval = gain + quantiles of calibration residuals · width      residuals of families that the fit has not seen
 width    = least + by_spread · spread              a policy that always earns the same has little to gain
 
@@ -24,6 +26,8 @@ __all__ = ["CALIBRATION", "Calibration", "GainForecast", "features", "load_calib
 CALIBRATION: Final = "calibration.json"
 HALF_WAY_NATS: Final = 5.0
 """Nats by which a run's steps move a rollout where half of its way is gone; the doctor's bill has the same."""
+HALF_SURE_STEPS: Final = 20.0
+"""Steps after which a policy has grown half as sure of its likeliest answers as it will."""
 
 
 class GainForecast(BaseModel):
@@ -47,9 +51,9 @@ class Calibration(BaseModel):
     runs: int
     families: int
     spearman: float
-    """Rank correlation of forecast and gain, each family forecast by the others."""
+    """Rank correlation of forecast and gain, as measured on tasks held out, each family forecast by the others."""
     coverage: float
-    """Share of gains within their 90 % interval, likewise."""
+    """Share of gains, as runs see them, within their 90 % interval, likewise."""
     error: float
     """Median absolute error, likewise."""
     intercept: float
@@ -75,14 +79,9 @@ def features(evidence: Evidence, moved: float) -> dict[str, float]:
     nats = evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0
     # below 0 where a step overshoots: tokens with an advantage become less likely, and the policy falls apart
     way = math.copysign(1.0 - 2.0 ** -min(abs(nats) * evidence.steps / HALF_WAY_NATS, 1e3), nats)
-    room = evidence.best - evidence.reward
-    return {
-        "reward": evidence.reward,
-        "room": room,
-        "way": way,
-        "room_way": way * (room if way > 0.0 else evidence.reward),
-        "spread_snr_way": way * evidence.spread * math.log1p(evidence.snr or 0.0),
-    }
+    likeliest = evidence.reward if evidence.likeliest is None else evidence.likeliest
+    sure = 1.0 - 2.0 ** -min(evidence.steps / HALF_SURE_STEPS, 1e3)
+    return {"surer": (likeliest - evidence.reward) * sure, "way": way}
 
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:
