@@ -89,7 +89,8 @@ def show() -> None:
     print(f"  with the gain as the run sees it, a quarter of its steps less the first: {_rank(rows, 'seen')}")
     for rate in sorted({row["learning_rate"] for row in rows}):
         own = [row for row in rows if row["learning_rate"] == rate]
-        print(f"  of {len(own)} runs at learning rate {rate:g}: {_rank(own, 'gain')}")
+        apart = sum(row["gain"] < APART for row in own)
+        print(f"  of {len(own)} runs at learning rate {rate:g}, {apart} of which fell apart: {_rank(own, 'gain')}")
     print(
         f"within the 90 % interval: as runs see them {_within(rows, 'seen')}; on tasks held out {_within(rows, 'gain')}"
     )
