@@ -118,18 +118,19 @@ def run(method: str, options: argparse.Namespace) -> None:
     place = options.folder / f"{method}.trl"
 
     class Gradients(TrainerCallback):
-        def on_pre_optimizer_step(self, *arguments: Any, model: Any, **named: Any) -> None:
-            weights = [(name, weight) for name, weight in model.named_parameters() if weight.grad is not None]
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            parameters = named["model"].named_parameters()
+            weights = [(name, weight) for name, weight in parameters if weight.grad is not None]
             save_file({name: weight.grad.clone() for name, weight in weights}, f"{place}.safetensors")
 
     class Clock(TrainerCallback):
         began = 0.0
 
-        def on_step_begin(self, *arguments: Any, **named: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
             sys.stdin.readline()
             self.began = time.process_time()
 
-        def on_step_end(self, *arguments: Any, **named: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
             print(time.process_time() - self.began, file=clock, flush=True)
 
     clock, sys.stdout = sys.stdout, sys.stderr  # what TRL prints is no figure

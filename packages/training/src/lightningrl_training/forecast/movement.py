@@ -68,8 +68,8 @@ class Movement:
         for name, scorer in self._scorers.items():
             places = [place for place, (call, _) in enumerate(self._calls) if call.policy == name]
             if places:
-                found = scorer.logprobs([_continuation(self._calls[place][0]) for place in places])
-                scored.update(zip(places, found, strict=True))
+                logprobs = scorer.logprobs([_continuation(self._calls[place][0]) for place in places])
+                scored.update(zip(places, logprobs, strict=True))
         return [scored[place] for place in range(len(self._calls))]
 
 

@@ -121,6 +121,6 @@ async def _learn(
                 await served.policies.learn(scored.samples)
             moved.append(await asyncio.to_thread(movement.measure))
     except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
-        said = str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
-        return (None, None), said
+        sentence = str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
+        return (None, None), sentence
     return (moved[0], moved[1]), ""
