@@ -17,7 +17,20 @@ from typing import Final, Literal
 from sizes import PATIENCE_S
 from warm import WarmCommand
 
-__all__ = ["ROLES", "Process", "Role", "TrainRun", "all_ended", "is_alive", "wait_for", "written"]
+__all__ = [
+    "ROLES",
+    "Process",
+    "Role",
+    "TrainRun",
+    "all_ended",
+    "ancestors",
+    "commands",
+    "descendants",
+    "is_alive",
+    "processes_that_name",
+    "wait_for",
+    "written",
+]
 
 Role = Literal["server", "worker"]
 ROLES: tuple[Role, ...] = ("server", "worker")
@@ -33,7 +46,7 @@ class Process:
 
     pid: int
     started: int
-    role: Role
+    role: Role | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -202,8 +215,57 @@ def list_children(parent: int) -> Sequence[Process]:
 
 
 def child_ids(parent: int) -> list[int]:
+    return [pid for pid, stat in read_stats().items() if stat.parent == parent]
+
+
+def descendants(pid: int) -> set[Process]:
+    """The process, its children, theirs, and so on, as they are now."""
+    stats = read_stats()
+    found = {pid} & stats.keys()
+    while more := {child for child, stat in stats.items() if stat.parent in found} - found:
+        found |= more
+    return {Process(each, stats[each].started) for each in found}
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process, its parent, and so on, up to a child of this one."""
+    line: list[int] = []
+    while pid not in (0, 1, os.getpid()):
+        line.append(pid)
+        stat = read_stat(pid)
+        pid = 0 if stat is None else stat.parent
+    return line
+
+
+def commands(words: str) -> list[int]:
+    """Processes with this command line."""
+    lines = {int(file.parent.name): read_bytes(file) for file in Path("/proc").glob("[0-9]*/cmdline")}
+    return [pid for pid, line in lines.items() if line.replace(b"\0", b" ").strip() == words.encode()]
+
+
+def processes_that_name(folder: Path) -> list[Process]:
+    """Processes that have the folder in their command line or in the environment that they began with, but this one and
+    its child that warm.py forks others from."""
+    found, word = [], str(folder).encode()
+    for pid, stat in read_stats().items():
+        command, environment = (read_bytes(Path(f"/proc/{pid}/{name}")) for name in ("cmdline", "environ"))
+        is_ours = pid == os.getpid() or (stat.parent == os.getpid() and b"/warm.py\0" in command)
+        if not is_ours and stat.state not in "ZX" and (word in command or word in environment):
+            found.append(Process(pid, stat.started))
+    return found
+
+
+def read_bytes(file: Path) -> bytes:
+    """Empty for a process that has ended, or is somebody else's."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def read_stats() -> dict[int, Stat]:
     stats = {int(entry.name): read_stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    return [pid for pid, stat in stats.items() if stat is not None and stat.parent == parent]
+    return {pid: stat for pid, stat in stats.items() if stat is not None}
 
 
 def read_stat(pid: int) -> Stat | None:

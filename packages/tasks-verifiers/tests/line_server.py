@@ -1,11 +1,13 @@
 """A program in the place of an environment's interpreter: it answers the bridge's lines without verifiers.
 
-Told so by its task's index it ends, hangs, or answers with what is no line.
+Told so by the reply that it is to score it ends, hangs, or answers with what is no line. Where it hangs once, its id
+and that of a process that it has started stand in FOLDER/hangs.
 """
 
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,6 +36,10 @@ for line in sys.stdin:
         reply = request.get("reply") or request["messages"][-1]["content"]
         if reply == "die" or (reply == "die once" and starts.read_text() == "x"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if reply == "hang once" and starts.read_text() == "x":
+            child = subprocess.Popen(["sleep", "100000"], stdout=sys.stderr)
+            (FOLDER / "hangs").write_text(f"{os.getpid()} {child.pid}")
+            time.sleep(600)
         if reply == "hang":
             time.sleep(600)
         if reply == "babble":

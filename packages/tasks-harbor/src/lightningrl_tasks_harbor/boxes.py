@@ -23,7 +23,10 @@ class BoxError(LightningError):
 
 
 class BoxGone(BoxError):
-    """The box ended while it was in use."""
+    """The box ended while it was in use. A worker reports it as `infrastructure_error`: it is nobody's answer to a
+    task, and is tried again."""
+
+    status_code: int = 503
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

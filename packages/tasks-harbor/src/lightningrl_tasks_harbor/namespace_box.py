@@ -112,5 +112,6 @@ class NamespaceBox:
         complaint = self._process.stderr.read().decode(errors="replace").strip()
         last = complaint.splitlines()[-1] if complaint else "no message"
         return BoxGone(
-            f"the box by unshare ended: {last}; allow user namespaces to this user, or install docker or podman"
+            f"the box by unshare ended: {last}; look whether memory ran out, or, where none opens, allow user "
+            "namespaces to this user or install docker or podman"
         )

@@ -5,6 +5,7 @@ its standard input is closed. Standard library alone.
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -15,11 +16,15 @@ import time
 LOOK_S = 0.2
 GRACE_S = 3.0
 """Between SIGTERM and SIGKILL."""
+PR_SET_PDEATHSIG = 1
 
 
 def watch(command: list[str]) -> int:
     """Run the command until it ends or our parent does."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    ours = os.getpid()
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: die_with(ours)
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     parent = os.getppid()
     try:
@@ -30,6 +35,14 @@ def watch(command: list[str]) -> int:
     finally:
         end(process)
     return process.wait()
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process with its parent, which can end nobody once it was killed itself (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
