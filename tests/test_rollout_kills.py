@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -225,7 +226,7 @@ class Killing:
         async with self.path.workers(source_agent("openenv", command=command), base_dir=self.folder):
             for number, victim in enumerate(in_turns(kills)):
                 task = Task(id=f"train-{number}", input={})
-                await self.kill(victim, task, lambda task=task: read_pids(marks / task.id))
+                await self.kill(victim, task, partial(read_pids, marks / task.id))
 
     async def harbor(self, kills: Mapping[Victim, int]) -> None:
         write_task(
@@ -241,7 +242,7 @@ class Killing:
             for number, victim in enumerate(in_turns(kills)):
                 command = f"sleep {100_000 + number}.{os.getpid()}"
                 task = Task(id="one", input={"instruction": f"do «{command}»", "folder": "one"})
-                await self.kill(victim, task, lambda command=command: commands(command))
+                await self.kill(victim, task, partial(commands, command))
 
     async def verifiers(self, kills: int) -> None:
         """Its process is the trainer's, and killed while it scores."""

@@ -44,7 +44,7 @@ def words(*settings: str) -> list[str]:
 async def calls_of(run: Path) -> list[Any]:
     async with open_run(run) as stored:
         records = await stored.list_rollouts(RolloutFilter(limit=100))
-        return await stored.look.trajectories([record.id for record in records])
+        return list(await stored.look.trajectories([record.id for record in records]))
 
 
 @pytest.mark.slow

@@ -75,13 +75,8 @@ class Mask:
         for key in keys:
             for part in {key, key.partition(" ")[2].strip()} if key else ():  # `Bearer KEY` in a header
                 if len(part) >= SHORTEST:
-                    written |= {
-                        part,
-                        json.dumps(part)[1:-1],
-                        part.replace("/", "\\/"),
-                        quote(part, safe=""),
-                        quote(part),
-                    }
+                    in_address = {quote(part), quote(part, safe="")}
+                    written |= {part, json.dumps(part)[1:-1], part.replace("/", "\\/"), *in_address}
                     written |= {html.escape(part), html.escape(part, quote=False), *_as_base64(part.encode())}
         self.written = sorted(written, key=len, reverse=True)
         self._found = re.compile("|".join(map(re.escape, self.written))) if written else None

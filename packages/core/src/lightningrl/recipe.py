@@ -162,9 +162,8 @@ class Recipe(Table):
                 owners[role] = name
         unmet = [name for name in ("patience", "stop_at") if getattr(self.loop, name) is not None]
         if unmet and not (self.tasks.validation and self.validation.every):
-            lacking = (
-                "set validation.every above 0" if self.tasks.validation else "name held-out tasks: tasks.validation"
-            )
+            held_out = "name held-out tasks: tasks.validation"
+            lacking = "set validation.every above 0" if self.tasks.validation else held_out
             raise ValueError(f"loop.{unmet[0]} counts validations, and there are none; {lacking}, or remove it")
         return self
 
@@ -205,7 +204,6 @@ class Recipe(Table):
         """The recipe as JSON text for the run folder, with what validation takes from `[sampling]` written out."""
         data = self.model_dump(mode="json", fallback=describe)
         sampling = self.validation_sampling
-        data["validation"]["sampling"] = {
-            name: getattr(sampling, name) for name in ValidationSamplingConfig.model_fields
-        }
+        names = ValidationSamplingConfig.model_fields
+        data["validation"]["sampling"] = {name: getattr(sampling, name) for name in names}
         return json.dumps(data, indent=2, sort_keys=True) + "\n"
