@@ -109,7 +109,8 @@ def pretrained_call() -> Job:
     )
 
 
-def train(job: Job, out: Path, steps: int, seed: int) -> None:
+def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) -> None:
+    """`every`: validate after so many steps, too."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -123,6 +124,8 @@ def train(job: Job, out: Path, steps: int, seed: int) -> None:
     class Steps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             write(step=state.global_step)
+            if every and state.global_step % every == 0 and state.global_step < steps:
+                validate(state.global_step)
 
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32),

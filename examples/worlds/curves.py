@@ -3,23 +3,32 @@ docs/reference/results.md.
 
     python examples/worlds/curves.py                          the first two
     python examples/worlds/curves.py openenv --seeds 3        one of them
+    python examples/worlds/curves.py openenv_tools --trl      one of them, and the same policy trained with TRL
     python examples/worlds/curves.py --report                 the table of what is there
 
 It makes what a recipe needs: starting policies, task folders, and openenv's environment
 (`make .venv-openenv/.installed`). Each is one `lightningrl sweep` in runs/worlds, which goes on where it was stopped.
+TRL plays on the same server by its `environment_factory`, in an environment of its own: tasks, groups, steps and
+settings are the recipe's.
 """
 
 import argparse
 import json
+import os
+import statistics
 import subprocess
 import sys
+import time
 import tomllib
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RUNS = ROOT / "runs" / "worlds"
-RECIPES = ("openenv", "harbor", "reasoning_gym")
+RECIPES = ("openenv", "harbor", "openenv_tools", "reasoning_gym")
+TRL = ("torch==2.13.0", "trl==1.16.0", "jmespath", "openenv>=0.10,<0.11")
 
 
 def prepare(name: str) -> None:
@@ -29,7 +38,7 @@ def prepare(name: str) -> None:
         subprocess.run([sys.executable, "starters.py", starter], cwd=HERE, check=True)
     if name == "harbor" and not (HERE / "folders").exists():
         subprocess.run([sys.executable, "task_folders.py"], cwd=HERE, check=True)
-    if name == "openenv":
+    if name.startswith("openenv"):
         subprocess.run(["make", "-s", ".venv-openenv/.installed"], cwd=ROOT, check=True)
 
 
@@ -38,6 +47,52 @@ def sweep(name: str, seeds: int) -> None:
     command = [str(Path(sys.executable).with_name("lightningrl")), "sweep", str(HERE / f"{name}.toml")]
     command += ["--seeds", str(seeds), "--set", f"learner.learning_rate={rate},0", "--sweep", str(RUNS / name)]
     subprocess.run(command, cwd=ROOT, check=True)
+
+
+def train_with_trl(name: str, seeds: int) -> None:
+    """Train the recipe's policy with TRL, once for each seed that has no result: `before`, `after`, `minutes`."""
+    sys.path.append(str(ROOT / "benchmarks" / "peers"))
+    from environment import environment
+
+    from lightningrl_tasks_openenv import OpenEnvTasks
+    from lightningrl_tasks_openenv.child import ServerProcess
+
+    recipe: Any = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    python = environment("trl_openenv", TRL)
+    for seed in range(seeds):
+        out = RUNS / f"{name}-trl" / str(seed)
+        if (out / "result.json").exists():
+            continue
+        out.mkdir(parents=True, exist_ok=True)
+        command = recipe["tasks"]["options"]["command"].split()
+        with closing(ServerProcess(command, folder=HERE, start_timeout_s=120)) as server:
+            source = OpenEnvTasks(url=server.url())
+            tasks = {
+                split: [{"input": task.input, "answer": ""} for task in source.tasks(split, **recipe["tasks"][split])]
+                for split in ("train", "validation")
+            }
+            (out / "tasks.json").write_text(json.dumps(tasks), encoding="utf-8")
+            words = ["--steps", recipe["loop"]["steps"], "--every", recipe["validation"]["every"], "--seed", seed]
+            began = time.monotonic()
+            subprocess.run(
+                [python, HERE / "guess_trl.py", out, out / "tasks.json", *map(str, words)],
+                env={**os.environ, "GUESS_URL": server.url()},
+                check=True,
+            )
+        lines = map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        curve = {line["step"]: line["validation/reward"] for line in lines if "validation/reward" in line}
+        result = {"curve": curve, "minutes": (time.monotonic() - began) / 60}
+        (out / "result.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def row_of_trl(name: str) -> str:
+    files = sorted((RUNS / f"{name}-trl").glob("*/result.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    curves = [list(result["curve"].values()) for result in results]
+    after = statistics.mean(curve[-1] for curve in curves)
+    each = ", ".join(f"{curve[-1]:.3f}" for curve in curves)
+    minutes = statistics.mean(result["minutes"] for result in results)
+    return f"| {name} | {TRL[1]} | {curves[0][0]:.3f} → {after:.3f} | {each} | {minutes:.1f} |"
 
 
 def rows(name: str) -> list[str]:
@@ -64,17 +119,24 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"of {', '.join(RECIPES)}; none = the first two")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--trl", action="store_true", help="of openenv_tools: train with TRL, too")
     arguments = parser.parse_args()
     if unknown := set(arguments.recipes) - set(RECIPES):
         parser.error(f"no recipe {min(unknown)!r}; there are: {', '.join(RECIPES)}")
+    if arguments.trl and arguments.recipes != ["openenv_tools"]:
+        parser.error("TRL plays openenv_tools alone; write: curves.py openenv_tools --trl")
     for name in arguments.recipes or RECIPES[:2]:
         if not arguments.report:
             prepare(name)
             sweep(name, arguments.seeds)
+            if arguments.trl:
+                train_with_trl(name, arguments.seeds)
     print("\n| world | | held-out reward: start → mean | seeds | minutes of a run |\n|---|---|---|---|---|")
     for name in arguments.recipes or RECIPES[:2]:
         if (RUNS / name / "sweep.json").exists():
             print("\n".join(rows(name)))
+        if any((RUNS / f"{name}-trl").glob("*/result.json")):
+            print(row_of_trl(name))
 
 
 if __name__ == "__main__":

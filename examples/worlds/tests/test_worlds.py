@@ -51,7 +51,7 @@ def test_the_recipes_draw_tasks_and_no_name_of_validation_is_trained(folders: Pa
     assert not names[0] & names[1]
 
 
-@pytest.mark.parametrize("name", ["openenv", "harbor", "reasoning_gym"])
+@pytest.mark.parametrize("name", ["openenv", "openenv_tools", "harbor", "reasoning_gym"])
 def test_each_recipe_has_a_control_that_its_sweep_can_name(name: str) -> None:
     table: dict[str, Any] = tomllib.loads((EXAMPLE / f"{name}.toml").read_text(encoding="utf-8"))
     assert table["learner"]["learning_rate"] > 0 and table["validation"]["every"] <= table["loop"]["steps"]
@@ -69,3 +69,7 @@ def test_demonstrators_are_mostly_wrong_and_sometimes_right(monkeypatch: pytest.
     assert len(commands) == 3
     guesses = [call.messages[-1]["content"] for game in games for call in game]
     assert 0.5 < guesses.count("3") / len(guesses) < 0.8, "mostly the habit"
+    tool = {"type": "function", "function": starters["GUESS"]}
+    called = [starters["play_by_tool"](random.Random(seed), tool) for seed in range(200)]
+    assert [len(game) - 1 for game in called] == [len(starters["play"](random.Random(seed))) for seed in range(200)]
+    assert all(game[-1].messages[-1]["content"] == "Done." for game in called)

@@ -128,6 +128,11 @@ def test_a_source_or_a_port_but_not_both(tmp_path: Path) -> None:
         assert "name an export to import, or a port with --listen" in str(refused.exception)
 
 
+def test_a_format_is_nothing_to_listen_with(tmp_path: Path) -> None:
+    arguments = ["import-traces", "--listen", "4318", "--format", "atif", "--into", str(tmp_path / "run")]
+    assert "--listen takes OTLP alone" in str(CliRunner().invoke(app, arguments).exception)
+
+
 @pytest.mark.parametrize("sent", [2, 0])
 def test_ctrl_c_makes_a_run_of_what_came(tmp_path: Path, sent: int) -> None:
     into = tmp_path / "run"

@@ -22,6 +22,8 @@ def import_command(source: Path | None, into: Path, form: str | None, listen: st
     console = Console()
     if (source is None) == (listen is None):
         raise ConfigError("name an export to import, or a port with --listen, and not both")
+    if listen is not None and form is not None:
+        raise ConfigError("--listen takes OTLP alone; remove --format")
     if source is not None:
         report = import_traces(source, into, form, load_plugins())
     else:
