@@ -21,7 +21,7 @@ from lightningrl.records import RolloutFilter
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.tuning.rows import read_rows
 from lightningrl_training.tuning.session import make_renderer
-from lightningrl_training.warm_start.settings import explain_warm_start
+from lightningrl_training.warm_start import explain_warm_start
 from lightningrl_viewer.belongings import remove_made
 from lightningrl_viewer.reading.origin import newest_run, read_models
 from lightningrl_viewer.reading.reader import open_run

@@ -363,7 +363,7 @@ def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> It
     """All that is wrong with a recipe, a sentence each; none = this machine can train it. Nothing is written; the agent
     is imported in a process of its own."""
     from lightningrl_training.checks import build_checked
-    from lightningrl_training.warm_start.settings import explain_warm_start
+    from lightningrl_training.warm_start import explain_warm_start
 
     refuse_in_import("lightningrl.problems")
     try:

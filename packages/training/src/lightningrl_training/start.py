@@ -80,8 +80,7 @@ def begin_run(
     from lightningrl_training.checks import build_checked
     from lightningrl_training.memory_check import check_memory
     from lightningrl_training.tasks import explain_few_tasks
-    from lightningrl_training.warm_start.settings import explain_warm_start
-    from lightningrl_training.warm_start.stages import is_tuned
+    from lightningrl_training.warm_start import explain_warm_start, is_tuned
 
     refuse_in_import("lightningrl.train")
     if resume and overwrite:

@@ -17,7 +17,7 @@ from lightningrl_training.tuning.rows import find_file
 from lightningrl_training.tuning.settings import TuneSettings
 from lightningrl_viewer.reading.origin import read_run_file
 
-__all__ = ["WarmStart", "explain_warm_start", "read_warm_start"]
+__all__ = ["WarmStart", "find_mistakes", "read_warm_start"]
 
 
 class _Table(pydantic.BaseModel):
@@ -89,10 +89,8 @@ def read_warm_start(recipe: Recipe) -> WarmStart:
     )
 
 
-def explain_warm_start(recipe: Recipe) -> list[str]:
-    """Say what is wrong with a recipe's table, a sentence; none where it has no such table, or all is well."""
-    if not recipe.warm_start:
-        return []
+def find_mistakes(recipe: Recipe) -> list[str]:
+    """Say what is wrong with the table, a sentence; none where all is well."""
     try:
         read_warm_start(recipe)
     except LightningError as error:

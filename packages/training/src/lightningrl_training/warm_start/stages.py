@@ -25,21 +25,17 @@ from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.tuning.loss_curve import draw_losses
 from lightningrl_training.tuning.session import build_backend, make_renderer, read_data, tune_policy
 from lightningrl_training.tuning.settings import TuneSettings
+from lightningrl_training.warm_start import is_tuned
 from lightningrl_training.warm_start.folders import open_stage
 from lightningrl_training.warm_start.settings import WarmStart, read_warm_start
 from lightningrl_training.warm_start.teacher import ask_teacher
 
-__all__ = ["is_tuned", "warm_start"]
+__all__ = ["warm_start"]
 
 logger = logging.getLogger(__name__)
 
 _LINES = 10
 """Updates that are told of, but for the last."""
-
-
-def is_tuned(run: Path) -> bool:
-    """True where a run's warm start is over."""
-    return (run / "warm_start" / "tuning" / "policy").is_dir()
 
 
 async def warm_start(
