@@ -84,6 +84,8 @@ class Client:
     """`name status`, in order."""
     pip: Sequence[str] = ()
     npm: Sequence[str] = ()
+    python: str = ""
+    """Version of Python that it is installed for; "" = this one."""
     harness: str = ""
     """A row of the table of harnesses, which says all of how it is installed and started."""
     command: str = ""
@@ -198,7 +200,7 @@ def install(client: Client) -> str | None:
         client.folder.mkdir(parents=True)
     else:
         commands = [
-            [uv, "venv", "--quiet", "--python", sys.executable, str(client.folder)],
+            [uv, "venv", "--quiet", "--python", client.python or sys.executable, str(client.folder)],
             [uv, "pip", "install", "--quiet", "--python", str(client.folder / "bin/python"), *client.packages],
         ]
     for command in commands:

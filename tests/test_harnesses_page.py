@@ -55,6 +55,5 @@ def test_there_is_no_row_without_a_client() -> None:
     assert len(ROWS) == len(SDKS) + len(HARNESSES)
 
 
-def test_harnesses_that_can_be_installed_on_each_python_are_tried() -> None:
-    tried = {client["harness"] for client in CLIENTS.values() if "harness" in client}
-    assert set(HARNESSES) - tried == {"openhands"}
+def test_every_harness_is_tried() -> None:
+    assert {client["harness"] for client in CLIENTS.values() if "harness" in client} == set(HARNESSES)
