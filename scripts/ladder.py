@@ -9,11 +9,11 @@ The agent is examples/calculator_smollm2 with one example in its prompt (`one_ex
 tasks sums and products, the target a greedy validation of 0.8 on 80 held-out tasks.
 
 alone     RL on 64 rollouts a step
-traces    `[warm_start] traces`: ten dialogues, imported and curated, then RL
+traces    `[warm_start] traces`: twenty dialogues, imported and curated, then RL
 teacher   `[warm_start] teacher`: a policy trained before with two examples in its prompt, asked 32 tasks, then RL
 control   as `traces`, with a learning rate of 0 in RL
 
-The dialogues stand for the logs of a larger model in production: chat messages as JSON lines, of ten training tasks,
+The dialogues stand for the logs of a larger model in production: chat messages as JSON lines, of twenty training tasks,
 with the agent's own prompt and right actions, which a script writes. No held-out task is among them. The minutes are
 those of the whole command, of loading and validations too, but not of training the teacher.
 """
@@ -38,6 +38,8 @@ ROWS: Final = ("alone", "traces", "teacher", "control")
 TARGET: Final = 0.8
 STEP: Final = 64
 """Rollouts of a step."""
+DIALOGUES: Final = 20
+"""Traces that are imported."""
 ASKED: Final = 32
 """Tasks that the teacher is asked."""
 
@@ -47,7 +49,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--steps", type=int, default=20, help="RL steps at most (20)")
-    parser.add_argument("--traces", type=int, default=10, help="dialogues that are imported (10)")
     parser.add_argument("--report", action="store_true", help="run nothing; print what is there")
     arguments = parser.parse_args()
     if not arguments.report:
@@ -55,11 +56,11 @@ def main() -> None:
         for seed in arguments.seeds:
             for row in arguments.rows:
                 if row != "control" or seed == arguments.seeds[0]:
-                    run_row(row, seed, arguments.steps, arguments.traces)
+                    run_row(row, seed, arguments.steps)
     print(table())
 
 
-def run_row(row: str, seed: int, steps: int, traces: int) -> None:
+def run_row(row: str, seed: int, steps: int) -> None:
     """Train a row in runs/ladder/ROW-SEED, unless it was trained."""
     folder = RUNS / f"{row}-{seed}"
     if (RUNS / f"{folder.name}.json").is_file():
@@ -73,7 +74,7 @@ def run_row(row: str, seed: int, steps: int, traces: int) -> None:
     ]
     tuning = ["tune.learning_rate=2e-5", "tune.epochs=3", "tune.batch=8"]
     if row in ("traces", "control"):
-        import_dialogues(traces)
+        import_dialogues()
         settings += [f"warm_start.traces={json.dumps(str(IMPORTED))}", *tuning]
     if row == "teacher":
         make_teacher()
@@ -93,12 +94,12 @@ def make_teacher() -> None:
         lightningrl("export", str(TEACHER), "--run", str(RUNS / "teacher"))
 
 
-def import_dialogues(count: int) -> None:
+def import_dialogues() -> None:
     """Write the dialogues and import them."""
     if IMPORTED.is_dir():
         return
     export = RUNS / "dialogues.jsonl"
-    lines = [json.dumps(row) + "\n" for _, row in zip(range(count), dialogues(), strict=False)]
+    lines = [json.dumps(row) + "\n" for _, row in zip(range(DIALOGUES), dialogues(), strict=False)]
     export.write_text("".join(lines), encoding="utf-8")
     lightningrl("import-traces", str(export), "--into", str(IMPORTED))
 
