@@ -37,7 +37,7 @@ from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.build import build_backends, build_credit
 from lightningrl_training.forecast.evidence import gather
-from lightningrl_training.forecast.movement import Movement, at_full_rate
+from lightningrl_training.forecast.movement import at_full_rate, measure_moved
 from lightningrl_training.forecast.record import measure_outcome
 
 __all__ = ["ROOT", "Run", "plan", "train"]
@@ -208,7 +208,6 @@ def _train_here(recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task])
     _, scorer = build_credit(recipe, plugins, models)
     tokenizer = AutoTokenizer.from_pretrained(models["policy"])
     rewards: list[float] = []
-    measured: list[float | None] = []
     order = random.Random(recipe.loop.seed).sample(range(len(tasks)), len(tasks))
     loop = recipe.loop
 
@@ -226,13 +225,10 @@ def _train_here(recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task])
         backend.learn(scorer.build(credited).samples)
         rewards.append(fmean(rollout.reward or 0.0 for rollout in rollouts))
         if step == 0:
-            first, movement = credited, Movement({"policy": backend}, credited)
-        if step < 2:
-            measured.append(movement.measure())
+            first, moved = credited, at_full_rate(measure_moved({"policy": backend}, credited), recipe)
     gain = measure(loop.steps) - before
     backend.close()
-    moved, carried = at_full_rate(measured[0], recipe), at_full_rate(measured[1], recipe, step=2)
-    evidence = gather(recipe, first, moved=moved, carried=carried)
+    evidence = gather(recipe, first, moved=moved)
     assert evidence is not None
     rows = [{"step": float(step + 1), "reward": reward} for step, reward in enumerate(rewards)]
     outcome = measure_outcome(rows, evidence.reward, recipe.reward_bounds)

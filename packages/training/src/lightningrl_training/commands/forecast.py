@@ -103,8 +103,6 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     form = {"malformed tool calls": evidence.malformed, "cut off": evidence.cut_off, "failed": evidence.failed}
     snr = "-" if evidence.snr is None else f"{evidence.snr:.2f}"
     moved = "not known" if evidence.moved is None else f"{evidence.moved:.3g} nats a rollout that it learns from"
-    if evidence.carried is not None:
-        moved += f", {evidence.carried:.3g} one of other tasks"
     likeliest = "-" if evidence.likeliest is None else f"{evidence.likeliest:.3f}"
     table.add_row("rollouts", f"{evidence.rollouts} in {evidence.groups} groups")
     table.add_row("pass", passes)

@@ -68,8 +68,6 @@ class Evidence(BaseModel):
     moved: float | None = None
     """Nats that a step at the full learning rate moves a rollout that it learns from by, in the direction asked for;
     None = the backend does not say."""
-    carried: float | None = None
-    """Nats that it moves a rollout of other tasks by, likewise; None = nobody took a second step."""
 
     @property
     def best(self) -> float:
@@ -77,13 +75,7 @@ class Evidence(BaseModel):
         return self.best_at[max(self.best_at)]
 
 
-def gather(
-    recipe: Recipe,
-    credited: Sequence[CreditedGroup],
-    *,
-    moved: float | None = None,
-    carried: float | None = None,
-) -> Evidence | None:
+def gather(recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | None = None) -> Evidence | None:
     """Gather evidence from a policy's groups; None where no rollout has a reward."""
     earned = [judged for group in credited if (judged := _judge(group.group.trajectories, *recipe.reward_bounds))]
     rewards = [[reward for reward, _ in judged] for judged in earned]
@@ -112,7 +104,6 @@ def gather(
         failed=fmean(rollout.outcome is not Outcome.SUCCEEDED for rollout in rollouts),
         tokens=trained / len(rollouts),
         moved=moved,
-        carried=carried,
     )
 
 

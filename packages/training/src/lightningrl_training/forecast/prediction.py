@@ -1,6 +1,6 @@
 """Predicts a run's gain in mean reward from evidence, with an interval, by the coefficients of calibration.json.
 
-Evidence ─► features ─► gain = intercept + Σ coefficient · (feature - mean) ÷ scale, within a reward's ends
+Evidence ─► features ─► gain = Σ coefficient · feature, within a reward's ends
 features: surer = (likeliest rollout's reward - mean reward) · share of the steps that growing surer takes
           way   = share of the way that the steps move rollouts
 interval = gain + quantiles of calibration residuals · width      residuals of families that the fit has not seen
@@ -56,10 +56,7 @@ class Calibration(BaseModel):
     """Share of gains, as runs see them, within their 90 % interval, likewise."""
     error: float
     """Median absolute error, likewise."""
-    intercept: float
     coefficients: Mapping[str, float]
-    means: Mapping[str, float]
-    scales: Mapping[str, float]
     residuals: tuple[float, float]
     """Quantiles 0.05 and 0.95 of residuals by width."""
     width: tuple[float, float]
@@ -88,10 +85,7 @@ def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainF
     """Predict the gain over the recipe's steps. `calibration`: another than the committed one."""
     fitted = calibration or load_calibration()
     values = features(evidence, fitted.moved)
-    gain = fitted.intercept + sum(
-        weight * (values[name] - fitted.means[name]) / fitted.scales[name]
-        for name, weight in fitted.coefficients.items()
-    )
+    gain = sum(weight * values[name] for name, weight in fitted.coefficients.items())
     least, most = -evidence.reward, 1.0 - evidence.reward
     gain = min(most, max(least, gain))
     width = fitted.width[0] + fitted.width[1] * evidence.spread

@@ -1,7 +1,6 @@
-"""A forecast before any run: some dozens of real rollouts, and two learning steps on a copy of the weights.
+"""A forecast before any run: some dozens of real rollouts, and one learning step on a copy of the weights.
 
-serve ─► groups of training tasks ─► rewards, credit ─► a step of one half, one of the other ─► Evidence
-                                                  GainForecast and what would change it ◄─┘
+serve ─► groups of training tasks ─► rewards, credit ─► one step ─► Evidence ─► GainForecast and what would change it
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.forecast.changes import Change, possible_changes
 from lightningrl_training.forecast.evidence import Evidence, gather
-from lightningrl_training.forecast.movement import Movement, at_full_rate
+from lightningrl_training.forecast.movement import at_full_rate, measure_moved
 from lightningrl_training.forecast.prediction import GainForecast, predict
 from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.tasks import plan_branches, plan_group
@@ -39,7 +38,7 @@ class RecipeForecast:
     forecast: GainForecast
     changes: Sequence[Change]
     unlearned: str = ""
-    """Why no step was learned, where the learner raised; empty = both were."""
+    """Why no step was learned, where the learner raised; empty = one was."""
 
 
 async def forecast_recipe(
@@ -66,14 +65,9 @@ async def forecast_recipe(
             groups = max(2, math.ceil(rollouts / recipe.loop.group_size))
             starting(f"the agent, {groups} groups of {recipe.loop.group_size} rollouts")
             credited = await _collect(recipe, parts, served, groups)
-            starting("two steps of the learner")
-            (moved, carried), unlearned = await _learn(recipe, parts, served, credited)
-    evidence = gather(
-        recipe,
-        credited,
-        moved=at_full_rate(moved, recipe),
-        carried=at_full_rate(carried, recipe, step=2),
-    )
+            starting("one step of the learner")
+            moved, unlearned = await _learn(recipe, parts, served, credited[: recipe.loop.tasks_per_step])
+    evidence = gather(recipe, credited, moved=at_full_rate(moved, recipe))
     if evidence is None:
         raise LightningError(
             f"no rollout of {groups * recipe.loop.group_size} has a reward, so there is nothing to forecast from; "
@@ -105,22 +99,15 @@ async def _rewarded(specs: Sequence[RolloutSpec], parts: Parts, served: RunningS
 
 
 async def _learn(
-    recipe: Recipe, parts: Parts, served: RunningServices, credited: Sequence[CreditedGroup]
-) -> tuple[tuple[float | None, float | None], str]:
-    """Take a step of the first half of the groups, at most as many as a step has, and one of as many others; return
-    the nats by which either moved a rollout of the first half, and the sentence of a learner that raised."""
-    size = min(recipe.loop.tasks_per_step, len(credited) // 2)
-    first, second = credited[:size], credited[size : 2 * size]
+    recipe: Recipe, parts: Parts, served: RunningServices, step: Sequence[CreditedGroup]
+) -> tuple[float | None, str]:
+    """Take one step; return the nats that it moved a rollout by, and the sentence of a learner that raised."""
+    if not any(group.has_signal for group in step):
+        return None, ""
     trained = {name: served.backends[name] for name, policy in recipe.all_policies.items() if policy.trainable}
-    moved: list[float | None] = []
     try:
-        movement = Movement(trained, first)
-        for step in (first, second):
-            if any(group.has_signal for group in step):
-                scored = await asyncio.to_thread(parts.scorer.build, step)
-                await served.policies.learn(scored.samples)
-            moved.append(await asyncio.to_thread(movement.measure))
+        scored = await asyncio.to_thread(parts.scorer.build, step)
+        await served.policies.learn(scored.samples)
+        return await asyncio.to_thread(measure_moved, trained, step), ""
     except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
-        sentence = str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
-        return (None, None), sentence
-    return (moved[0], moved[1]), ""
+        return None, str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
