@@ -27,7 +27,7 @@ real: .venv/.installed  ## Train a pretrained model, SmolLM2-135M-Instruct, to u
 quickstart: .venv/.installed  ## Train an unchanged LangGraph text-to-SQL agent on this machine and draw its curve
 	@$(BIN)/lightningrl train examples/text_to_sql
 
-test: .venv/.installed  ## Run all tests, at a size that tells: ten minutes on two cores
+test: .venv/.installed  ## Run all tests, at a size that tells: twenty minutes on two cores
 	@$(BIN)/$(PYTEST) $(LIGHT) --durations=10
 
 test-long: .venv/.installed  ## Run all tests at full size: attribution, crashes, fuzz, the pages from built wheels

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from teaching import OF_EVERY_OTHER
 from warm import WarmCommand
 
 from lightningrl import Run
+from lightningrl.errors import RunFolderError
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter
 from lightningrl_client.recipe_file import load_recipe
@@ -44,7 +46,8 @@ def words(*settings: str) -> list[str]:
 async def calls_of(run: Path) -> list[Any]:
     async with open_run(run) as stored:
         records = await stored.list_rollouts(RolloutFilter(limit=100))
-        return list(await stored.look.trajectories([record.id for record in records]))
+        ended = [record.id for record in records if any(attempt.outcome is not None for attempt in record.attempts)]
+        return list(await stored.look.trajectories(ended))
 
 
 @pytest.mark.slow
@@ -104,6 +107,37 @@ def test_a_run_killed_while_it_tunes_goes_on_with_the_next_update(
     assert len(asyncio.run(calls_of(run.folder / "warm_start" / "teacher"))) == asked == 8
 
 
+@pytest.mark.slow
+def test_a_run_killed_while_its_teacher_answers_asks_the_rest(
+    first_agent: Path, warm: WarmCommand, tmp_path: Path
+) -> None:
+    run = TrainRun(warm, tmp_path / "run", tmp_path / "journal")
+    teacher = run.folder / "warm_start" / "teacher"
+
+    def answered() -> int:
+        try:
+            return len(asyncio.run(calls_of(teacher)))
+        except RunFolderError:  # it is just starting
+            return 0
+
+    try:
+        run.start(str(first_agent), *words(*SMALL, *TEACHER, "warm_start.tasks=40", "runtime.concurrency=1"))
+        run.wait_for(lambda: answered() >= 3)
+        run.kill_trainer()
+        run.wait_for_orphans()
+        before = {trajectory.rollout_id for trajectory in asyncio.run(calls_of(teacher))}
+        assert 3 <= len(before) < 80, "it was killed while the teacher answered"
+        run.start("--resume")
+        assert run.wait() == 0, run.describe()
+    finally:
+        run.close()
+    taught = asyncio.run(calls_of(teacher))
+    assert before < {trajectory.rollout_id for trajectory in taught}
+    assert Counter(trajectory.task.id for trajectory in taught) == dict.fromkeys({t.task.id for t in taught}, 2)
+    assert len(taught) == 80
+    assert Run(run.folder).steps == 1
+
+
 class Provider(BaseHTTPRequestHandler):
     """Answers each call of chat with a date in words."""
 
@@ -158,3 +192,13 @@ def test_what_is_wrong_with_the_table_is_said_in_a_sentence(
     recipe: Recipe = load_recipe(first_agent).model_copy(update={"warm_start": table, "tune": tune})
     said = explain_warm_start(recipe)
     assert said == [] if not what else (len(said) == 1 and what in said[0]), said
+
+
+def test_doctor_and_sweep_refuse_a_wrong_table_before_they_start(
+    first_agent: Path, warm: WarmCommand, tmp_path: Path
+) -> None:
+    for command in ("doctor", "sweep"):
+        refused = warm.run("lightningrl", command, str(first_agent), "--set", "warm_start.tracez=x", cwd=tmp_path)
+        assert refused.returncode != 0, refused.stdout
+        assert "warm_start.tracez: " in refused.stdout + refused.stderr
+    assert not list(tmp_path.rglob("store.sqlite"))

@@ -8,9 +8,10 @@ import itertools
 import json
 import re
 import shutil
+import sqlite3
 import statistics
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
@@ -368,9 +369,12 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
         recipe["sampling"]["top_p"] = rate
         (tmp_path / name / "recipe.json").write_text(json.dumps(recipe))
     (tmp_path / "b" / "metrics.jsonl").write_text("{}\n")
-    (tmp_path / "begun").mkdir()
-    for file in ("run.json", "store.sqlite"):  # as a run that is just starting has them
-        (tmp_path / "begun" / file).touch()
+    for name in ("begun", "opened"):  # as a run that is just starting has its files, a moment later with a journal
+        (tmp_path / name).mkdir()
+        for file in ("run.json", "store.sqlite"):
+            (tmp_path / name / file).touch()
+    with closing(sqlite3.connect(tmp_path / "opened" / "store.sqlite")) as database:
+        database.execute("PRAGMA journal_mode = WAL")
     rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
     steps = len([row for row in rows if "rollouts" in row])
     recipe = json.loads((tmp_path / "a" / "recipe.json").read_text())
@@ -379,7 +383,7 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
     async with browsing(tmp_path) as browser:
         text = await page(browser, "/")
         assert f">{steps} of {steps + 3}<" in text, "a run that ended early"
-        assert set(re.findall(r'href="/runs/(\w+)/"', text)) == {"a", "b", "begun"}
+        assert set(re.findall(r'href="/runs/(\w+)/"', text)) == {"a", "b", "begun", "opened"}
         assert "sampling.top_p 0.1" in text and "is no metrics entry" in text
         (tmp_path / "b" / "metrics.jsonl").unlink()
         compared = await page(browser, "/?compare=a&compare=b")
@@ -390,7 +394,8 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
         assert "there is no run '..'" in await page(browser, "/runs/%2e%2e/", 404)
         for name in ("a" * 5000, "é" * 200, "%00", "a%00"):
             assert "there is no run" in await page(browser, f"/runs/{name}/rollouts", 404)
-        assert "its run is just starting" in await page(browser, "/runs/begun/", 503)
+        for name in ("begun", "opened"):
+            assert "its run is just starting" in await page(browser, f"/runs/{name}/", 503)
 
 
 async def test_a_form_hands_back_a_value_that_a_page_may_not_hold(recorded_run: Path) -> None:

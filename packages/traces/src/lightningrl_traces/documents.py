@@ -19,7 +19,18 @@ import ijson
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import clean_json
 
-__all__ = ["LONGEST", "UNREADABLE", "begin", "has_lines", "open_source", "read_documents", "read_items", "refuse"]
+__all__ = [
+    "LONGEST",
+    "UNREADABLE",
+    "begin",
+    "dict_of",
+    "dicts_of",
+    "has_lines",
+    "open_source",
+    "read_documents",
+    "read_items",
+    "refuse",
+]
 
 LONGEST: Final = 256 * 2**20
 """Bytes of one document."""
@@ -35,6 +46,16 @@ UNREADABLE: Final = (OSError, EOFError, zlib.error)
 """Errors of a file that cannot be read or unpacked."""
 LISTS: Final = ("data", "observations", "spans", "runs")
 """Keys below which an export of several documents has them."""
+
+
+def dict_of(value: object) -> dict[str, Any]:
+    """Return a part of another's document as a dict; an empty one where it is something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def dicts_of(value: object) -> list[dict[str, Any]]:
+    """Return the dicts among the items of another's list; none where it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def open_source(path: Path) -> IO[bytes]:

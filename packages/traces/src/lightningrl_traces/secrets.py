@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -32,6 +31,7 @@ from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
 from detect_secrets.plugins.twilio import TwilioKeyDetector
 from stdnum import iban, luhn
 
+from lightningrl_server.lru import LruCache
 from lightningrl_traces.grades import Reason
 from lightningrl_traces.records import Call, Ending, ToolRun
 
@@ -86,15 +86,14 @@ _ENTRY: Final = 250
 _MEMORY: Final = 4 * 2**20
 """Characters of texts shorter than `_LONG`, and `_ENTRY` for each, whose masks are remembered: a call repeats those
 before it."""
+_remembered: Final = LruCache[str, tuple[str, bool, bool]](_MEMORY // _ENTRY, _LONG + _ENTRY, together=_MEMORY)
 
 
 def mask_text(text: str) -> tuple[str, bool, bool]:
     """Return the text with what is secret or personal masked; whether it had a secret; whether personal data."""
     if len(text) >= _LONG:
         return _mask(text)
-    if (mask := _remembered.get(text)) is None:
-        mask = _remembered.add(text, _mask(text))
-    return mask
+    return _remembered.get(text) or _remembered.put(text, _mask(text), len(text) + _ENTRY)
 
 
 def _mask(text: str) -> tuple[str, bool, bool]:
@@ -109,29 +108,6 @@ def _mask(text: str) -> tuple[str, bool, bool]:
     private = _IBAN.sub(lambda match: "[IBAN]" if iban.is_valid(match[0]) else match[0], private)
     private = _mask_phones(private)
     return (text if private == text else private), has_secret, private != masked
-
-
-class _Memory:
-    """Masks of texts, those last used, of `_MEMORY` characters together."""
-
-    def __init__(self) -> None:
-        self._masks: OrderedDict[str, tuple[str, bool, bool]] = OrderedDict()
-        self._held = 0
-
-    def get(self, text: str) -> tuple[str, bool, bool] | None:
-        if (mask := self._masks.get(text)) is not None:
-            self._masks.move_to_end(text)
-        return mask
-
-    def add(self, text: str, mask: tuple[str, bool, bool]) -> tuple[str, bool, bool]:
-        self._masks[text] = mask
-        self._held += len(text) + _ENTRY
-        while self._held > _MEMORY:
-            self._held -= len(self._masks.popitem(last=False)[0]) + _ENTRY
-        return mask
-
-
-_remembered: Final = _Memory()
 
 
 def _mask_line(line: str) -> str:

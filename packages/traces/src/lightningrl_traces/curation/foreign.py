@@ -15,6 +15,7 @@ from lightningrl.errors import RunFolderError
 from lightningrl.types import OtherCall, OtherCallKind, Trajectory
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Likeness, UnreadCall
 from lightningrl_traces.curation.sources import Source
+from lightningrl_traces.documents import dict_of
 from lightningrl_viewer.reading.reader import StoredRun
 
 __all__ = ["TraceSource"]
@@ -42,7 +43,7 @@ class TraceSource(Source):
     def _read(
         self, other: OtherCall, call_id: str, rollout_id: str, values: dict[str, float | None]
     ) -> ChatCall | UnreadCall:
-        request: dict[str, Any] = other.request if isinstance(other.request, dict) else {}
+        request: dict[str, Any] = dict_of(other.request)
         choice: dict[str, Any] = next(iter(other.answer.get("choices") or ()), {})
         messages, answer = request.get("messages"), choice.get("message")
         if (rollout_id, call_id) in self._unfit:

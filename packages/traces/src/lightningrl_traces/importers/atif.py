@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.sanitize import as_text
-from lightningrl_traces.documents import read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
 from lightningrl_traces.reading.bodies import sampling_of
 from lightningrl_traces.reading.messages import NO_TEXT, REPARSED, finish_of, read_tools
@@ -24,7 +24,7 @@ class AtifImporter:
     """A trajectory a document: `schema_version` of ATIF, `agent`, `steps`."""
 
     def fits(self, sample: Sample) -> bool:
-        first = sample.first if isinstance(sample.first, dict) else {}
+        first = dict_of(sample.first)
         return str(first.get("schema_version") or "").upper().startswith("ATIF") and "steps" in first
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
@@ -35,10 +35,10 @@ class AtifImporter:
 
 def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     trace_id = str(document.get("session_id") or document.get("trajectory_id") or name)
-    agent = document["agent"] if isinstance(document.get("agent"), dict) else {}
+    agent = dict_of(document.get("agent"))
     tools = read_tools(agent.get("tool_definitions"))
     messages: list[Message] = []
-    for number, step in enumerate(_dicts(document, "steps"), 1):
+    for number, step in enumerate(dicts_of(document.get("steps")), 1):
         notes: set[str] = set()
         message = _message(step, notes)
         is_call = (
@@ -48,8 +48,8 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
             yield _call(step, trace_id, number, list(messages), message, tools, notes, agent)
         messages.append(message)
         messages += _results(step)
-    metrics = document["final_metrics"] if isinstance(document.get("final_metrics"), dict) else {}
-    extra = metrics["extra"] if isinstance(metrics.get("extra"), dict) else {}
+    metrics = dict_of(document.get("final_metrics"))
+    extra = dict_of(metrics.get("extra"))
     own = document["extra"].get(OWN) if isinstance(document.get("extra"), dict) else None
     reward = extra.get("reward")
     yield (
@@ -57,11 +57,6 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
         if isinstance(own, dict)
         else Ending(trace_id=trace_id, reward=float(reward) if isinstance(reward, int | float) else None)
     )
-
-
-def _dicts(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    inner = value.get(key)
-    return [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
 
 
 def _message(step: Mapping[str, Any], notes: set[str]) -> Message:
@@ -76,13 +71,13 @@ def _message(step: Mapping[str, Any], notes: set[str]) -> Message:
     message: Message = {"role": "assistant", "content": as_text(content or "")}
     if isinstance(step.get("reasoning_content"), str) and step["reasoning_content"]:
         message["reasoning_content"] = step["reasoning_content"]
-    if calls := _dicts(step, "tool_calls"):
+    if calls := dicts_of(step.get("tool_calls")):
         message["tool_calls"] = [_tool_call(call, notes) for call in calls]
     return message
 
 
 def _tool_call(call: Mapping[str, Any], notes: set[str]) -> dict[str, Any]:
-    extra = call["extra"] if isinstance(call.get("extra"), dict) else {}
+    extra = dict_of(call.get("extra"))
     arguments = extra.get("arguments")
     if not isinstance(arguments, str):
         notes.add(REPARSED)
@@ -92,9 +87,9 @@ def _tool_call(call: Mapping[str, Any], notes: set[str]) -> dict[str, Any]:
 
 
 def _results(step: Mapping[str, Any]) -> list[Message]:
-    observation = step["observation"] if isinstance(step.get("observation"), dict) else {}
+    observation = dict_of(step.get("observation"))
     results: list[Message] = []
-    for result in _dicts(observation, "results"):
+    for result in dicts_of(observation.get("results")):
         content = as_text(result.get("content") or "")
         if result.get("source_call_id"):
             results.append({"role": "tool", "tool_call_id": str(result["source_call_id"]), "content": content})
@@ -113,8 +108,8 @@ def _call(
     notes: set[str],
     agent: Mapping[str, Any],
 ) -> Call:
-    metrics = step["metrics"] if isinstance(step.get("metrics"), dict) else {}
-    extra = step["extra"] if isinstance(step.get("extra"), dict) else {}
+    metrics = dict_of(step.get("metrics"))
+    extra = dict_of(step.get("extra"))
     own = extra.get(OWN) if isinstance(extra.get(OWN), dict) else None
     facts: dict[str, Any] = {
         "model": str(step.get("model_name") or agent.get("model_name") or ""),

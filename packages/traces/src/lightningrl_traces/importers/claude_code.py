@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightningrl_traces.documents import read_documents
+from lightningrl_traces.documents import dict_of, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
 from lightningrl_traces.reading.messages import finish_of, read_message
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
@@ -24,7 +24,7 @@ class ClaudeCodeImporter:
     """A session a file; an answer is logged in several lines, a content block each."""
 
     def fits(self, sample: Sample) -> bool:
-        first = sample.first if isinstance(sample.first, dict) else {}
+        first = dict_of(sample.first)
         is_line = str(first.get("type")) in _KINDS and (
             "sessionId" in first or "leafUuid" in first or "messageId" in first
         )
@@ -56,7 +56,7 @@ class _Session:
         self._number = 0
 
     def add(self, line: Mapping[str, Any]) -> Iterator[Call]:
-        message = line["message"] if isinstance(line.get("message"), dict) else {}
+        message = dict_of(line.get("message"))
         at = unix_seconds(line.get("timestamp"))
         if line["type"] == "assistant":
             if self._answer is not None and self._answer.get("id") != message.get("id"):

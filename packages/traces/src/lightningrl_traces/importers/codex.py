@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl_traces.documents import read_documents
+from lightningrl_traces.documents import dict_of, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
 from lightningrl_traces.reading.bodies import read_request, read_response
 from lightningrl_traces.records import Call, Ending, Sample, TraceRecord
@@ -25,7 +25,7 @@ class CodexImporter:
     """A session a file: `session_meta`, `turn_context`, `response_item`."""
 
     def fits(self, sample: Sample) -> bool:
-        first = sample.first if isinstance(sample.first, dict) else {}
+        first = dict_of(sample.first)
         return str(first.get("type")) in _KINDS and "payload" in first
 
     def read(self, path: Path) -> Iterator[TraceRecord]:

@@ -9,7 +9,7 @@ from typing import Any
 from lightningrl.conventions import parse_attribute
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
-from lightningrl_traces.documents import read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.reading.bodies import read_request, read_response, sampling_of, version_of
 from lightningrl_traces.reading.messages import finish_of, read_message, read_messages
 from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord
@@ -22,7 +22,7 @@ class LangfuseImporter:
     """Langfuse's observations: `traceId`, `type`, `startTime`; or a trace with `observations` and `scores`."""
 
     def fits(self, sample: Sample) -> bool:
-        first = sample.first if isinstance(sample.first, dict) else {}
+        first = dict_of(sample.first)
         is_observation = "type" in first and ("traceId" in first or "trace_id" in first) and "startTime" in _keys(first)
         return is_observation or isinstance(first.get("observations"), list)
 
@@ -56,7 +56,7 @@ def _read_trace(trace: Mapping[str, Any]) -> Iterator[TraceRecord]:
         if isinstance(row, dict):
             yield from _read(_camel(row), trace_id)
     listed = trace.get("scores")
-    scores = [score for score in listed if isinstance(score, dict)] if isinstance(listed, list) else []
+    scores = dicts_of(listed)
     rewards = {
         str(score.get("name") or "score"): float(score["value"])
         for score in scores
@@ -103,7 +103,7 @@ def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
     if fields.get("answer") is None and response is not None:
         replies = read_message(response[0] if isinstance(response, list) and response else response, notes, "assistant")
         fields["answer"] = {**replies[-1], "role": "assistant"} if replies else None
-    facts = metadata if isinstance(metadata, dict) else {}
+    facts = dict_of(metadata)
     fields["finish_reason"] = fields.get("finish_reason") or finish_of(facts.get("finish_reason"))
     fields["sampling"] = {**fields.get("sampling", {}), **sampling_of(settings)}
     if fields.get("version") is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
-from lightningrl_traces.documents import read_documents
+from lightningrl_traces.documents import dict_of, read_documents
 from lightningrl_traces.reading.bodies import read_request, read_response, sampling_of, version_of
 from lightningrl_traces.reading.messages import finish_of, read_message, read_messages, read_tools
 from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord
@@ -68,8 +68,7 @@ def _read(run: Mapping[str, Any]) -> Iterator[TraceRecord]:
 
 
 def _of(value: Any, key: str) -> dict[str, Any]:
-    inner = value.get(key) if isinstance(value, Mapping) else None
-    return inner if isinstance(inner, dict) else {}
+    return dict_of(dict_of(value).get(key))
 
 
 def _llm(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +91,7 @@ def _langchain(inputs: Mapping[str, Any], outputs: Mapping[str, Any], notes: set
     first = (
         batches[0][0] if isinstance(batches, list) and batches and isinstance(batches[0], list) and batches[0] else {}
     )
-    first = first if isinstance(first, dict) else {}
+    first = dict_of(first)
     message = first.get("message")
     replies = read_message(message, notes) if isinstance(message, dict) else []
     kwargs = _of(message, "kwargs") or _of(message, "data")

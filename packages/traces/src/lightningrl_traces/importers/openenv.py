@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightningrl_traces.documents import read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
 from lightningrl_traces.reading.bodies import read_request, read_response
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
@@ -18,7 +18,7 @@ class OpenEnvImporter:
     """A rollout a document: `schema_version`, `turns` with `prompt_token_ids`."""
 
     def fits(self, sample: Sample) -> bool:
-        first = sample.first if isinstance(sample.first, dict) else {}
+        first = dict_of(sample.first)
         turns = first.get("turns")
         return isinstance(turns, list) and all(
             isinstance(turn, dict) and "prompt_token_ids" in turn for turn in turns[:1]
@@ -32,7 +32,7 @@ class OpenEnvImporter:
 
 def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     listed = document.get("turns")
-    turns = [turn for turn in listed if isinstance(turn, dict)] if isinstance(listed, list) else []
+    turns = dicts_of(listed)
     first = _of(turns[0], "metadata") if turns else {}
     trace_id = str(first.get("rollout_id") or name)
     history: list[Message] = []
@@ -69,5 +69,4 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
 
 
 def _of(value: Any, key: str) -> dict[str, Any]:
-    inner = value.get(key) if isinstance(value, Mapping) else None
-    return inner if isinstance(inner, dict) else {}
+    return dict_of(dict_of(value).get(key))

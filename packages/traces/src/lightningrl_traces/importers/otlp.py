@@ -17,7 +17,16 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord as ProtoLog
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from lightningrl_traces.documents import UNREADABLE, has_lines, open_source, read_documents, read_items, refuse
+from lightningrl_traces.documents import (
+    UNREADABLE,
+    dict_of,
+    dicts_of,
+    has_lines,
+    open_source,
+    read_documents,
+    read_items,
+    refuse,
+)
 from lightningrl_traces.records import LogRecord, Sample, Span, TraceRecord
 
 __all__ = ["OtlpImporter"]
@@ -65,9 +74,9 @@ def _read_json(path: Path) -> Iterator[TraceRecord]:
 
 def _read_document(document: Any) -> Iterator[TraceRecord]:
     for key, (scopes, items) in _LEVELS.items():
-        for resource in _dicts(document, key):
-            for scope in _dicts(resource, scopes):
-                for item in _dicts(scope, items):
+        for resource in dicts_of(dict_of(document).get(key)):
+            for scope in dicts_of(resource.get(scopes)):
+                for item in dicts_of(scope.get(items)):
                     yield from _json_record(key, item)
 
 
@@ -80,11 +89,6 @@ def _json_record(key: str, item: Mapping[str, Any]) -> Iterator[TraceRecord]:
 def _is_other_log(record: TraceRecord) -> bool:
     """True for a line of an application's log, which tells nothing of a call."""
     return isinstance(record, LogRecord) and not record.event.startswith("gen_ai.")
-
-
-def _dicts(value: Any, key: str) -> list[dict[str, Any]]:
-    inner = value.get(key) if isinstance(value, dict) else None
-    return [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
 
 
 def _mentions(path: Path, words: bytes) -> bool:
@@ -101,8 +105,8 @@ def _mentions(path: Path, words: bytes) -> bool:
 
 
 def _json_span(span: Mapping[str, Any]) -> Span:
-    events = [(str(event.get("name") or ""), _json_attributes(event)) for event in _dicts(span, "events")]
-    status = span["status"] if isinstance(span.get("status"), dict) else {}
+    events = [(str(event.get("name") or ""), _json_attributes(event)) for event in dicts_of(span.get("events"))]
+    status = dict_of(span.get("status"))
     return Span(
         trace_id=str(span.get("traceId") or ""),
         span_id=str(span.get("spanId") or ""),
@@ -135,7 +139,7 @@ def _seconds(nanoseconds: Any) -> float:
 
 
 def _json_attributes(item: Mapping[str, Any], key: str = "attributes") -> dict[str, Any]:
-    return {str(pair.get("key")): _json_value(pair.get("value")) for pair in _dicts(item, key)}
+    return {str(pair.get("key")): _json_value(pair.get("value")) for pair in dicts_of(dict_of(item).get(key))}
 
 
 def _json_value(value: Any) -> Any:

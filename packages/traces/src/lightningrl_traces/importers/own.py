@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lightningrl_traces.documents import dict_of
 from lightningrl_traces.reading.bodies import sampling_of
 from lightningrl_traces.reading.messages import finish_of
 from lightningrl_traces.records import Ending
@@ -34,7 +35,7 @@ def own_call(own: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def own_ending(trace_id: str, own: Mapping[str, Any]) -> Ending:
-    task = own["task"] if isinstance(own.get("task"), dict) else {}
+    task = dict_of(own.get("task"))
     rewards = {**(own.get("rewards") or {}), **(own.get("reported") or {})}
     return Ending(
         trace_id=trace_id,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightningrl_traces.documents import read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.reading.conventions import flatten
 from lightningrl_traces.records import Ending, Sample, Span, TraceRecord
 from lightningrl_traces.times import unix_seconds
@@ -18,7 +18,7 @@ class PhoenixImporter:
     """Phoenix's own form of a span: `context`, `span_kind`, `attributes`."""
 
     def fits(self, sample: Sample) -> bool:
-        first = sample.first if isinstance(sample.first, dict) else {}
+        first = dict_of(sample.first)
         is_span = "span_kind" in first or "parent_id" in first
         return is_span and ("context" in first or "context.trace_id" in first)
 
@@ -29,7 +29,7 @@ class PhoenixImporter:
 
 
 def _read(row: Mapping[str, Any]) -> Iterator[TraceRecord]:
-    context = row["context"] if isinstance(row.get("context"), dict) else {}
+    context = dict_of(row.get("context"))
     trace_id = str(context.get("trace_id") or row.get("context.trace_id") or "")
     nested = row.get("attributes")
     attributes = flatten(nested) if isinstance(nested, dict) else {}
@@ -54,7 +54,7 @@ def _read(row: Mapping[str, Any]) -> Iterator[TraceRecord]:
         error=str(row.get("status_message") or "") if failed else None,
     )
     notes = row.get("annotations")
-    scores = [note for note in notes if isinstance(note, dict)] if isinstance(notes, list) else []
+    scores = dicts_of(notes)
     rewards = {
         str(note.get("name") or "score"): float(note["result"]["score"])
         for note in scores

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lightningrl_traces.documents import dict_of, dicts_of
 from lightningrl_traces.reading.messages import finish_of, read_message, read_messages, read_tools
 
 __all__ = ["DOUBLED", "SAMPLING", "read_request", "read_response", "sampling_of", "version_of"]
@@ -70,7 +71,7 @@ def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
     """Read a response as fields of a `Call`."""
     if not isinstance(body, dict):
         return {}
-    usage = body["usage"] if isinstance(body.get("usage"), dict) else {}
+    usage = dict_of(body.get("usage"))
     fields: dict[str, Any] = {
         "version": version_of(body.get("system_fingerprint")),
         "model": body.get("model") or None,
@@ -81,7 +82,7 @@ def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
         fields |= _read_choice(choices[0], notes)
         fields["prompt_ids"] = _prompt_ids(body, choices[0], fields["prompt_tokens"], notes)
     elif isinstance(body.get("output"), list):
-        items = [item for item in body["output"] if isinstance(item, dict)]
+        items = dicts_of(body["output"])
         replies = _joined([message for item in items for message in read_message(item, notes, "assistant")])
         fields["answer"] = replies[-1] if replies else None
         reason = finish_of(body.get("status"))

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from lightningrl.conventions import parse_attribute
+from lightningrl_traces.documents import dicts_of
 from lightningrl_traces.reading.bodies import read_request, read_response, sampling_of, version_of
 from lightningrl_traces.reading.messages import finish_of, read_message, read_messages, read_tools
 from lightningrl_traces.records import LogRecord, Message, Span
@@ -54,8 +55,8 @@ def _openinference_messages(attributes: Mapping[str, Any], prefix: str, notes: s
     for item in _numbered(attributes, prefix):
         message = item["message"] if isinstance(item.get("message"), dict) else item
         content = message.get("content")
-        parts = [part.get("message_content", part) for part in _dicts(message, "contents")]
-        calls = [call.get("tool_call", call) for call in _dicts(message, "tool_calls")]
+        parts = [part.get("message_content", part) for part in dicts_of(message.get("contents"))]
+        calls = [call.get("tool_call", call) for call in dicts_of(message.get("tool_calls"))]
         messages += read_message(
             {**message, "content": content if content is not None else parts or None, "tool_calls": calls}, notes
         )
@@ -190,10 +191,10 @@ def _over(fields: Fields, more: Fields) -> Fields:
 def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
     """Read numbered attributes as a list: `p.0.a.b`, `p.0.c.1.d` → `[{"a": {"b": …}, "c": [.., {"d": …}]}]`."""
     whole = attributes.get(prefix)
-    if isinstance(whole, list):
-        return [item for item in whole if isinstance(item, dict)]
     if isinstance(whole, str) and isinstance(parsed := parse_attribute(whole), list):
-        return [item for item in parsed if isinstance(item, dict)]
+        whole = parsed
+    if isinstance(whole, list):
+        return dicts_of(whole)
     tree: dict[str, Any] = defaultdict(dict)
     for key, value in attributes.items():
         if key.startswith(f"{prefix}."):
@@ -201,11 +202,6 @@ def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]
             if place.isdecimal():
                 _put(tree[place], names, value)
     return [item for place in sorted(tree, key=int) if isinstance(item := _lists(tree[place]), dict)]
-
-
-def _dicts(value: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    inner = value.get(key)
-    return [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
 
 
 def _put(tree: dict[str, Any], names: Sequence[str], value: Any) -> None:

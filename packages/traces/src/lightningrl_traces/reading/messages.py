@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from lightningrl.sanitize import as_text
 from lightningrl.tool_schemas import canonical
+from lightningrl_traces.documents import dict_of
 from lightningrl_traces.records import Message
 
 __all__ = ["FINISHES", "NO_TEXT", "REPARSED", "digest_text", "finish_of", "read_message", "read_messages", "read_tools"]
@@ -188,7 +189,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         if isinstance(item, str):
             tools += read_tools(item) or ()
             continue
-        tool = item if isinstance(item, dict) else {}
+        tool = dict_of(item)
         function = tool["function"] if isinstance(tool.get("function"), dict) else tool
         schema = next(
             (function[key] for key in ("parameters", "input_schema", "json_schema") if function.get(key)), None

@@ -26,6 +26,7 @@ from lightningrl_training.sweeps.comparison import SettingResult, SweepResult, c
 from lightningrl_training.sweeps.curves import draw_sweep
 from lightningrl_training.sweeps.plan import Point, SweepPlan, default_sweep, make_plan, open_plan
 from lightningrl_training.sweeps.runner import ShowRun, SweepRunner, read_finished
+from lightningrl_training.warm_start import explain_warm_start, is_tuned
 from lightningrl_viewer.belongings import write_durably
 
 __all__ = ["sweep_command"]
@@ -77,7 +78,9 @@ def _check(plan: SweepPlan, folder: Path) -> None:
     first = {point.setting: point for point in reversed(plan.points) if finished.get(point.name) != ""}
     for setting, point in first.items():
         try:
-            build_checked(plan.read_recipe(point), plugins, will_work=True)
+            recipe = plan.read_recipe(point)
+            mistakes = [] if is_tuned(folder / point.name) else explain_warm_start(recipe)
+            build_checked(recipe, plugins, will_work=True, wrong=mistakes)
         except ConfigError as error:
             raise ConfigError(*(f"{setting}: {sentence}" if setting else sentence for sentence in error.args)) from None
 

@@ -66,6 +66,7 @@ async def examine(
     from lightningrl_training.checks import build_checked
     from lightningrl_training.doctor.examination import Clock, observe
     from lightningrl_training.memory_check import check_memory
+    from lightningrl_training.warm_start import explain_warm_start
 
     refuse_in_import("lightningrl.doctor")
     if recipe.runtime.workers == 0:
@@ -74,7 +75,7 @@ async def examine(
     starting("the recipe")
     clock = Clock()
     try:
-        parts = build_checked(recipe, load_plugins(), wrong=wrong)
+        parts = build_checked(recipe, load_plugins(), wrong=[*wrong, *explain_warm_start(recipe)])
         check_memory(recipe, parts.models, load_plugins())
     except (ConfigError, PluginError) as error:
         return _refused("mend the recipe; nothing was tried", *map(str, error.args))

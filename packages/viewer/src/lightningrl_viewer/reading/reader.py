@@ -20,6 +20,7 @@ from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.types import Outcome, Trajectory
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_server.store import SqlStore
+from lightningrl_server.store.errors import EmptyStore
 from lightningrl_server.store.location import find_store, has_store
 from lightningrl_server.store.protocol import Look
 from lightningrl_viewer.reading.group_diff import Siblings, build_siblings
@@ -141,10 +142,11 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
     """Open a run. Raises RunFolderError where there is no store."""
     if not has_store(folder):
         raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
-    url, path = find_store(folder), folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment)
-    if path.is_file() and not path.stat().st_size:
-        raise RunFolderError(f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment")
-    store = await SqlStore.open(url, read_only=True)
+    try:
+        store = await SqlStore.open(find_store(folder), read_only=True)
+    except EmptyStore:
+        problem = f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment"
+        raise RunFolderError(problem) from None
     try:
         yield StoredRun(store, _tokenizers(folder))
     finally:
