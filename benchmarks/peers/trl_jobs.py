@@ -19,24 +19,27 @@ from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
+SMOLLM2: Final = ROOT / ".peers/smollm2"
+HERMES: Final = ROOT / "packages/server/src/lightningrl_server/rendering/chat_templates/hermes.jinja"
 GROUP = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Model, tasks, prompt and reward of a job."""
+    """Tasks, prompt and reward of a job."""
 
-    model: Path
     train: Iterable[Mapping[str, Any]]
     held_out: Iterable[Mapping[str, Any]]
     """Tasks of ours."""
-    prompt: Callable[[Any], list[dict[str, str]]]
+    prompt: Callable[[Any], list[dict[str, Any]]]
     """Messages, from a task's input."""
     reward: Callable[..., list[float]]
     most_tokens: int
-    tasks_per_step: int = 16
-    learning_rate: float = 4e-4
-    batch: int = 128  # rows of a forward: the most that 20 GB hold
+    tasks_per_step: int
+    batch: int
+    """Rows of a forward."""
+    model: Path = SMOLLM2
+    learning_rate: float = 2e-5
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of the trainer: an environment, a tokenizer."""
 
@@ -58,7 +61,7 @@ class Job:
 
 def two_tools() -> Job:
     sys.path.insert(0, str(HERE / "two_tools"))
-    from store_room import TOOLS, StoreRoom, held_out_tasks, train_tasks
+    from store_room import TOOLS, StoreRoom, held_out_tasks, prompt, train_tasks
     from transformers import AutoTokenizer
     from transformers.utils.chat_template_utils import get_json_schema
     from trl.chat_template_utils import qwen3_template
@@ -69,19 +72,20 @@ def two_tools() -> Job:
             for messages, number in zip(completions, answer, strict=True)
         ]
 
-    room, starter = StoreRoom(), ROOT / ".peers/two_tools_starter"
+    room = StoreRoom()
     if [get_json_schema(tool) for tool in (room.count, room.find)] != TOOLS:
         raise SystemExit("TRL reads other descriptions off StoreRoom than the agent sends; write them alike")
-    tokenizer = AutoTokenizer.from_pretrained(starter)
-    # Our template's markup is Qwen's, which TRL knows by the template's text.
-    tokenizer.response_template = qwen3_template
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    tokenizer.chat_template = HERMES.read_text()
+    tokenizer.response_template = qwen3_template  # the same markup, which TRL knows by the template's text
     return Job(
-        model=starter,
         train=train_tasks(),
         held_out=held_out_tasks(),
-        prompt=lambda task: [{"role": "user", "content": task["question"]}],
+        prompt=lambda task: prompt(task["question"]),
         reward=right,
-        most_tokens=96,
+        most_tokens=160,  # of all turns, with what the tools said
+        tasks_per_step=4,
+        batch=8,
         options={"processing_class": tokenizer, "environment_factory": StoreRoom},
     )
 
@@ -97,14 +101,12 @@ def pretrained_call() -> Job:
         ]
 
     return Job(
-        model=ROOT / ".peers/smollm2",
         train=train(),
         held_out=validation(),
         prompt=prompt,
         reward=right,
         most_tokens=32,
         tasks_per_step=8,
-        learning_rate=2e-5,
         batch=8,  # 129 s a step; 16 rows: 142, 32: 147 and 21 GB
     )
 

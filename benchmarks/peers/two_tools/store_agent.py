@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from openai import OpenAI
-from store_room import TOOLS, StoreRoom
+from store_room import TOOLS, StoreRoom, prompt
 
 MOST_TURNS = 4
 
@@ -23,7 +23,7 @@ def answer(task: dict[str, Any]) -> str:
     room = StoreRoom()
     room.reset(task["room"])
     tools: Any = TOOLS
-    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    messages: list[Any] = prompt(task["question"])
     for _ in range(MOST_TURNS):
         message = client.chat.completions.create(model="gpt-4o-mini", messages=messages, tools=tools).choices[0].message
         if not message.tool_calls:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["TOOLS", "StoreRoom", "held_out_tasks", "make_room", "question_of", "right_number", "train_tasks"]
+__all__ = ["TOOLS", "StoreRoom", "held_out_tasks", "prompt", "right_number", "train_tasks"]
 
 THINGS = (
     "lamp",
@@ -50,6 +50,20 @@ TOOLS: list[dict[str, Any]] = [
 ]
 """As the agent describes them, and as TRL reads them off `StoreRoom`: by the alphabet, so that both sides' prompts
 begin alike."""
+
+
+def prompt(question: str) -> list[dict[str, Any]]:
+    """Examples of another room, and the question."""
+    messages: list[dict[str, Any]] = []
+    for thing, shelf, count in (("clock", "yellow", "53"), ("pillow", "purple", "61"), ("candle", "orange", "47")):
+        messages.append({"role": "user", "content": question_of(thing)})
+        for tool, argument, value, found in (("find", "thing", thing, shelf), ("count", "shelf", shelf, count)):
+            function = {"name": tool, "arguments": json.dumps({argument: value})}
+            call = {"id": f"call_{len(messages)}", "type": "function", "function": function}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            messages.append({"role": "tool", "content": found, "tool_call_id": call["id"]})
+        messages.append({"role": "assistant", "content": count})
+    return [*messages, {"role": "user", "content": question}]
 
 
 class StoreRoom:
@@ -92,7 +106,7 @@ def train_tasks() -> Iterator[dict[str, Any]]:
 
 
 def held_out_tasks() -> Iterator[dict[str, Any]]:
-    yield from _tasks("held out", 160)
+    yield from _tasks("held out", 80)
 
 
 def _tasks(split: str, count: int) -> Iterator[dict[str, Any]]:

@@ -67,7 +67,8 @@ def tensors_of(value: Any, depth: int = 0) -> list[tuple[int, torch.Tensor]]:
 def packing(backend: TorchBackend) -> list[Any]:
     """The engine's products with a matrix."""
     served: Any = backend.engine._decoder
-    return list(served.forward._projections)
+    forward = served.forward
+    return list(getattr(forward, "forward", forward)._projections)
 
 
 def is_packed(projection: Any) -> bool:

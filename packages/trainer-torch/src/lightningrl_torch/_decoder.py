@@ -18,6 +18,7 @@ from lightningrl.errors import BackendError
 from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._grammars import MaskThread
 from lightningrl_torch._graphs import with_graphs
+from lightningrl_torch._joint import with_company
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller
 from lightningrl_torch._requests import Running, chunk_interval, deliver, not_finite
@@ -35,11 +36,12 @@ class Decoder:
     """Not thread-safe: belongs to the engine's thread."""
 
     def __init__(self, model: PreTrainedModel | Forward, *, policy: str, settings: EngineSettings) -> None:
-        self.forward = with_graphs(
+        forward = (
             model
             if isinstance(model, Forward)
             else build_forward(model, read_traits(model, policy), autocast=settings.autocast)
         )
+        self.forward = with_company(with_graphs(forward))
         self._policy = policy
         self._settings = settings
         self._device = self.forward.device

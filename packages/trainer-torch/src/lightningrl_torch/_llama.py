@@ -8,9 +8,10 @@ where a remembered one ends.
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -25,8 +26,11 @@ from lightningrl_torch._slots import KeyValues, SlotCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LARGE", "LlamaForward", "Write", "find_forward", "join_rows", "multiply"]
+__all__ = ["LARGE", "Attend", "LlamaForward", "Write", "find_forward", "join_rows", "multiply"]
 
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attention of a layer over one token of each row: from its queries, keys and values, each (rows, heads, head_dim), to
+what they read, (rows, heads, head_dim) in any shape of as many numbers a row."""
 Write = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Keeps a layer's keys and values of one token, each (rows, heads, 1, head_dim); returns all that there are."""
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
@@ -124,21 +128,44 @@ class _Projection:
         else:
             x = x.to(self.weight.dtype)
             y = multiply(x, self.packed[0] if self.packed else self.weight, self.bias)
+        self.adapt(x, y)
+        return y
+
+    def adapt(self, x: Tensor, y: Tensor) -> None:
+        """Add the adapters' part of `x` to `y`."""
         for adapter in self.adapters:
             y[:, adapter.columns].addmm_(F.linear(x, adapter.down), adapter.up.t(), alpha=adapter.scale)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _JointProjection:
+    """A projection of rows of several models with the same weights below adapters of their own (S-LoRA, Sheng et al.
+    2023, arXiv 2311.03285)."""
+
+    models: tuple[_Projection, ...]
+    rows: tuple[slice, ...]
+    """Those of each."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        base = self.models[0]
+        assert base.weight is not None
+        x = x.to(base.weight.dtype)
+        y = multiply(x, base.packed[0] if base.packed else base.weight, base.bias)
+        for projection, rows in zip(self.models, self.rows, strict=True):
+            projection.adapt(x[rows], y[rows])
         return y
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Layer:
     before_attention: Tensor
-    queries_keys_values: _Projection
+    queries_keys_values: _Projection | _JointProjection
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: _Projection
+    output: _Projection | _JointProjection
     before_mlp: Tensor
-    gate_up: _Projection
-    down: _Projection
+    gate_up: _Projection | _JointProjection
+    down: _Projection | _JointProjection
 
 
 class LlamaForward:
@@ -161,11 +188,9 @@ class LlamaForward:
         self._eps = float(config.rms_norm_eps)
         self._embeddings: Tensor = trunk.embed_tokens.weight.data
         self._norm: Tensor = trunk.norm.weight.data
-        self._head = self._project([model.lm_head])
+        self._projections: list[_Projection] = []
+        self._head: _Projection | _JointProjection = self._project([model.lm_head])
         self._layers = [self._read_layer(layer) for layer in trunk.layers]
-        self._projections = [self._head]
-        for layer in self._layers:
-            self._projections += (layer.queries_keys_values, layer.output, layer.gate_up, layer.down)
         self._frequencies: Tensor = trunk.rotary_emb.inv_freq.float()
         self._rotary_scale = float(trunk.rotary_emb.attention_scaling)
         self._cosines = self._sines = self._embeddings.new_empty((0, self._head_dim))
@@ -191,32 +216,69 @@ class LlamaForward:
         for projection, weight in large:
             projection.packed.append(pack(weight, frozen=frozen))
 
+    @property
+    def base(self) -> Hashable:
+        """Equal for models that stand on the same frozen weights; None for one whose weights learn, or are
+        quantised."""
+        weights = [projection.weight for projection in self._projections if projection.weight is not None]
+        is_frozen = any(projection.adapters for projection in self._projections)
+        if not is_frozen or len(weights) < len(self._projections):
+            return None
+        return tuple(weight.data_ptr() for weight in (self._embeddings, *weights))
+
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`."""
-        cosines, sines = self._rotation(positions, int(positions.max()) + 1)
         if len(token_ids) > 1:
             self._pack()
+        cosines, sines = self.rotation(positions)
+        return self.step(token_ids, cosines, sines, self.attention_of(cache, allowed))
 
-        def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            return cache.layers[layer].update(keys, values)
-
-        mask = None if allowed is None else allowed[:, None, None]
-        return self.step(token_ids, cosines, sines, write, mask)
-
-    def step(self, token_ids: Tensor, cosines: Tensor, sines: Tensor, write: Write, mask: Tensor | None) -> Tensor:
-        """Logits (rows, vocabulary) after one token of each row. `mask` (rows, 1, 1, columns): what each may read; None
-        = all that `write` returns."""
+    def step(self, token_ids: Tensor, cosines: Tensor, sines: Tensor, attend: Attend) -> Tensor:
+        """Logits (rows, vocabulary) after one token of each row."""
         rows = len(token_ids)
         x = self._embeddings[token_ids]
         for number, layer in enumerate(self._layers):
-            queries, keys, values = self._attended(layer, x, cosines, sines)
-            keys, values = write(number, keys[:, :, None], values[:, :, None])
-            # a key's queries are few and in line with it: heads that share keys are queries of one attention
-            grouped = queries.view(rows, self._kv_heads, -1, self._head_dim)
-            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            mixed = attend(number, *self._attended(layer, x, cosines, sines))
             x = x + layer.output(mixed.reshape(rows, -1))
             x = x + self._mlp(layer, x)
         return self._head(F.rms_norm(x, x.shape[-1:], self._norm, self._eps))
+
+    def attention_of(self, cache: SlotCache, allowed: Tensor | None) -> Attend:
+        """Attention over a cache, in which it keeps the token's keys and values. `allowed`: see `Forward.decode`."""
+        return self.attention(
+            lambda layer, keys, values: cache.layers[layer].update(keys, values),
+            None if allowed is None else allowed[:, None, None],
+        )
+
+    def attention(self, write: Write, mask: Tensor | None) -> Attend:
+        """Attention over what `write` returns. `mask` (rows, 1, 1, columns): what each row may read; None = all."""
+
+        def attend(number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            keys, values = write(number, keys[:, :, None], values[:, :, None])
+            # a key's queries are few and in line with it: heads that share keys are queries of one attention
+            grouped = queries.view(len(queries), self._kv_heads, -1, self._head_dim)
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+
+        return attend
+
+    def joined(self, others: Sequence[LlamaForward], rows: Sequence[slice]) -> LlamaForward:
+        """A forward whose `step` takes rows of this model and of `others` on the same base, each by its adapters.
+        `rows`: those of this model, then those of each other."""
+        self._pack()
+        models = (self, *others)
+        joint = copy.copy(self)
+        joint._head = _join([model._head for model in models], rows)
+        joint._layers = [
+            replace(
+                layers[0],
+                queries_keys_values=_join([layer.queries_keys_values for layer in layers], rows),
+                output=_join([layer.output for layer in layers], rows),
+                gate_up=_join([layer.gate_up for layer in layers], rows),
+                down=_join([layer.down for layer in layers], rows),
+            )
+            for layers in zip(*(model._layers for model in models), strict=True)
+        ]
+        return joint
 
     def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
         """One pass over all tokens of all sequences, which only attention pads."""
@@ -229,7 +291,7 @@ class LlamaForward:
         flat = torch.tensor([token for number in order for token in sequences[number]], device=device)
         places = [range(starts[number], starts[number] + len(sequences[number])) for number in order]
         positions = torch.tensor([position for place in places for position in place], device=device)
-        cosines, sines = self._rotation(positions, max(place.stop for place in places))
+        cosines, sines = self.rotation(positions)
         states = self._embeddings.new_empty(
             (2 * self.layers, self._kv_heads, len(flat), self._head_dim), dtype=self._dtype
         )
@@ -277,9 +339,9 @@ class LlamaForward:
             self._sines = torch.cat((-sines, sines), -1).to(self._embeddings.dtype)
         return self._cosines, self._sines
 
-    def _rotation(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of tokens, each (tokens, 1, head_dim)."""
-        cosines, sines = self.rotations(end)
+        cosines, sines = self.rotations(int(positions.max()) + 1)
         return cosines[positions][:, None], sines[positions][:, None]
 
     def _read_layer(self, layer: Any) -> _Layer:
@@ -308,12 +370,15 @@ class LlamaForward:
                 down, up = (self._converted(one[name].weight.data) for one in (module.lora_A, module.lora_B))
                 adapters.append(_Adapter(columns=columns, down=down, up=up, scale=float(module.scaling[name])))
         if isinstance(linears[0], QuantizedLinear):
-            return _Projection(weight=None, bias=None, adapters=tuple(adapters), quantized=tuple(linears))
-        return _Projection(
-            weight=self._converted(join_rows([linear.weight for linear in linears])),
-            bias=None if biases[0] is None else self._converted(join_rows(biases)),
-            adapters=tuple(adapters),
-        )
+            projection = _Projection(weight=None, bias=None, adapters=tuple(adapters), quantized=tuple(linears))
+        else:
+            projection = _Projection(
+                weight=self._converted(join_rows([linear.weight for linear in linears])),
+                bias=None if biases[0] is None else self._converted(join_rows(biases)),
+                adapters=tuple(adapters),
+            )
+        self._projections.append(projection)
+        return projection
 
     def _converted(self, weight: Tensor) -> Tensor:
         if weight.dtype is self._dtype:
@@ -321,6 +386,10 @@ class LlamaForward:
         copied = weight.to(self._dtype)
         self._copies.append((weight, copied))
         return copied
+
+
+def _join(models: Sequence[_Projection | _JointProjection], rows: Sequence[slice]) -> _JointProjection:
+    return _JointProjection(models=tuple(one for one in models if isinstance(one, _Projection)), rows=tuple(rows))
 
 
 def find_forward(model: PreTrainedModel, *, autocast: bool) -> LlamaForward | None:
