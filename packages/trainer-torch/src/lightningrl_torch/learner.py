@@ -35,11 +35,11 @@ from lightningrl_torch._probe import MOST_TOKENS, Probe, probe_rates
 from lightningrl_torch._quantized import count_parameters
 from lightningrl_torch._samples import check_samples, count_targets, deal, some_rows
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
-from lightningrl_torch._size import choose_rate, tokens_at_once
+from lightningrl_torch._size import choose_rate, is_large, tokens_at_once
 from lightningrl_torch.bits import make_optimizer
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
-from lightningrl_torch.device import watch_memory
+from lightningrl_torch.device import return_memory, watch_memory
 from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importance, truncated_importance
 from lightningrl_torch.rates import usual_rate
 from lightningrl_torch.schedules import schedule_factor
@@ -62,6 +62,7 @@ class Learner:
         self._settings = settings = choose_rate(settings, count_parameters(model))
         self._reference = reference
         self._loss = ChosenLoss(settings.loss, settings.loss_arguments, has_reference=reference is not None)
+        self._is_large = is_large(count_parameters(model))
         self._traits = read_traits(model, settings.policy)
         self.critic = None if settings.critic is None else Critic(model, self._traits, settings, settings.critic)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -206,6 +207,8 @@ class Learner:
                 value_loss = self._value_loss(self.critic, batch, states, before, totals)
                 wanted = wanted + self.critic.weight * value_loss / targets
             wanted.backward()  # type: ignore[no-untyped-call]
+            if self._is_large:  # the gradient lies between what the next batch would use again
+                return_memory()
             total += float(loss.detach())
             for name, value in sums.items():
                 totals[name] += float(value)
