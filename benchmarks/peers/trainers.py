@@ -1,7 +1,7 @@
 """Samples per second and what was learned, ours against TRL's GRPOTrainer on the CPU: SmolLM2-135M-Instruct, same
 tasks, reward, budget; run about run.
 
-    python benchmarks/peers/trainers.py                        both jobs, three seeds, 4 steps; hours
+    python benchmarks/peers/trainers.py                        both jobs, three seeds, 4 and 3 steps; two hours
     python benchmarks/peers/trainers.py --quick                one seed, 2 steps
 
     pretrained_call   prompts of 190 tokens.  ours: an agent on the `openai` client, over HTTP, calls durable;
@@ -36,7 +36,7 @@ from measuring import cpu_by_process, lightningrl, metrics_of, watch_steps
 
 HERE: Final = Path(__file__).resolve().parent
 PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath", "openai")
-JOBS: Final = {"pretrained_call": (64, 4), "two_tools": (32, 4)}
+JOBS: Final = {"pretrained_call": (64, 4), "two_tools": (32, 3)}
 """Each a folder with a recipe, and a function of `trl_jobs.py`; samples of a step, steps."""
 SMOLLM2: Final = ROOT / ".peers/smollm2"
 SIDES: Final = ("ours", "theirs")

@@ -8,25 +8,30 @@ __all__ = ["train", "validation"]
 SIGNS = {"plus": "+", "times": "*"}
 
 
-def train() -> list[dict[str, str]]:
+def train() -> list[dict[str, object]]:
     """400 tasks."""
     return _draw(400, seed=1, taken={task["input"] for task in validation()})
 
 
-def validation() -> list[dict[str, str]]:
+def validation() -> list[dict[str, object]]:
     """80 tasks."""
     return _draw(80, seed=2, taken=())
 
 
-def _draw(count: int, *, seed: int, taken: Collection[str]) -> list[dict[str, str]]:
+def _draw(count: int, *, seed: int, taken: Collection[object]) -> list[dict[str, object]]:
     rng = random.Random(seed)
-    drawn: dict[str, dict[str, str]] = {}
+    drawn: dict[str, dict[str, object]] = {}
     while len(drawn) < count:
         words = [str(rng.randint(2, 99))]
         for _ in range(rng.choice((1, 1, 2))):
             words += [rng.choice(list(SIGNS)), str(rng.randint(2, 99))]
         question = f"What is {' '.join(words)}?"
         if question not in taken:
-            value = eval(" ".join(SIGNS.get(word, word) for word in words))
-            drawn[question] = {"id": question, "input": question, "answer": str(value)}
+            calculation = " ".join(SIGNS.get(word, word) for word in words)
+            drawn[question] = {
+                "id": question,
+                "input": question,
+                "answer": str(eval(calculation)),
+                "metadata": {"calculation": calculation},
+            }
     return list(drawn.values())

@@ -47,11 +47,11 @@ def _draw(
         numbers = {name: rng.randint(*limits) for name, limits in ranges.items()}
         question = text.format(name=rng.choice(NAMES), things=rng.choice(THINGS), **numbers)
         if question not in taken:
-            value = eval(formula.format(**numbers))
+            calculation = formula.format(**numbers)
             drawn[question] = {
                 "id": question,
                 "input": question,
-                "answer": str(value),
-                "metadata": {"sentences": kind},
+                "answer": str(eval(calculation)),
+                "metadata": {"sentences": kind, "calculation": calculation},
             }
     return list(drawn.values())

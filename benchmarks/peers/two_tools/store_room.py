@@ -106,7 +106,7 @@ def train_tasks() -> Iterator[dict[str, Any]]:
 
 
 def held_out_tasks() -> Iterator[dict[str, Any]]:
-    yield from _tasks("held out", 80)
+    yield from _tasks("held out", 40)
 
 
 def _tasks(split: str, count: int) -> Iterator[dict[str, Any]]:
