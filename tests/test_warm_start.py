@@ -138,6 +138,43 @@ def test_a_run_killed_while_its_teacher_answers_asks_the_rest(
     assert Run(run.folder).steps == 1
 
 
+@pytest.mark.slow
+def test_a_run_killed_while_it_curates_makes_the_same_rows(
+    first_agent: Path, warm: WarmCommand, tmp_path: Path
+) -> None:
+    dialogues = [
+        [
+            {"role": "user", "content": f"Write this date in words: day {n}"},
+            {"role": "assistant", "content": f"Day {n}"},
+        ]
+        for n in range(1200)
+    ]
+    export, traces, rows = tmp_path / "export.jsonl", tmp_path / "traces", tmp_path / "rows"
+    export.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in dialogues))
+    for command in (
+        ["import-traces", str(export), "--into", str(traces)],
+        ["curate", str(traces), "--into", str(rows)],
+    ):
+        made = warm.run("lightningrl", *command, cwd=tmp_path)
+        assert made.returncode == 0, made.stdout + made.stderr
+    run = TrainRun(warm, tmp_path / "run", tmp_path / "journal")
+    place = run.folder / "warm_start"
+    try:
+        settings = (*SMALL, f"warm_start.traces={traces}", "tune.batch=500", "tune.epochs=1")
+        run.start(str(first_agent), *words(*settings))
+        run.wait_for(lambda: any(place.glob(".rows.*")))
+        run.kill_trainer()
+        run.wait_for_orphans()
+        assert not (place / "rows").exists()
+        run.start("--resume")
+        assert run.wait() == 0, run.describe()
+    finally:
+        run.close()
+    assert not list(place.glob(".rows.*"))
+    assert (place / "rows" / "sft.jsonl").read_bytes() == (rows / "sft.jsonl").read_bytes()
+    assert Run(run.folder).steps == 1
+
+
 class Provider(BaseHTTPRequestHandler):
     """Answers each call of chat with a date in words."""
 

@@ -90,7 +90,8 @@ async def examine(
 
 def diagnose(seen: Observation) -> Diagnosis:
     """Run every check on an observation, and make the bill."""
-    tried = passed(f"{len(seen.every)} rollouts were tried with the real agent, server, engine and learner")
+    before = ", of the policy before its warm start" if seen.recipe.warm_start else ""
+    tried = passed(f"{len(seen.every)} rollouts were tried with the real agent, server, engine and learner{before}")
     rows = [Row(check=check.name, asks=check.asks, finding=check.look(seen)) for check in CHECKS]
     return Diagnosis(rows=(_start(tried), *rows), bill=make_bill(seen))
 
