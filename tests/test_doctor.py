@@ -391,6 +391,12 @@ def test_tool_calls_that_cannot_be_read_are_counted_and_one_is_shown(seen: Obser
     assert markup_readable(well).evidence == "no call offered tools"
 
 
+def test_a_warm_start_is_said_to_be_still_to_come(seen: Observation) -> None:
+    warm = replace(seen, recipe=with_settings(seen.recipe, {"warm_start.teacher": "m@https://x.test/v1"}))
+    assert row_of(diagnose(warm), "recipe").endswith(", of the policy before its warm start")
+    assert "warm start" not in row_of(diagnose(seen), "recipe")
+
+
 def test_a_run_that_fills_the_machine_is_found(seen: Observation) -> None:
     healthy = only(seen, "converse")
     full = replace(healthy, machine=Machine(memory=10**9, memory_used=9 * 10**8, disk_free=10**6))
