@@ -29,7 +29,7 @@ TOKENS = 24
 def three(make_backend: MakeBackend, tmp_path: Path) -> list[TorchBackend]:
     """Policies whose adapters differ."""
     base = save_policy(tmp_path / "base", hidden_size=64, intermediate_size=192)
-    made = [make_backend(policy=base, name=name, device="cpu", lora={"rank": 4}) for name in "abc"]
+    made = [make_backend(policy=base, name=name, device="cpu", engine_threads=2, lora={"rank": 4}) for name in "abc"]
     for number, backend in enumerate(made):
         generator = torch.Generator().manual_seed(number)
         with torch.no_grad(), backend.engine.held():

@@ -41,7 +41,8 @@ class Decoder:
             if isinstance(model, Forward)
             else build_forward(model, read_traits(model, policy), autocast=settings.autocast)
         )
-        self.forward = with_company(with_graphs(forward))
+        # engines of a thread each decode beside one another
+        self.forward = with_graphs(forward) if settings.threads == 1 else with_company(with_graphs(forward))
         self._policy = policy
         self._settings = settings
         self._device = self.forward.device
