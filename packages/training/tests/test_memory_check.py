@@ -14,7 +14,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
 from lightningrl_torch.memory import MemoryPlan
 from lightningrl_training import memory_check
-from lightningrl_training.memory_check import FreeMemory, check_memory, free_memory, shared_bytes
+from lightningrl_training.memory_check import FreeMemory, check_memory, check_tuning_memory, free_memory, shared_bytes
 
 GB = 10**9
 PLAN = MemoryPlan(
@@ -99,6 +99,21 @@ def test_frozen_weights_that_policies_share_are_counted_once(monkeypatch: pytest
     assert list(two.all_policies) == ["policy", "b"]
     with pytest.raises(ConfigError, match=r"policy 'policy' and 'b' needs at least .* \(0\.50 GB weights, 0\.26 GB"):
         check_memory(two, {"policy": "m", "b": "m"}, planning(adapters))
+
+
+def test_tuning_is_refused_by_its_longest_row_and_warned_of_by_its_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    factory = planning(PLAN).find("", "").factory
+    with_free(2 * GB, monkeypatch)
+    check_tuning_memory("policy", factory, {}, longest=100, batch=300)
+    assert not caplog.messages
+    check_tuning_memory("policy", factory, {}, longest=100, batch=600)
+    assert "may need 2.27 GB of memory to learn" in caplog.text and "activations of 600 tokens" in caplog.text
+    assert "max_tokens_per_microbatch=512: 0.09 GB less" in caplog.text
+    with pytest.raises(ConfigError, match=r"at least 2\.17 GB .* 0\.50 GB activations .* the longest has 500"):
+        check_tuning_memory("policy", factory, {}, longest=500, batch=600)
+    check_tuning_memory("policy", object(), {}, longest=500, batch=600)
 
 
 def write(root: Path, files: dict[str, str]) -> None:

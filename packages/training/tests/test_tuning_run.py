@@ -10,8 +10,10 @@ from safetensors.numpy import load_file
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl_torch.testing import save_policy
+from lightningrl_training import memory_check
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.tune import tune_command
+from lightningrl_training.memory_check import FreeMemory
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.tuning.tuner import Tuner
 
@@ -87,6 +89,22 @@ def test_a_run_that_was_cut_off_ends_with_the_weights_of_one_that_was_not(
     assert (cut / "curve.png").is_file()
     with pytest.raises(RunFolderError, match="is of `lightningrl tune`"):
         RunFolder.resume(cut, {})
+
+
+def test_too_little_memory_for_its_rows_is_refused_before_weights_load(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room = FreeMemory(free=1000, total=1000, where="the container's 1 kB")
+    monkeypatch.setattr(memory_check, "free_memory", lambda: no_room)
+    (tmp_path / "starter" / "model.safetensors").write_bytes(
+        (tmp_path / "starter" / "model.safetensors").read_bytes()[:-8]  # whoever loads it fails otherwise
+    )
+    with pytest.raises(ConfigError) as refused:
+        tune(recipe, tmp_path / "run")
+    said = str(refused.value)
+    assert "policy 'policy' needs at least" in said and "--set tune.max_tokens=…; the longest has" in said
+    assert "running calls" not in said and "loop.group_size" not in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_rows_that_are_none_of_the_method_leave_no_folder_behind(recipe: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ recipe ─► each policy's MemoryPlan ─► needed       against the least of 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,16 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 
-__all__ = ["FreeMemory", "MemoryPlan", "check_memory", "free_memory", "gigabytes", "plan_policies", "shared_bytes"]
+__all__ = [
+    "FreeMemory",
+    "MemoryPlan",
+    "check_memory",
+    "check_tuning_memory",
+    "free_memory",
+    "gigabytes",
+    "plan_policies",
+    "shared_bytes",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +173,29 @@ def plan_policies(recipe: Recipe, models: Mapping[str, str], plugins: PluginMana
 def check_memory(recipe: Recipe, models: Mapping[str, str], plugins: PluginManager) -> None:
     """Raise ConfigError where this machine has less memory than the policies surely need to learn; warn where they may
     need more than there is. A GPU's memory is its backend's."""
-    plans = {name: plan for name, plan in plan_policies(recipe, models, plugins).items() if not plan.on_gpu}
+    fewer = (
+        f"fewer or shorter calls at once (loop.group_size = {recipe.loop.group_size}, sampling.max_tokens = "
+        f"{recipe.sampling.max_tokens})"
+    )
+    plans, beside = plan_policies(recipe, models, plugins), ", beside keys and values of running calls,"
+    _check(plans, least=LEAST_TOKENS, most=math.inf, beside=beside, fewer=fewer)
+
+
+def check_tuning_memory(name: str, factory: object, settings: Mapping[str, Any], *, longest: int, batch: int) -> None:
+    """The same of policy `name`, which a backend's `factory` builds with `settings` to learn from rows: the longest of
+    `longest` tokens, an update of at most `batch`."""
+    plan = factory.plan_memory(**settings) if isinstance(factory, MemoryPlanner) else None
+    fewer = f"shorter rows (--set tune.max_tokens=…; the longest has {longest})"
+    _check({} if plan is None else {name: plan}, least=longest, most=batch, beside="", fewer=fewer)
+
+
+def _check(plans: Mapping[str, MemoryPlan], *, least: float, most: float, beside: str, fewer: str) -> None:
+    """Check plans of policies that surely compute `least` tokens at once and may compute `most`."""
+    plans = {name: plan for name, plan in plans.items() if not plan.on_gpu}
     there = free_memory()
     if not plans or there is None:
         return
-    for tokens, is_sure in ((LEAST_TOKENS, True), (float("inf"), False)):
+    for tokens, verb in ((least, "needs at least"), (most, "may need")):
         # policies learn one after the other, and keep their states
         needed = (
             sum(plan.states for plan in plans.values())
@@ -176,8 +204,13 @@ def check_memory(recipe: Recipe, models: Mapping[str, str], plugins: PluginManag
         )
         if needed <= there.free:
             continue
-        sentence = _explain(recipe, plans, needed, tokens, there)
-        if is_sure:
+        names, (split, count) = " and ".join(map(repr, plans)), _split(plans, tokens)
+        remedies = "; ".join([*_remedies(plans, count), f"{fewer}, a smaller model, or more memory"])
+        sentence = (
+            f"policy {names} {verb} {gigabytes(needed)} of memory to learn ({split}){beside} and "
+            f"{gigabytes(there.free)} are free ({there.where}); {remedies}"
+        )
+        if tokens == least:
             raise ConfigError(sentence)
         logger.warning("%s", sentence)
 
@@ -188,8 +221,8 @@ def shared_bytes(plans: Mapping[str, MemoryPlan]) -> int:
     return sum(shared for _, shared in bases) - sum(dict(bases).values())
 
 
-def _explain(recipe: Recipe, plans: Mapping[str, MemoryPlan], needed: int, tokens: float, there: FreeMemory) -> str:
-    names = " and ".join(map(repr, plans))
+def _split(plans: Mapping[str, MemoryPlan], tokens: float) -> tuple[str, int]:
+    """Tell, in words, what the memory is for, and how many tokens are computed at once."""
     largest = max(plans.values(), key=lambda plan: plan.activations(tokens))
     count = int(min(tokens, largest.microbatch))
     parts = {
@@ -200,26 +233,17 @@ def _explain(recipe: Recipe, plans: Mapping[str, MemoryPlan], needed: int, token
         f"activations of {count} tokens": largest.activations(tokens),
         "logits": largest.logits(tokens),
     }
-    split = ", ".join(f"{gigabytes(size)} {what}" for what, size in parts.items() if size)
-    verb = "needs at least" if tokens == LEAST_TOKENS else "may need"
-    return (
-        f"policy {names} {verb} {gigabytes(needed)} of memory to learn ({split}), beside keys and values of running "
-        f"calls, and {gigabytes(there.free)} are free ({there.where}); {'; '.join(_remedies(recipe, plans, count))}"
-    )
+    return ", ".join(f"{gigabytes(size)} {what}" for what, size in parts.items() if size), count
 
 
-def _remedies(recipe: Recipe, plans: Mapping[str, MemoryPlan], tokens: int) -> Iterator[str]:
+def _remedies(plans: Mapping[str, MemoryPlan], tokens: int) -> Iterator[str]:
     state = sum(plan.gradient + plan.optimizer for plan in plans.values())
     weights = sum(plan.weights for plan in plans.values()) - shared_bytes(plans)
     if state > weights:
         yield f"train adapters (--set learner.lora=true: {gigabytes(state)} less)"
     if tokens > LESS_TOKENS:
-        less = max(plan.activations() - plan.activations(LESS_TOKENS) for plan in plans.values())
+        less = max(plan.activations(tokens) - plan.activations(LESS_TOKENS) for plan in plans.values())
         yield f"compute less at once (--set learner.max_tokens_per_microbatch={LESS_TOKENS}: {gigabytes(less)} less)"
-    yield (
-        f"fewer or shorter calls at once (loop.group_size = {recipe.loop.group_size}, sampling.max_tokens = "
-        f"{recipe.sampling.max_tokens}), a smaller model, or more memory"
-    )
 
 
 def gigabytes(size: float) -> str:

@@ -17,7 +17,6 @@ from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
 from lightningrl_training.commands.printing import Page
-from lightningrl_training.memory_check import check_memory
 from lightningrl_training.models import check_on_hub, check_rendering, resolve_model
 from lightningrl_training.run_folder import RunFolder, default_run
 from lightningrl_training.start import read_source
@@ -75,8 +74,6 @@ def _find_model(recipe: Recipe) -> str:
 
 def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> None:
     page, settings, plugins = Page(), TuneSettings.read(recipe.tune, recipe.folder), load_plugins()
-    if not recipe.policies:
-        check_memory(recipe, {recipe.policy.name: model}, plugins)
     renderer = make_renderer(recipe, model)
     data = read_data(settings, renderer)
     steps = data.steps(settings)
@@ -86,7 +83,7 @@ def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> No
     )
     for reason, count in data.left_out.most_common():
         page.print(f"left out: {count} × {reason}", markup=False)
-    backend = build_backend(recipe, plugins, model, settings, steps)
+    backend = build_backend(recipe, plugins, model, settings, data)
     columns = (TextColumn("update"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
     try:
         with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:

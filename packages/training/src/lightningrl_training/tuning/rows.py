@@ -38,6 +38,11 @@ class Row:
         """Tokens of its longest answer with the prompt."""
         return max(len(answer.context) + len(answer.tokens) for answer in self.answers)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all its answers with their prompts."""
+        return sum(len(answer.context) + len(answer.tokens) for answer in self.answers)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:

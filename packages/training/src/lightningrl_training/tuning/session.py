@@ -27,6 +27,7 @@ from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_training.checkpoints import LoopState, find_checkpoint
 from lightningrl_training.export import name_stops, open_to_readers
 from lightningrl_training.loggers.jsonl import JsonlLogger
+from lightningrl_training.memory_check import check_tuning_memory
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import load_backend
 from lightningrl_training.run_folder import RunFolder
@@ -129,11 +130,14 @@ def read_data(settings: TuneSettings, renderer: PolicyRenderer) -> TuneData:
     )
 
 
-def build_backend(recipe: Recipe, plugins: PluginManager, model: str, settings: TuneSettings, steps: int) -> Backend:
-    """The recipe's trainer backend with the settings of `[tune]` in place of RL's."""
+def build_backend(
+    recipe: Recipe, plugins: PluginManager, model: str, settings: TuneSettings, data: TuneData
+) -> Backend:
+    """The recipe's trainer backend with the settings of `[tune]` in place of RL's. Raises ConfigError, before weights
+    are read, where this machine has less memory than learning from these rows surely needs."""
     plugin: Plugin = plugins.find("lightningrl_trainers", recipe.backend)
     options = {name: value for name, value in recipe.backend_options.items() if name not in _OF_RL}
-    taken = inspect.signature(plugin.factory).parameters
+    taken, steps = inspect.signature(plugin.factory).parameters, data.steps(settings)
     wanted = {
         "loss": "reinforce",
         "learning_rate": settings.rate(adapters=bool(options.get("lora"))),
@@ -143,9 +147,13 @@ def build_backend(recipe: Recipe, plugins: PluginManager, model: str, settings: 
         "weight_decay": settings.weight_decay,
         "seed": settings.seed,
     }
-    backend: Backend = plugin.build(
-        policy=model, name=recipe.policy.name, **options | {key: value for key, value in wanted.items() if key in taken}
+    options |= {"policy": model} | {key: value for key, value in wanted.items() if key in taken}
+    lengths = sorted(row.row.tokens for row in data.training)
+    longest = max(row.row.longest for row in data.training)
+    check_tuning_memory(
+        recipe.policy.name, plugin.factory, options, longest=longest, batch=sum(lengths[-settings.batch :])
     )
+    backend: Backend = plugin.build(name=recipe.policy.name, **options)
     return backend
 
 

@@ -117,7 +117,7 @@ def _take_updates(
         if stop.is_set():
             raise Interruption("tuning was stopped")
 
-    backend = build_backend(recipe, plugins, model, settings, steps)
+    backend = build_backend(recipe, plugins, model, settings, data)
     try:
         tune_policy(recipe, folder, backend, data, settings, renderer, show)
     finally:
