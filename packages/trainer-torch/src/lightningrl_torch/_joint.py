@@ -67,7 +67,7 @@ class Meeting:
         self._waiting: list[Part] = []
         self._is_led = False
         self._last: set[int] = set()
-        """Who came last time."""
+        """Policies that came last time."""
         self._patience_s = 0.0
 
     def decode(self, part: Part) -> Tensor:
@@ -110,7 +110,7 @@ class Meeting:
 
 
 MEETINGS: Final[WeakValueDictionary[Hashable, Meeting]] = WeakValueDictionary()
-"""By base; one is gone with the last policy on it."""
+"""Meetings by base; one is gone with the last policy on it."""
 MAKING: Final = threading.Lock()
 
 

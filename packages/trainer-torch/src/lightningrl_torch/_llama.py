@@ -9,16 +9,23 @@ where a remembered one ends.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lightningrl_torch._projections import (
+    Adapter,
+    JointProjection,
+    Projection,
+    join_models,
+    join_rows,
+    pack,
+    takes_one_dnn,
+)
 from lightningrl_torch._prompt_attention import PromptAttention
 from lightningrl_torch._quantized import QuantizedLinear
 from lightningrl_torch._slots import KeyValues, SlotCache
@@ -26,7 +33,7 @@ from lightningrl_torch._slots import KeyValues, SlotCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LARGE", "Attend", "LlamaForward", "Write", "find_forward", "join_rows", "multiply"]
+__all__ = ["Attend", "LlamaForward", "Write", "find_forward"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Attention of a layer over one token of each row: from its queries, keys and values, each (rows, heads, head_dim), to
@@ -34,138 +41,23 @@ what they read, (rows, heads, head_dim) in any shape of as many numbers a row.""
 Write = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Keeps a layer's keys and values of one token, each (rows, heads, 1, head_dim); returns all that there are."""
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
-LARGE: Final = 2**18
-"""Numbers in a matrix that does not stay in a core's cache beside others."""
 MOST_PACKED: Final = 2**31
 """Bytes of matrices beyond which a second copy of them, in the order in which oneDNN reads them, is no bargain."""
-PACKED: Final[WeakValueDictionary[tuple[int, torch.Size], Tensor]] = WeakValueDictionary()
-"""Frozen matrices in that order, by where they lie in memory: policies on one base read the same ones."""
-PACKING: Final = threading.Lock()
-ONE_DNN: Final = (
-    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-)
 LINEAR: Final = frozenset({nn.Linear, QuantizedLinear})
 STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embedding whose frequencies stay what they are, however long a text."""
 
 
-def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """One tensor whose rows are theirs, one parameter after the other. They become views of it, so that it learns with
-    them."""
-    data = [parameter.data for parameter in parameters]
-    first, ends = data[0], 0
-    for part in data:
-        if (
-            part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-            or part.storage_offset() != first.storage_offset() + ends
-        ):
-            break
-        ends += part.numel()
-    else:
-        return first.as_strided(
-            (sum(len(part) for part in data), *first.shape[1:]), first.stride(), first.storage_offset()
-        )
-    joined = torch.cat(data)
-    parts = joined.split([len(part) for part in data])  # type: ignore[no-untyped-call]
-    for parameter, rows in zip(parameters, parts, strict=True):
-        parameter.data = rows
-    return joined
-
-
-def takes_one_dnn(weight: Tensor) -> bool:
-    """True for a large float32 matrix on a CPU that has oneDNN."""
-    return weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads
-    them as they lie, in half the time at eight rows."""
-    if takes_one_dnn(weight):
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return y
-    return F.linear(x, weight, bias)
-
-
-def pack(weight: Tensor, *, frozen: bool) -> Tensor:
-    """A matrix in the order in which oneDNN reads it; of a frozen one, the same for all who ask while one has it."""
-    if not frozen:
-        made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
-        return made
-    key = (weight.data_ptr(), weight.shape)
-    with PACKING:
-        packed = PACKED.get(key)
-        if packed is None:
-            packed = PACKED[key] = pack(weight, frozen=False)
-        return packed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Adapter:
-    """A low-rank addition to some of a projection's outputs."""
-
-    columns: slice
-    down: Tensor
-    up: Tensor
-    scale: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Projection:
-    """Linear maps of one input, side by side in one matrix."""
-
-    weight: Tensor | None
-    """None where it is quantised."""
-    bias: Tensor | None
-    adapters: tuple[_Adapter, ...]
-    quantized: tuple[QuantizedLinear, ...] = ()
-    packed: list[Tensor] = field(default_factory=list)
-    """The weight once more, in the order in which oneDNN reads it; nothing = not made."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.weight is None:
-            y = torch.cat([part(x) for part in self.quantized], -1)
-        else:
-            x = x.to(self.weight.dtype)
-            y = multiply(x, self.packed[0] if self.packed else self.weight, self.bias)
-        self.adapt(x, y)
-        return y
-
-    def adapt(self, x: Tensor, y: Tensor) -> None:
-        """Add the adapters' part of `x` to `y`."""
-        for adapter in self.adapters:
-            y[:, adapter.columns].addmm_(F.linear(x, adapter.down), adapter.up.t(), alpha=adapter.scale)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _JointProjection:
-    """A projection of rows of several models with the same weights below adapters of their own (S-LoRA, Sheng et al.
-    2023, arXiv 2311.03285)."""
-
-    models: tuple[_Projection, ...]
-    rows: tuple[slice, ...]
-    """Those of each."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        base = self.models[0]
-        assert base.weight is not None
-        x = x.to(base.weight.dtype)
-        y = multiply(x, base.packed[0] if base.packed else base.weight, base.bias)
-        for projection, rows in zip(self.models, self.rows, strict=True):
-            projection.adapt(x[rows], y[rows])
-        return y
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Layer:
     before_attention: Tensor
-    queries_keys_values: _Projection | _JointProjection
+    queries_keys_values: Projection | JointProjection
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: _Projection | _JointProjection
+    output: Projection | JointProjection
     before_mlp: Tensor
-    gate_up: _Projection | _JointProjection
-    down: _Projection | _JointProjection
+    gate_up: Projection | JointProjection
+    down: Projection | JointProjection
 
 
 class LlamaForward:
@@ -188,8 +80,8 @@ class LlamaForward:
         self._eps = float(config.rms_norm_eps)
         self._embeddings: Tensor = trunk.embed_tokens.weight.data
         self._norm: Tensor = trunk.norm.weight.data
-        self._projections: list[_Projection] = []
-        self._head: _Projection | _JointProjection = self._project([model.lm_head])
+        self._projections: list[Projection] = []
+        self._head: Projection | JointProjection = self._project([model.lm_head])
         self._layers = [self._read_layer(layer) for layer in trunk.layers]
         self._frequencies: Tensor = trunk.rotary_emb.inv_freq.float()
         self._rotary_scale = float(trunk.rotary_emb.attention_scaling)
@@ -267,14 +159,14 @@ class LlamaForward:
         self._pack()
         models = (self, *others)
         joint = copy.copy(self)
-        joint._head = _join([model._head for model in models], rows)
+        joint._head = join_models([model._head for model in models], rows)
         joint._layers = [
             replace(
                 layers[0],
-                queries_keys_values=_join([layer.queries_keys_values for layer in layers], rows),
-                output=_join([layer.output for layer in layers], rows),
-                gate_up=_join([layer.gate_up for layer in layers], rows),
-                down=_join([layer.down for layer in layers], rows),
+                queries_keys_values=join_models([layer.queries_keys_values for layer in layers], rows),
+                output=join_models([layer.output for layer in layers], rows),
+                gate_up=join_models([layer.gate_up for layer in layers], rows),
+                down=join_models([layer.down for layer in layers], rows),
             )
             for layers in zip(*(model._layers for model in models), strict=True)
         ]
@@ -360,7 +252,7 @@ class LlamaForward:
             down=self._project([mlp.down_proj]),
         )
 
-    def _project(self, modules: Sequence[Any]) -> _Projection:
+    def _project(self, modules: Sequence[Any]) -> Projection:
         linears = [getattr(module, "base_layer", module) for module in modules]
         biases = [linear.bias for linear in linears]
         adapters, start = [], 0
@@ -368,11 +260,11 @@ class LlamaForward:
             columns = slice(start, start := start + _outputs(linear))
             for name in getattr(module, "active_adapters", ()):
                 down, up = (self._converted(one[name].weight.data) for one in (module.lora_A, module.lora_B))
-                adapters.append(_Adapter(columns=columns, down=down, up=up, scale=float(module.scaling[name])))
+                adapters.append(Adapter(columns=columns, down=down, up=up, scale=float(module.scaling[name])))
         if isinstance(linears[0], QuantizedLinear):
-            projection = _Projection(weight=None, bias=None, adapters=tuple(adapters), quantized=tuple(linears))
+            projection = Projection(weight=None, bias=None, adapters=tuple(adapters), quantized=tuple(linears))
         else:
-            projection = _Projection(
+            projection = Projection(
                 weight=self._converted(join_rows([linear.weight for linear in linears])),
                 bias=None if biases[0] is None else self._converted(join_rows(biases)),
                 adapters=tuple(adapters),
@@ -386,10 +278,6 @@ class LlamaForward:
         copied = weight.to(self._dtype)
         self._copies.append((weight, copied))
         return copied
-
-
-def _join(models: Sequence[_Projection | _JointProjection], rows: Sequence[slice]) -> _JointProjection:
-    return _JointProjection(models=tuple(one for one in models if isinstance(one, _Projection)), rows=tuple(rows))
 
 
 def find_forward(model: PreTrainedModel, *, autocast: bool) -> LlamaForward | None:

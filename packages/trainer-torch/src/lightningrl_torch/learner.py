@@ -83,8 +83,7 @@ class Learner:
 
         Raises BackendError, with the weights as they were, when a number is not finite.
         """
-        started = time.monotonic()
-        settings = self._settings
+        started, settings = time.monotonic(), self._settings
         check_samples(samples, self._traits.vocabulary)
         if not self._has_other_terms:
             has_critic = self.critic is not None

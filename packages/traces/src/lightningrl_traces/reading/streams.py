@@ -90,10 +90,10 @@ def _join_messages(events: Sequence[Event]) -> dict[str, Any]:
             continue
         if event.get("type") == "content_block_start":
             blocks[place] = dict(dict_of(event.get("content_block")))
-        for name, kept in (("text", "text"), ("thinking", "thinking"), ("partial_json", "input")):
+        for name, field in (("text", "text"), ("thinking", "thinking"), ("partial_json", "input")):
             if isinstance(delta.get(name), str) and place in blocks:
-                before = blocks[place].get(kept)
-                blocks[place][kept] = (before if isinstance(before, str) else "") + delta[name]
+                before = blocks[place].get(field)
+                blocks[place][field] = (before if isinstance(before, str) else "") + delta[name]
     for block in blocks.values():
         if isinstance(block.get("input"), str):
             with suppress(ValueError, RecursionError):  # malformed arguments stay as they were written
