@@ -23,7 +23,6 @@ from lightningrl_training.doctor.forecast import (
     mean_tokens,
     moved,
     prompt_tokens,
-    way_gone,
 )
 from lightningrl_training.doctor.memory_bill import MemoryBill, plan_run
 from lightningrl_training.doctor.observation import Cost, Costs, Observation
@@ -104,10 +103,21 @@ class _Plan:
             validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
-    def cost(self, costs: Costs, longer: float = 1.0) -> Cost:
-        """Cost of the loop, where rollouts take `longer` times what they took."""
-        rollouts = costs.collect * self.collect + costs.learn * self.learn + costs.validate * self.validate
-        return rollouts * longer + costs.save * self.checkpoints + costs.draw * (self.steps + self.validations)
+    def cost(self, costs: Costs, longer: float = 1.0, validated: float = 1.0) -> Cost:
+        """Cost of the loop, where rollouts of steps take `longer` times what they took, and of validations
+        `validated` times."""
+        rollouts = self.of_rollouts(costs, longer, validated)
+        return rollouts + costs.save * self.checkpoints + costs.draw * (self.steps + self.validations)
+
+    def of_rollouts(self, costs: Costs, longer: float = 1.0, validated: float = 1.0) -> Cost:
+        """The part of the cost that changes with rollouts."""
+        steps = costs.collect * self.collect + costs.learn * self.learn
+        return steps * longer + costs.validate * (self.validate * validated)
+
+    def present(self, seen: Observation, tokens: Callable[[Trajectory], int]) -> tuple[float, float]:
+        """Tokens of all steps, and of all validations, if every rollout is as those that were tried."""
+        members = (member for group in seen.groups for member in group.members)
+        return self.tokens * sum(map(tokens, members)), self.validate * sum(map(tokens, seen.validation))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +133,13 @@ class _Outlook:
 
     @classmethod
     def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
-        left = max(0, plan.steps - len(seen.rehearsed))
-        to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(moved(seen), left))
+        left, every = max(0, plan.steps - len(seen.steps)), seen.recipe.validation.every or 0
+        to_come = ToCome(
+            steps=left,
+            groups=plan.groups * (left + 1) / max(1, plan.steps),
+            nats=moved(seen),
+            validated=tuple(min(number * every, plan.steps) for number in range(plan.validations)),
+        )
         counts = prompt_tokens, completion_tokens, _both
         prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in counts)
         trained = forecast_trained(seen.steps, to_come)
@@ -147,8 +162,8 @@ def _rehearsed_groups(seen: Observation) -> float:
     return sum(len(step.groups) * (mean_tokens(step, _both) / mean if mean else 1.0) for step in rehearsed)
 
 
-def _ranged(what: str, amount: float, how: str, ahead: Forecast) -> BillLine:
-    present = amount / ahead.amount if ahead.amount else 0.0
+def _ranged(what: str, amount: float, present: float, how: str, ahead: Forecast) -> BillLine:
+    """A row with its range. `present`: its amount if every rollout is as those that were tried."""
     return BillLine(what=what, amount=amount, how=how, low=ahead.low * present, high=ahead.high * present)
 
 
@@ -157,14 +172,15 @@ def make_bill(seen: Observation) -> Bill:
     recipe, costs = seen.recipe, seen.costs
     plan = _Plan.of(seen, _steps(seen))
     outlook = _Outlook.of(seen, plan)
-    longer = outlook.tokens.amount
+    longer = outlook.tokens.amount, outlook.tokens.validated
     members = [member for group in seen.groups for member in group.members]
     judged = sum(call.kind is OtherCallKind.JUDGE for member in members for call in member.other_calls)
 
-    def total(tokens: Callable[[Trajectory], int]) -> float:
-        return plan.tokens * sum(map(tokens, members)) + plan.validate * sum(map(tokens, seen.validation))
+    def total(tokens: Callable[[Trajectory], int], ahead: Forecast) -> float:
+        of_steps, of_validations = plan.present(seen, tokens)
+        return of_steps * ahead.amount + of_validations * ahead.validated
 
-    whole = costs.start + plan.cost(costs, longer)
+    whole = costs.start + plan.cost(costs, *longer)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
     checkpoints = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
     memory = plan_run(seen, longer=outlook.prompts.amount)
@@ -172,15 +188,15 @@ def make_bill(seen: Observation) -> Bill:
     bill = Bill(
         steps=plan.steps,
         rollouts=rollouts,
-        prompt_tokens=total(prompt_tokens) * outlook.prompts.amount,
-        completion_tokens=total(completion_tokens) * outlook.completions.amount,
+        prompt_tokens=total(prompt_tokens, outlook.prompts),
+        completion_tokens=total(completion_tokens, outlook.completions),
         trained_tokens=plan.tokens * costs.trained_tokens * outlook.trained.amount,
         judge_calls=plan.tokens * judged,
         minutes=whole.seconds / 60,
         cpu_minutes=None if whole.cpu_seconds is None else whole.cpu_seconds / 60,
         memory_bytes=max((size for size in used if size is not None), default=None),
         memory=memory,
-        disk_bytes=rollouts * longer * _stored(seen) + checkpoints * costs.checkpoint_bytes,
+        disk_bytes=rollouts * outlook.tokens.amount * _stored(seen) + checkpoints * costs.checkpoint_bytes,
     )
     return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, checkpoints)))
 
@@ -221,17 +237,23 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
     how = f"{plan.steps} steps × {tasks} × {loop.group_size}{validated}"
     yield BillLine(what="rollouts", amount=bill.rollouts, how=how)
     here = f"as many each as the {len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks"
-    for what, tokens, ahead in (
-        ("prompt tokens", bill.prompt_tokens, outlook.prompts),
-        ("completion tokens", bill.completion_tokens, outlook.completions),
+    for what, tokens, count, ahead in (
+        ("prompt tokens", bill.prompt_tokens, prompt_tokens, outlook.prompts),
+        ("completion tokens", bill.completion_tokens, completion_tokens, outlook.completions),
     ):
-        yield _ranged(what, tokens, f"{here}; {outlook.explain(ahead, len(seen.rehearsed))}", ahead)
+        yield _ranged(
+            what,
+            tokens,
+            sum(plan.present(seen, count)),
+            f"{here}; {outlook.explain(ahead, len(seen.rehearsed))}",
+            ahead,
+        )
     signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage"
     how = f"{signal}; from half, as groups fall silent, to all of them"
-    yield _ranged("trained tokens", bill.trained_tokens, how, outlook.trained)
+    yield _ranged("trained tokens", bill.trained_tokens, plan.tokens * costs.trained_tokens, how, outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, how="as many each as those")
-    ends = [costs.start + plan.cost(costs, longer) for longer in (outlook.tokens.low, outlook.tokens.high)]
+    ends = [costs.start + plan.cost(costs, end, end) for end in (outlook.tokens.low, outlook.tokens.high)]
     low, high = (end.seconds / 60 for end in ends)
     how = _explain_minutes(plan, outlook, seen)
     yield BillLine(what="minutes", amount=bill.minutes, how=how, low=low, high=high)
@@ -248,7 +270,9 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
 
 
 def _explain_minutes(plan: _Plan, outlook: _Outlook, seen: Observation) -> str:
-    costs, longer, steps = seen.costs, outlook.tokens.amount, max(1, plan.steps)
+    costs, ahead, steps = seen.costs, outlook.tokens, max(1, plan.steps)
+    present = plan.of_rollouts(costs).seconds
+    longer = plan.of_rollouts(costs, ahead.amount, ahead.validated).seconds / present if present else 1.0
     has_failed = any(lesson.error for lesson in seen.lessons.values())
     learning = f"{costs.learn.seconds * plan.learn / steps:.1f} s learning{', until it failed' if has_failed else ''}"
     step = f"({costs.collect.seconds * plan.collect / steps:.1f} s collecting + {learning})"

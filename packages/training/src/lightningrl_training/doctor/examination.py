@@ -58,7 +58,7 @@ MOST_STEPS = 4
 REPEATS = 8
 """Rollouts that are run again, each of another task."""
 REHEARSED: Final = 1 / 3
-"""Share of the run's steps that are rehearsed, at most."""
+"""Share of the run's steps that are rehearsed, at most; of a shorter run its second."""
 
 
 async def observe(
@@ -249,7 +249,8 @@ class _Examination:
         were tried."""
         done, clock = _Rehearsal(), Clock()
         is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
-        most = math.ceil(REHEARSED * self.recipe.loop.steps) - 1 if is_taught and self.reward_error is None else 0
+        steps = self.recipe.loop.steps
+        most = max(math.ceil(REHEARSED * steps), min(2, steps)) - 1 if is_taught and self.reward_error is None else 0
         while len(done.steps) < most and done.seconds + expected < self.rehearse:
             self.starting(f"step {len(done.steps) + 2} of {most + 1}, as the run will take them")
             credited = await self._collect(begun + len(done.steps))

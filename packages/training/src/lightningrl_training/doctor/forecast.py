@@ -1,12 +1,13 @@
 """A forecast of a run's rollouts, from the few that the untrained policy has made and the steps that were rehearsed
 after them.
 
-present = mean of a group's rollouts      learned = mean of those of them that earned the most
+present = mean of a group's rollouts      learned = mean of those of them that earned the most; of a group in which all
+                                                    earned too little, as much more as those are than the rest elsewhere
 beyond  = present + BEYOND · (learned - present)
 half    = t · s · sqrt(1 / groups tried + 1 / groups to come): where nothing is learned, 95 % of runs lie within it
 Spread  = the least and the most of present ± half and beyond ± half, in multiples of present's mean
-way gone after n steps = 1 - 2^(-n · nats that a step moves a rollout by ÷ HALF_WAY_NATS), on average over these steps
-run     = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))
+way gone after n steps = 1 - 2^(-n · nats that a step moves a rollout by ÷ HALF_WAY_NATS)
+run     = first step and those rehearsed, as they were + each step to come: now + way gone · (learned - now)
 now     = the last steps that were rehearsed
 
 The untrained policy is within the run's range, too: what rollouts were, they may become again.
@@ -34,6 +35,7 @@ __all__ = [
     "mean_tokens",
     "moved",
     "prompt_tokens",
+    "way_after",
     "way_at_end",
     "way_gone",
 ]
@@ -44,7 +46,7 @@ of text_to_sql, math_tools, rag and two_policies in view (docs/how-to/doctor.md)
 HALF_WAY_NATS: Final = 5.0
 """Nats by which a rollout's log-probability has moved when half of the way is gone. Chosen with text_to_sql and
 math_tools."""
-LONGEST: Final = 1e12
+LONGEST: Final = 50.0
 """Most halvings that are computed: however far a step moves, a run does not go all of the way."""
 LAST: Final = 4
 """Steps that describe the policy after a rehearsal: one step's tasks are a small sample. After fewer, all that was
@@ -63,13 +65,20 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToCome:
-    """The part of a run that was not rehearsed."""
+    """The part of a run that was neither tried nor rehearsed."""
 
     steps: int
     groups: float
-    """Groups of all these steps."""
-    gone: float
-    """Share of the way to where learning leads, on average over these steps."""
+    """Groups of all these steps, and of the first, whose rollouts will be others."""
+    nats: float
+    """Nats that a step moves a rollout by."""
+    validated: tuple[int, ...] = ()
+    """Steps of the run that each of its validations follows."""
+
+    @property
+    def gone(self) -> float:
+        """Share of the way to where learning leads, on average over these steps."""
+        return way_gone(self.nats, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +86,9 @@ class Forecast:
     """Tokens of a run's mean rollout, relative to the mean rollout of the untrained policy."""
 
     amount: float = 1.0
+    validated: float = 1.0
+    """The same of its validations, relative to one of the untrained policy: the first is as that, the last after all
+    steps."""
     low: float = 1.0
     high: float = 1.0
     now: float = 1.0
@@ -115,10 +127,15 @@ def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
 
 
 def way_gone(moved: float, steps: int) -> float:
-    """Share of the way to `learned` that a run's rollouts have gone on average, where a step moves a rollout's
-    log-probability by `moved` nats in the direction asked for; 0 where nothing moves."""
-    halves = min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST)
-    return 1.0 - (1.0 - 2.0**-halves) / (math.log(2.0) * halves) if halves > 1e-6 else 0.0
+    """Share of the way to `learned` that rollouts have gone on average over so many steps more, the first of them after
+    one, where a step moves a rollout's log-probability by `moved` nats in the direction asked for; 0 where nothing
+    moves."""
+    return fmean(way_after(moved, step) for step in range(1, steps + 1)) if steps else 0.0
+
+
+def way_after(moved: float, steps: int) -> float:
+    """Share of the way that rollouts have gone after so many steps of `moved` nats each."""
+    return 1.0 - math.pow(2.0, -min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST))
 
 
 def moved(seen: Observation) -> float:
@@ -137,7 +154,7 @@ def way_at_end(seen: Observation) -> float | None:
     """Share of the way to `learned` that rollouts have gone after all steps of the recipe; None where no lesson
     says."""
     nats = moved(seen)
-    return 1.0 - 2.0 ** -min(nats * seen.recipe.loop.steps / HALF_WAY_NATS, LONGEST) if nats > 0.0 else None
+    return way_after(nats, seen.recipe.loop.steps) if nats > 0.0 else None
 
 
 def mean_tokens(step: TriedStep, tokens: Callable[[Trajectory], int]) -> float:
@@ -149,18 +166,26 @@ def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come
     """`means`: of the steps tried. `last`: by group, what the steps to come begin with. `rest`: where those may
     lead."""
     first, *rehearsed = means
-    steps = len(rehearsed) + to_come.steps
-    if not first or not steps:
+    steps = len(means) + to_come.steps
+    if not first:
         return Forecast()
     now = _mean(last) / first
 
-    def whole(of_rest: float) -> float:
-        return (sum(rehearsed) / first + to_come.steps * of_rest) / steps
+    def after(more: float) -> float:
+        return now * (1.0 + more * (rest.learned - 1.0))
 
+    def end(of_rest: float) -> float:
+        return (sum(rehearsed) / first + (1 + to_come.steps) * of_rest) / steps
+
+    validated = [
+        means[step] / first if step < len(means) else after(way_after(to_come.nats, step - len(rehearsed)))
+        for step in to_come.validated
+    ]
     return Forecast(
-        amount=whole(now * (1.0 + to_come.gone * (rest.learned - 1.0))),
-        low=whole(min(now * rest.low, 1.0)),
-        high=whole(max(now * rest.high, 1.0)),
+        amount=(sum(means) / first + to_come.steps * after(to_come.gone)) / steps,
+        validated=_mean(validated) if validated else 1.0,
+        low=end(min(now * rest.low, 1.0)),
+        high=end(max(now * rest.high, 1.0)),
         now=now,
         learned=now * rest.learned,
     )
@@ -169,7 +194,7 @@ def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come
 def _spread(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:
     """Spread of the mean of `wanted` more groups like these."""
     present = _by_group(groups, tokens)
-    learned = [fmean(map(tokens, _best(group))) for group in groups if group.trajectories]
+    learned = _learned_by_group(groups, tokens)
     beyond = [max(0.0, now + BEYOND * (then - now)) for now, then in zip(present, learned, strict=True)]
     mean = _mean(present)
     if not mean:
@@ -194,10 +219,26 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _best(group: TrajectoryGroup) -> Sequence[Trajectory]:
-    """The rollouts that earned the most; all where nobody earned."""
+def _learned_by_group(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int]) -> list[float]:
+    """Mean tokens of the rollouts of each group that earned the most. Where all of a group earned the same, and less
+    than others did, nobody shows the way: it is as much longer as those of the other groups are than their rest."""
+    halves = [_halves(group) for group in groups if group.trajectories]
+    told = [(fmean(map(tokens, best)), fmean(map(tokens, rest))) for best, rest in halves if rest]
+    longer = sum(best for best, _ in told) / sum(rest for _, rest in told) if any(rest for _, rest in told) else 1.0
+    most = max((reward for best, _ in halves if (reward := best[0].reward) is not None), default=0.0)
+    return [
+        fmean(map(tokens, best)) * (1.0 if rest or (earned := best[0].reward) is None or earned >= most else longer)
+        for best, rest in halves
+    ]
+
+
+def _halves(group: TrajectoryGroup) -> tuple[Sequence[Trajectory], Sequence[Trajectory]]:
+    """The rollouts that earned the most, and those that earned less; all and none where nobody earned."""
     rewards = [one.reward for one in group.trajectories if one.reward is not None]
-    return [one for one in group.trajectories if one.reward == max(rewards)] if rewards else group.trajectories
+    if not rewards:
+        return group.trajectories, ()
+    best = [one for one in group.trajectories if one.reward == max(rewards)]
+    return best, [one for one in group.trajectories if one.reward is not None and one.reward < max(rewards)]
 
 
 def _ends(values: Sequence[float], wanted: float) -> tuple[float, float]:
