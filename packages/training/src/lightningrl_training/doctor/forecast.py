@@ -223,8 +223,8 @@ def _learned_by_group(groups: Sequence[TrajectoryGroup], tokens: Callable[[Traje
     """Mean tokens of the rollouts of each group that earned the most. Where all of a group earned the same, and less
     than others did, nobody shows the way: it is as much longer as those of the other groups are than their rest."""
     halves = [_halves(group) for group in groups if group.trajectories]
-    told = [(fmean(map(tokens, best)), fmean(map(tokens, rest))) for best, rest in halves if rest]
-    longer = sum(best for best, _ in told) / sum(rest for _, rest in told) if any(rest for _, rest in told) else 1.0
+    pairs = [(fmean(map(tokens, best)), fmean(map(tokens, rest))) for best, rest in halves if rest]
+    longer = sum(best for best, _ in pairs) / sum(rest for _, rest in pairs) if any(rest for _, rest in pairs) else 1.0
     most = max((reward for best, _ in halves if (reward := best[0].reward) is not None), default=0.0)
     return [
         fmean(map(tokens, best)) * (1.0 if rest or (earned := best[0].reward) is None or earned >= most else longer)
