@@ -1,7 +1,7 @@
 """One forward pass for the rows of several policies on one frozen base: the base's weights are read once for all of
 them, and each row gets its own policy's adapters.
 
-engine of a ─decode─► Meeting ─first to come computes─► logits of a's rows
+engine of a ─decode─► JointPasses ─the first computes─► logits of a's rows
 engine of b ─decode─►    │ waits for who came last time └► logits of b's rows
 """
 
@@ -23,7 +23,7 @@ from lightningrl_torch._forward import Forward
 from lightningrl_torch._llama import LlamaForward
 from lightningrl_torch._slots import KeyValues, SlotCache
 
-__all__ = ["JointForward", "Part", "decode_together", "with_company"]
+__all__ = ["JointForward", "Part", "decode_together", "with_joint_passes"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def decode_together(parts: Sequence[Part]) -> list[Tensor]:
     return [logits[each] for each in rows]
 
 
-class Meeting:
+class JointPasses:
     """Brings the engines' threads of one base together. The first to come waits for those who came last time, at most
     as long as the last pass took, and computes for all who are there."""
 
@@ -109,20 +109,20 @@ class Meeting:
             self._changed.notify_all()
 
 
-MEETINGS: Final[WeakValueDictionary[Hashable, Meeting]] = WeakValueDictionary()
-"""Meetings by base; one is gone with the last policy on it."""
+JOINT_PASSES: Final[WeakValueDictionary[Hashable, JointPasses]] = WeakValueDictionary()
+"""Joint passes by base; one is gone with the last policy on it."""
 MAKING: Final = threading.Lock()
 
 
 class JointForward:
-    """Implements `Forward`: decodes in company, and does all else alone."""
+    """Implements `Forward`: decodes together with other policies, and does all else alone."""
 
     packs = True
 
-    def __init__(self, forward: LlamaForward, meeting: Meeting) -> None:
+    def __init__(self, forward: LlamaForward, passes: JointPasses) -> None:
         self.forward = forward
         self.layers, self.vocabulary, self.device = forward.layers, forward.vocabulary, forward.device
-        self._meeting = meeting
+        self._passes = passes
 
     def refresh(self) -> None:
         """See `Forward`."""
@@ -139,17 +139,17 @@ class JointForward:
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`."""
         part = Part(forward=self.forward, token_ids=token_ids, positions=positions, cache=cache, allowed=allowed)
-        return self._meeting.decode(part)
+        return self._passes.decode(part)
 
 
-def with_company(forward: Forward) -> Forward:
-    """The forward with decoding in company, where it is one of ours on a CPU, with adapters on a frozen base. On a GPU
+def with_joint_passes(forward: Forward) -> Forward:
+    """The forward with decoding in joint passes, where it is one of ours on a CPU, with adapters on a frozen base. On a GPU
     a policy's own graphs are worth more."""
     base = forward.base if isinstance(forward, LlamaForward) else None
     if base is None or not isinstance(forward, LlamaForward) or forward.device.type != "cpu":
         return forward
     with MAKING:
-        meeting = MEETINGS.get(base)
-        if meeting is None:
-            meeting = MEETINGS[base] = Meeting()
-    return JointForward(forward, meeting)
+        passes = JOINT_PASSES.get(base)
+        if passes is None:
+            passes = JOINT_PASSES[base] = JointPasses()
+    return JointForward(forward, passes)
