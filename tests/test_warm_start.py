@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -175,32 +176,54 @@ def test_a_run_killed_while_it_curates_makes_the_same_rows(
     assert Run(run.folder).steps == 1
 
 
+STREAMING = """
+from agent import client
+
+def answer(date):
+    messages = [{"role": "user", "content": f"Write this date in words: {date}"}]
+    chunks = client().chat.completions.create(model="gpt-4o-mini", messages=messages, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks).strip()
+"""
+
+
 class Provider(BaseHTTPRequestHandler):
-    """Answers each call of chat with a date in words."""
+    """Answers each call of chat with a date in words, streamed where that is asked for."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "March 3, 2014"}
-        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": choices})
+        is_streamed = json.loads(self.rfile.read(int(self.headers["Content-Length"]))).get("stream", False)
         self.send_response(200)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/event-stream" if is_streamed else "application/json")
         self.end_headers()
-        self.wfile.write(body.encode())
+        if not is_streamed:
+            self.wfile.write(self._body("", message={"role": "assistant", "content": "March 3, 2014"}, end="stop"))
+            return
+        for delta, end in (({"content": "March 3"}, None), ({"content": ", 2014"}, None), ({}, "stop")):
+            self.wfile.write(b"data: " + self._body(".chunk", delta=delta, end=end) + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _body(self, kind: str, *, end: str | None, **said: Any) -> bytes:
+        choices = [{"index": 0, **said, "finish_reason": end}]
+        body = {"id": "c", "object": f"chat.completion{kind}", "created": 0, "model": "m", "choices": choices}
+        return json.dumps(body).encode()
 
     def log_message(self, *_: Any) -> None: ...
 
 
 @pytest.mark.slow
-def test_a_providers_answers_are_rows(first_agent: Path, warm: WarmCommand, tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", ["agent.py:answer", "streaming.py:answer"])
+def test_a_providers_answers_are_rows(first_agent: Path, warm: WarmCommand, tmp_path: Path, agent: str) -> None:
+    folder, run = tmp_path / "first", tmp_path / "run"
+    shutil.copytree(first_agent, folder)
+    (folder / "streaming.py").write_text(STREAMING, encoding="utf-8")
     with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         teacher = f"warm_start.teacher=m@http://127.0.0.1:{server.server_port}/v1"
-        settings = words(*SMALL, teacher, "warm_start.tasks=2", "warm_start.samples=2")
-        run = tmp_path / "run"
-        trained = warm.run("lightningrl", "train", str(first_agent), "--run", str(run), *settings, cwd=tmp_path)
+        settings = words(*SMALL, f"agent={agent}", teacher, "warm_start.tasks=2", "warm_start.samples=2")
+        trained = warm.run("lightningrl", "train", str(folder), "--run", str(run), *settings, cwd=tmp_path)
         server.shutdown()
     assert trained.returncode == 0, trained.stdout + trained.stderr
+    (asked, *_) = asyncio.run(calls_of(run / "warm_start" / "teacher"))
+    assert isinstance(asked.other_calls[0].answer, str) == agent.startswith("streaming"), "as it was asked for"
     rows = [json.loads(line) for line in (run / "warm_start" / "rows" / "sft.jsonl").read_text().splitlines()]
     assert {row["messages"][-1]["content"] for row in rows} == {"March 3, 2014"}
     assert len(rows) == 2

@@ -3,6 +3,7 @@ server."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from lightningrl.types import Outcome
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway
-from lightningrl_traces.curation.chat_calls import ChatCall
+from lightningrl_testing.loopback import serving
+from lightningrl_traces.curation.chat_calls import ChatCall, UnreadCall
 from lightningrl_traces.curation.forwarded import read_forwarded
 from lightningrl_traces.reading.streams import join_events
 
@@ -66,6 +72,49 @@ async def test_a_streamed_answer_is_the_row_that_a_whole_one_is(tmp_path: Path, 
     calls = streamed.answer.get("tool_calls", ())
     assert len(calls) == said.count("<tool_call>") and all(call["id"] for call in calls)
     assert (streamed.prompt, streamed.tools) == (whole.prompt, whole.tools)
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(1000, ChatCall), (5000, UnreadCall)])
+async def test_a_streamed_answer_of_a_thousand_tokens_is_a_row_and_what_is_kept_is_bounded(
+    tmp_path: Path, tokens: int, kind: type[ChatCall | UnreadCall]
+) -> None:
+    words = [f"word{number} " for number in range(tokens)]
+
+    async def answer(request: Request) -> StreamingResponse:
+        return StreamingResponse(_events_of(words), media_type="text/event-stream")
+
+    async with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
+        settings = GatewaySettings(upstream_models={"teacher": Upstream(base_url=f"{url}/v1")})
+        async with live_gateway(tmp_path, settings=settings) as gateway:
+            attempt = await gateway.attempt()
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {attempt.key}"}) as client:
+                body = {"model": "teacher", "stream": True, "messages": [USER]}
+                sent = await client.post(f"{attempt.base_url}/chat/completions", json=body)
+            assert len(sent.content) > 200 * tokens, "each token has an event of its own, two hundred bytes long"
+            await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
+            (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+            await gateway.gateway.close()
+    (call,) = read_forwarded(trajectory)
+    (recorded,) = trajectory.other_calls
+    assert isinstance(call, kind), recorded.answer
+    if isinstance(call, ChatCall):
+        assert call.answer["content"] == "".join(words)
+    else:
+        assert recorded.answer == {"bytes": len(sent.content)}
+
+
+async def _events_of(words: list[str]) -> AsyncIterator[bytes]:
+    """Stream as providers do: a comment while the model thinks, carriage returns, a last event of usage alone."""
+    head = {"id": "chatcmpl-B9MBs8CjcvOU2jLn4n570S5qMJKcT", "object": "chat.completion.chunk", "created": 1741569952}
+    head |= {"model": "gpt-4o-2024-08-06", "service_tier": "default", "system_fingerprint": "fp_50cad350e4"}
+    deltas: list[Any] = [{"role": "assistant", "content": ""}, *({"content": word} for word in words), {}]
+    choices = [[{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}] for delta in deltas]
+    choices[-1][0]["finish_reason"] = "stop"
+    yield b": keep-alive\r\n\r\n"
+    for choice in (*choices, []):
+        usage = None if choice else {"prompt_tokens": 9, "completion_tokens": len(words)}
+        yield f"data: {json.dumps({**head, 'choices': choice, 'usage': usage})}\r\n\r\n".encode()
+    yield b"data: [DONE]\r\n\r\n"
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,8 @@ class JointForward:
 
 
 def with_joint_passes(forward: Forward) -> Forward:
-    """The forward with decoding in joint passes, where it is one of ours on a CPU, with adapters on a frozen base. On a GPU
-    a policy's own graphs are worth more."""
+    """The forward with decoding in joint passes, where it is one of ours on a CPU, with adapters on a frozen base. On a
+    GPU a policy's own graphs are worth more."""
     base = forward.base if isinstance(forward, LlamaForward) else None
     if base is None or not isinstance(forward, LlamaForward) or forward.device.type != "cpu":
         return forward
