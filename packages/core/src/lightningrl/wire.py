@@ -14,6 +14,7 @@ second child starts a chain with a copy of what they share.
 from __future__ import annotations
 
 import binascii
+import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import is_dataclass, replace
 from functools import lru_cache
@@ -31,6 +32,8 @@ __all__ = ["assemble", "convert", "decode", "decode_trajectories", "encode", "en
 
 T = TypeVar("T")
 
+_BUILDING: Final = threading.Lock()
+_DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 _AGAIN: Final = "="
 """In place of what a transition was offered: the same as the one before it."""
 
@@ -48,12 +51,12 @@ def encode(value: object) -> bytes:
 
 def decode(data: bytes, kind: type[T]) -> T:
     """Raises msgspec.MsgspecError with the place and the problem."""
-    decoded: T = _decoder(cast("Hashable", kind)).decode(data)
-    return decoded
+    return cast("T", _decoder(kind).decode(data))
 
 
 def convert(value: Any, kind: Any) -> Any:
     """Parsed JSON to a type. Raises msgspec.ValidationError with the place and the problem."""
+    _decoder(kind)  # what msgspec keeps of the type is there, then
     return msgspec.convert(value, kind, dec_hook=_bytes_to_array)
 
 
@@ -169,10 +172,11 @@ def _bytes_to_array(kind: Any, value: Any) -> NDArray[Any]:
 
 @lru_cache
 def _dtype(kind: Any) -> str:
-    (scalar,) = get_args(get_args(kind)[1])
-    return "<f4" if scalar is np.float32 else "<i4"
+    return "<f4" if get_args(get_args(kind)[1]) == (np.float32,) else "<i4"
 
 
-@lru_cache
-def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=_bytes_to_array)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    with _BUILDING:  # msgspec crashes where a thread reads what another one is still writing to a class
+        if kind not in _DECODERS:
+            _DECODERS[kind] = msgspec.json.Decoder(kind, dec_hook=_bytes_to_array)
+        return _DECODERS[kind]
