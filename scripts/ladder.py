@@ -27,7 +27,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -56,17 +56,38 @@ class Job:
     """RL steps at most."""
     every: int
     """Steps from one validation to the next."""
+    calculation: Callable[[dict[str, Any]], str]
+    """Calculation that solves a task."""
 
     @property
     def runs(self) -> Path:
         return ROOT / "runs" / "ladder" / self.tasks
 
 
+def in_signs(task: dict[str, Any]) -> str:
+    """Write a sum that is told in words."""
+    words = task["input"].removeprefix("What is ").removesuffix("?").split()
+    return " ".join({"plus": "+", "times": "*"}.get(word, word) for word in words)
+
+
+def as_drawn(task: dict[str, Any]) -> str:
+    """Read the calculation that a word problem was drawn with."""
+    return str(task["metadata"]["calculation"])
+
+
 JOBS: Final = {
     job.tasks: job
     for job in (
-        Job(tasks="sums", recipe="recipe.toml", target=0.8, dialogues=20, steps=20, every=1),
-        Job(tasks="word_problems", recipe="word_problems.toml", target=0.6, dialogues=40, steps=20, every=2),
+        Job(tasks="sums", recipe="recipe.toml", target=0.8, dialogues=20, steps=20, every=1, calculation=in_signs),
+        Job(
+            tasks="word_problems",
+            recipe="word_problems.toml",
+            target=0.6,
+            dialogues=40,
+            steps=20,
+            every=2,
+            calculation=as_drawn,
+        ),
     )
 }
 
@@ -143,7 +164,7 @@ def dialogues(job: Job) -> Iterator[dict[str, Any]]:
             ("system", agent.SYSTEM),
             *((shown["role"], shown["content"]) for shown in agent.SHOWN[:4]),
             ("user", task["input"]),
-            ("assistant", json.dumps({"calculate": task["metadata"]["calculation"]})),
+            ("assistant", json.dumps({"calculate": job.calculation(task)})),
             ("user", f"Calculator: {task['answer']}"),
             ("assistant", json.dumps({"answer": int(task["answer"])})),
         ]

@@ -8,30 +8,25 @@ __all__ = ["train", "validation"]
 SIGNS = {"plus": "+", "times": "*"}
 
 
-def train() -> list[dict[str, object]]:
+def train() -> list[dict[str, str]]:
     """400 tasks."""
     return _draw(400, seed=1, taken={task["input"] for task in validation()})
 
 
-def validation() -> list[dict[str, object]]:
+def validation() -> list[dict[str, str]]:
     """80 tasks."""
     return _draw(80, seed=2, taken=())
 
 
-def _draw(count: int, *, seed: int, taken: Collection[object]) -> list[dict[str, object]]:
+def _draw(count: int, *, seed: int, taken: Collection[str]) -> list[dict[str, str]]:
     rng = random.Random(seed)
-    drawn: dict[str, dict[str, object]] = {}
+    drawn: dict[str, dict[str, str]] = {}
     while len(drawn) < count:
         words = [str(rng.randint(2, 99))]
         for _ in range(rng.choice((1, 1, 2))):
             words += [rng.choice(list(SIGNS)), str(rng.randint(2, 99))]
         question = f"What is {' '.join(words)}?"
         if question not in taken:
-            calculation = " ".join(SIGNS.get(word, word) for word in words)
-            drawn[question] = {
-                "id": question,
-                "input": question,
-                "answer": str(eval(calculation)),
-                "metadata": {"calculation": calculation},
-            }
+            value = eval(" ".join(SIGNS.get(word, word) for word in words))
+            drawn[question] = {"id": question, "input": question, "answer": str(value)}
     return list(drawn.values())
