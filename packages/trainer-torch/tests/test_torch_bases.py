@@ -67,8 +67,7 @@ def tensors_of(value: Any, depth: int = 0) -> list[tuple[int, torch.Tensor]]:
 def packing(backend: TorchBackend) -> list[Any]:
     """The engine's products with a matrix."""
     served: Any = backend.engine._decoder
-    forward = served.forward
-    return list(getattr(forward, "forward", forward)._projections)
+    return list(served.forward._projections)
 
 
 def is_packed(projection: Any) -> bool:

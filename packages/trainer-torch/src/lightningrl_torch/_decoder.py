@@ -18,7 +18,6 @@ from lightningrl.errors import BackendError
 from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._grammars import MaskThread
 from lightningrl_torch._graphs import with_graphs
-from lightningrl_torch._joint import with_joint_passes
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller
 from lightningrl_torch._requests import Running, chunk_interval, deliver, not_finite
@@ -36,13 +35,11 @@ class Decoder:
     """Not thread-safe: belongs to the engine's thread."""
 
     def __init__(self, model: PreTrainedModel | Forward, *, policy: str, settings: EngineSettings) -> None:
-        forward = (
+        self.forward = with_graphs(
             model
             if isinstance(model, Forward)
             else build_forward(model, read_traits(model, policy), autocast=settings.autocast)
         )
-        # engines of a thread each decode beside one another
-        self.forward = with_graphs(forward) if settings.threads == 1 else with_joint_passes(with_graphs(forward))
         self._policy = policy
         self._settings = settings
         self._device = self.forward.device

@@ -8,9 +8,8 @@ where a remembered one ends.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,9 +18,7 @@ from torch import Tensor, nn
 
 from lightningrl_torch._projections import (
     Adapter,
-    JointProjection,
     Projection,
-    join_models,
     join_rows,
     pack,
     takes_one_dnn,
@@ -51,13 +48,13 @@ STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Layer:
     before_attention: Tensor
-    queries_keys_values: Projection | JointProjection
+    queries_keys_values: Projection
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Projection | JointProjection
+    output: Projection
     before_mlp: Tensor
-    gate_up: Projection | JointProjection
-    down: Projection | JointProjection
+    gate_up: Projection
+    down: Projection
 
 
 class LlamaForward:
@@ -81,7 +78,7 @@ class LlamaForward:
         self._embeddings: Tensor = trunk.embed_tokens.weight.data
         self._norm: Tensor = trunk.norm.weight.data
         self._projections: list[Projection] = []
-        self._head: Projection | JointProjection = self._project([model.lm_head])
+        self._head: Projection = self._project([model.lm_head])
         self._layers = [self._read_layer(layer) for layer in trunk.layers]
         self._frequencies: Tensor = trunk.rotary_emb.inv_freq.float()
         self._rotary_scale = float(trunk.rotary_emb.attention_scaling)
@@ -107,16 +104,6 @@ class LlamaForward:
         frozen = any(projection.adapters for projection in self._projections)  # then nothing else learns
         for projection, weight in large:
             projection.packed.append(pack(weight, frozen=frozen))
-
-    @property
-    def base(self) -> Hashable:
-        """Equal for models that stand on the same frozen weights; None for one whose weights learn, or are
-        quantised."""
-        weights = [projection.weight for projection in self._projections if projection.weight is not None]
-        is_frozen = any(projection.adapters for projection in self._projections)
-        if not is_frozen or len(weights) < len(self._projections):
-            return None
-        return tuple(weight.data_ptr() for weight in (self._embeddings, *weights))
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`."""
@@ -152,25 +139,6 @@ class LlamaForward:
             return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
 
         return attend
-
-    def joined(self, others: Sequence[LlamaForward], rows: Sequence[slice]) -> LlamaForward:
-        """A forward whose `step` takes rows of this model and of `others` on the same base, each by its adapters.
-        `rows`: those of this model, then those of each other."""
-        self._pack()
-        models = (self, *others)
-        joint = copy.copy(self)
-        joint._head = join_models([model._head for model in models], rows)
-        joint._layers = [
-            replace(
-                layers[0],
-                queries_keys_values=join_models([layer.queries_keys_values for layer in layers], rows),
-                output=join_models([layer.output for layer in layers], rows),
-                gate_up=join_models([layer.gate_up for layer in layers], rows),
-                down=join_models([layer.down for layer in layers], rows),
-            )
-            for layers in zip(*(model._layers for model in models), strict=True)
-        ]
-        return joint
 
     def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
         """One pass over all tokens of all sequences, which only attention pads."""

@@ -1,7 +1,7 @@
 """Linear maps as the engine's own forward multiplies by them: side by side in one matrix, in the order in which oneDNN
-reads it, with low-rank adapters beside them; of one model's rows, or of several models' on one base.
+reads it, with low-rank adapters beside them.
 
-x ─► x · Wᵀ, once for all rows ─► + (x · Aᵀ) · Bᵀ of each row's own adapters
+x ─► x · Wᵀ ─► + (x · Aᵀ) · Bᵀ of each adapter
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ __all__ = [
     "LARGE",
     "ONE_DNN",
     "Adapter",
-    "JointProjection",
     "Projection",
-    "join_models",
     "join_rows",
     "multiply",
     "pack",
@@ -120,34 +118,6 @@ class Projection:
         else:
             x = x.to(self.weight.dtype)
             y = multiply(x, self.packed[0] if self.packed else self.weight, self.bias)
-        self.adapt(x, y)
-        return y
-
-    def adapt(self, x: Tensor, y: Tensor) -> None:
-        """Add the adapters' part of `x` to `y`."""
         for adapter in self.adapters:
             y[:, adapter.columns].addmm_(F.linear(x, adapter.down), adapter.up.t(), alpha=adapter.scale)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class JointProjection:
-    """A projection of rows of several models with the same weights below adapters of their own (S-LoRA, Sheng et al.
-    2023, arXiv 2311.03285)."""
-
-    models: tuple[Projection, ...]
-    rows: tuple[slice, ...]
-    """Rows of each."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        base = self.models[0]
-        assert base.weight is not None
-        x = x.to(base.weight.dtype)
-        y = multiply(x, base.packed[0] if base.packed else base.weight, base.bias)
-        for projection, rows in zip(self.models, self.rows, strict=True):
-            projection.adapt(x[rows], y[rows])
         return y
-
-
-def join_models(models: Sequence[Projection | JointProjection], rows: Sequence[slice]) -> JointProjection:
-    """Join the projections of several models, each with its rows."""
-    return JointProjection(models=tuple(one for one in models if isinstance(one, Projection)), rows=tuple(rows))
