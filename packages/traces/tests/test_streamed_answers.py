@@ -3,6 +3,7 @@ server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -101,6 +102,35 @@ async def test_a_streamed_answer_of_a_thousand_tokens_is_a_row_and_what_is_kept_
         assert call.answer["content"] == "".join(words)
     else:
         assert recorded.answer == {"bytes": len(sent.content)}
+
+
+async def test_a_stream_is_recorded_before_its_reader_sees_the_end(tmp_path: Path) -> None:
+    held = asyncio.Event()
+
+    async def events() -> AsyncIterator[bytes]:
+        async for event in _events_of(["42"]):
+            yield event
+        await held.wait()  # the connection stays open behind the last event
+
+    async def answer(request: Request) -> StreamingResponse:
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
+        settings = GatewaySettings(upstream_models={"teacher": Upstream(base_url=f"{url}/v1")})
+        async with live_gateway(tmp_path, settings=settings) as gateway:
+            attempt = await gateway.attempt()
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {attempt.key}"}) as client:
+                body = {"model": "teacher", "stream": True, "messages": [USER]}
+                async with client.stream("POST", f"{attempt.base_url}/chat/completions", json=body) as sent:
+                    async for line in sent.aiter_lines():
+                        if line == "data: [DONE]":
+                            break
+                    await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
+                    held.set()
+            (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+            await gateway.gateway.close()
+    (call,) = read_forwarded(trajectory)
+    assert isinstance(call, ChatCall) and call.answer["content"] == "42"
 
 
 async def _events_of(words: list[str]) -> AsyncIterator[bytes]:

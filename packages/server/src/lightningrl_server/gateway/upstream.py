@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _KEPT_BYTES = 64 * 1024
 """Longest request or answer that is recorded; others are recorded by their size."""
 _KEPT_STREAM_BYTES = 16 * _KEPT_BYTES
 """Longest streamed answer that is recorded: its events take some 250 bytes for each token, and compress well."""
+_LAST_EVENT = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _TIMEOUT_S = 600.0
 
 
@@ -141,9 +143,14 @@ class Forwarder:
     async def _pass_on(self, piece: bytes, record: _Exchange, call: ReceivedCall) -> None:
         if piece:
             record.add(piece)
+            if _LAST_EVENT.search(piece):  # an agent reads no further, and may end its attempt at once
+                await self._record(call.info, record)
             await call.send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
+        if record.is_kept:
+            return
+        record.is_kept = True
         try:
             await self._log.append_other_calls(info.rollout_id, info.attempt, [record.call()])
         except StoreError as error:  # the attempt has ended: nothing is trained on it, the answer may still be read
@@ -162,6 +169,7 @@ class _Exchange:
         self._kept: list[bytes] = []
         self._size = 0
         self._longest = _KEPT_BYTES
+        self.is_kept = False
         self.status: int | None = None
         self.error: str | None = None
 
