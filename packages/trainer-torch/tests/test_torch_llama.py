@@ -21,11 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._graphs import GraphedForward, _Step
-from lightningrl_torch._llama import LlamaForward
+from lightningrl_torch._llama import LARGE, ONE_DNN, LlamaForward, join_rows, multiply
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._plain import PlainForward
 from lightningrl_torch._prefill import Prefiller
-from lightningrl_torch._projections import LARGE, ONE_DNN, join_rows, multiply
 from lightningrl_torch._prompt_attention import LEAST, plan_calls
 from lightningrl_torch._slots import KeyValues, SlotCache
 from lightningrl_torch.testing import make_config, make_model
@@ -362,7 +361,7 @@ def test_a_call_of_attention_is_padded_no_further_than_its_share(tokens: list[tu
 @pytest.mark.skipif(not ONE_DNN, reason="torch without oneDNN")
 @pytest.mark.parametrize("name", ["qwen2", "lora"])
 def test_weights_in_the_order_of_one_dnn_follow_those_that_learn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightningrl_torch._projections.LARGE", 1)
+    monkeypatch.setattr("lightningrl_torch._llama.LARGE", 1)
     model = MODELS[name]().cpu()
     traits = read_traits(model, name)
     forward = build_forward(model, traits, autocast=False)

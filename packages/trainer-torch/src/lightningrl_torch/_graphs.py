@@ -140,7 +140,7 @@ class _Step:
             kept_values.index_copy_(2, self._column, values)
             return kept_keys, kept_values
 
-        return self._forward.step(token_ids, cosines, sines, self._forward.attention(write, mask))
+        return self._forward.step(token_ids, cosines, sines, write, mask)
 
     def _warm(self) -> None:
         """Compute before a capture: libraries choose their kernels and take their memory."""

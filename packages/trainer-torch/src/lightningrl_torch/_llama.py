@@ -8,21 +8,16 @@ where a remembered one ends.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lightningrl_torch._projections import (
-    Adapter,
-    Projection,
-    join_rows,
-    pack,
-    takes_one_dnn,
-)
 from lightningrl_torch._prompt_attention import PromptAttention
 from lightningrl_torch._quantized import QuantizedLinear
 from lightningrl_torch._slots import KeyValues, SlotCache
@@ -30,31 +25,120 @@ from lightningrl_torch._slots import KeyValues, SlotCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Attend", "LlamaForward", "Write", "find_forward"]
+__all__ = ["LARGE", "LlamaForward", "Write", "find_forward", "join_rows", "multiply"]
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Attention of a layer over one token of each row: from its queries, keys and values, each (rows, heads, head_dim), to
-what they read, (rows, heads, head_dim) in any shape of as many numbers a row."""
 Write = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Keeps a layer's keys and values of one token, each (rows, heads, 1, head_dim); returns all that there are."""
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
+LARGE: Final = 2**18
+"""Numbers in a matrix that does not stay in a core's cache beside others."""
 MOST_PACKED: Final = 2**31
 """Bytes of matrices beyond which a second copy of them, in the order in which oneDNN reads them, is no bargain."""
+PACKED: Final[WeakValueDictionary[tuple[int, torch.Size], Tensor]] = WeakValueDictionary()
+"""Frozen matrices in that order, by where they lie in memory: policies on one base read the same ones."""
+PACKING: Final = threading.Lock()
+ONE_DNN: Final = (
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
 LINEAR: Final = frozenset({nn.Linear, QuantizedLinear})
 STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embedding whose frequencies stay what they are, however long a text."""
 
 
+def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One tensor whose rows are theirs, one parameter after the other. They become views of it, so that it learns with
+    them."""
+    data = [parameter.data for parameter in parameters]
+    first, ends = data[0], 0
+    for part in data:
+        if (
+            part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+            or part.storage_offset() != first.storage_offset() + ends
+        ):
+            break
+        ends += part.numel()
+    else:
+        return first.as_strided(
+            (sum(len(part) for part in data), *first.shape[1:]), first.stride(), first.storage_offset()
+        )
+    joined = torch.cat(data)
+    parts = joined.split([len(part) for part in data])  # type: ignore[no-untyped-call]
+    for parameter, rows in zip(parameters, parts, strict=True):
+        parameter.data = rows
+    return joined
+
+
+def takes_one_dnn(weight: Tensor) -> bool:
+    """True for a large float32 matrix on a CPU that has oneDNN."""
+    return weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads
+    them as they lie, in half the time at eight rows."""
+    if takes_one_dnn(weight):
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return y
+    return F.linear(x, weight, bias)
+
+
+def pack(weight: Tensor, *, frozen: bool) -> Tensor:
+    """A matrix in the order in which oneDNN reads it; of a frozen one, the same for all who ask while one has it."""
+    if not frozen:
+        made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        return made
+    key = (weight.data_ptr(), weight.shape)
+    with PACKING:
+        packed = PACKED.get(key)
+        if packed is None:
+            packed = PACKED[key] = pack(weight, frozen=False)
+        return packed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Adapter:
+    """A low-rank addition to some of a projection's outputs."""
+
+    columns: slice
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Projection:
+    """Linear maps of one input, side by side in one matrix."""
+
+    weight: Tensor | None
+    """None where it is quantised."""
+    bias: Tensor | None
+    adapters: tuple[_Adapter, ...]
+    quantized: tuple[QuantizedLinear, ...] = ()
+    packed: list[Tensor] = field(default_factory=list)
+    """The weight once more, in the order in which oneDNN reads it; nothing = not made."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight is None:
+            y = torch.cat([part(x) for part in self.quantized], -1)
+        else:
+            x = x.to(self.weight.dtype)
+            y = multiply(x, self.packed[0] if self.packed else self.weight, self.bias)
+        for adapter in self.adapters:
+            y[:, adapter.columns].addmm_(F.linear(x, adapter.down), adapter.up.t(), alpha=adapter.scale)
+        return y
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Layer:
     before_attention: Tensor
-    queries_keys_values: Projection
+    queries_keys_values: _Projection
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Projection
+    output: _Projection
     before_mlp: Tensor
-    gate_up: Projection
-    down: Projection
+    gate_up: _Projection
+    down: _Projection
 
 
 class LlamaForward:
@@ -77,9 +161,11 @@ class LlamaForward:
         self._eps = float(config.rms_norm_eps)
         self._embeddings: Tensor = trunk.embed_tokens.weight.data
         self._norm: Tensor = trunk.norm.weight.data
-        self._projections: list[Projection] = []
-        self._head: Projection = self._project([model.lm_head])
+        self._head = self._project([model.lm_head])
         self._layers = [self._read_layer(layer) for layer in trunk.layers]
+        self._projections = [self._head]
+        for layer in self._layers:
+            self._projections += (layer.queries_keys_values, layer.output, layer.gate_up, layer.down)
         self._frequencies: Tensor = trunk.rotary_emb.inv_freq.float()
         self._rotary_scale = float(trunk.rotary_emb.attention_scaling)
         self._cosines = self._sines = self._embeddings.new_empty((0, self._head_dim))
@@ -107,38 +193,30 @@ class LlamaForward:
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
         """See `Forward`."""
+        cosines, sines = self._rotation(positions, int(positions.max()) + 1)
         if len(token_ids) > 1:
             self._pack()
-        cosines, sines = self.rotation(positions)
-        return self.step(token_ids, cosines, sines, self.attention_of(cache, allowed))
 
-    def step(self, token_ids: Tensor, cosines: Tensor, sines: Tensor, attend: Attend) -> Tensor:
-        """Logits (rows, vocabulary) after one token of each row."""
+        def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            return cache.layers[layer].update(keys, values)
+
+        mask = None if allowed is None else allowed[:, None, None]
+        return self.step(token_ids, cosines, sines, write, mask)
+
+    def step(self, token_ids: Tensor, cosines: Tensor, sines: Tensor, write: Write, mask: Tensor | None) -> Tensor:
+        """Logits (rows, vocabulary) after one token of each row. `mask` (rows, 1, 1, columns): what each may read; None
+        = all that `write` returns."""
         rows = len(token_ids)
         x = self._embeddings[token_ids]
         for number, layer in enumerate(self._layers):
-            mixed = attend(number, *self._attended(layer, x, cosines, sines))
+            queries, keys, values = self._attended(layer, x, cosines, sines)
+            keys, values = write(number, keys[:, :, None], values[:, :, None])
+            # a key's queries are few and in line with it: heads that share keys are queries of one attention
+            grouped = queries.view(rows, self._kv_heads, -1, self._head_dim)
+            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
             x = x + layer.output(mixed.reshape(rows, -1))
             x = x + self._mlp(layer, x)
         return self._head(F.rms_norm(x, x.shape[-1:], self._norm, self._eps))
-
-    def attention_of(self, cache: SlotCache, allowed: Tensor | None) -> Attend:
-        """Attention over a cache, in which it keeps the token's keys and values. `allowed`: see `Forward.decode`."""
-        return self.attention(
-            lambda layer, keys, values: cache.layers[layer].update(keys, values),
-            None if allowed is None else allowed[:, None, None],
-        )
-
-    def attention(self, write: Write, mask: Tensor | None) -> Attend:
-        """Attention over what `write` returns. `mask` (rows, 1, 1, columns): what each row may read; None = all."""
-
-        def attend(number: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            keys, values = write(number, keys[:, :, None], values[:, :, None])
-            # a key's queries are few and in line with it: heads that share keys are queries of one attention
-            grouped = queries.view(len(queries), self._kv_heads, -1, self._head_dim)
-            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-
-        return attend
 
     def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
         """One pass over all tokens of all sequences, which only attention pads."""
@@ -151,7 +229,7 @@ class LlamaForward:
         flat = torch.tensor([token for number in order for token in sequences[number]], device=device)
         places = [range(starts[number], starts[number] + len(sequences[number])) for number in order]
         positions = torch.tensor([position for place in places for position in place], device=device)
-        cosines, sines = self.rotation(positions)
+        cosines, sines = self._rotation(positions, max(place.stop for place in places))
         states = self._embeddings.new_empty(
             (2 * self.layers, self._kv_heads, len(flat), self._head_dim), dtype=self._dtype
         )
@@ -199,9 +277,9 @@ class LlamaForward:
             self._sines = torch.cat((-sines, sines), -1).to(self._embeddings.dtype)
         return self._cosines, self._sines
 
-    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of tokens, each (tokens, 1, head_dim)."""
-        cosines, sines = self.rotations(int(positions.max()) + 1)
+        cosines, sines = self.rotations(end)
         return cosines[positions][:, None], sines[positions][:, None]
 
     def _read_layer(self, layer: Any) -> _Layer:
@@ -220,7 +298,7 @@ class LlamaForward:
             down=self._project([mlp.down_proj]),
         )
 
-    def _project(self, modules: Sequence[Any]) -> Projection:
+    def _project(self, modules: Sequence[Any]) -> _Projection:
         linears = [getattr(module, "base_layer", module) for module in modules]
         biases = [linear.bias for linear in linears]
         adapters, start = [], 0
@@ -228,17 +306,14 @@ class LlamaForward:
             columns = slice(start, start := start + _outputs(linear))
             for name in getattr(module, "active_adapters", ()):
                 down, up = (self._converted(one[name].weight.data) for one in (module.lora_A, module.lora_B))
-                adapters.append(Adapter(columns=columns, down=down, up=up, scale=float(module.scaling[name])))
+                adapters.append(_Adapter(columns=columns, down=down, up=up, scale=float(module.scaling[name])))
         if isinstance(linears[0], QuantizedLinear):
-            projection = Projection(weight=None, bias=None, adapters=tuple(adapters), quantized=tuple(linears))
-        else:
-            projection = Projection(
-                weight=self._converted(join_rows([linear.weight for linear in linears])),
-                bias=None if biases[0] is None else self._converted(join_rows(biases)),
-                adapters=tuple(adapters),
-            )
-        self._projections.append(projection)
-        return projection
+            return _Projection(weight=None, bias=None, adapters=tuple(adapters), quantized=tuple(linears))
+        return _Projection(
+            weight=self._converted(join_rows([linear.weight for linear in linears])),
+            bias=None if biases[0] is None else self._converted(join_rows(biases)),
+            adapters=tuple(adapters),
+        )
 
     def _converted(self, weight: Tensor) -> Tensor:
         if weight.dtype is self._dtype:
