@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from lightningrl.types import Outcome
+from lightningrl.types import Outcome, Trajectory
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
-from lightningrl_testing.live_gateway import LiveGateway, live_gateway
+from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl_testing.loopback import serving
 from lightningrl_traces.curation.chat_calls import ChatCall, UnreadCall
 from lightningrl_traces.curation.forwarded import read_forwarded
@@ -75,33 +76,54 @@ async def test_a_streamed_answer_is_the_row_that_a_whole_one_is(tmp_path: Path, 
     assert (streamed.prompt, streamed.tools) == (whole.prompt, whole.tools)
 
 
+@asynccontextmanager
+async def streamed(folder: Path, events: Callable[[], AsyncIterator[bytes]]) -> AsyncIterator[Streamed]:
+    """A call of chat that a provider answers with these events."""
+
+    async def answer(_: Request) -> StreamingResponse:
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
+        settings = GatewaySettings(upstream_models={"teacher": Upstream(base_url=f"{url}/v1")})
+        async with live_gateway(folder, settings=settings) as gateway:
+            attempt = await gateway.attempt()
+            headers = {"authorization": f"Bearer {attempt.key}"}
+            body = {"model": "teacher", "stream": True, "messages": [USER]}
+            async with (
+                httpx.AsyncClient(headers=headers) as client,
+                client.stream("POST", f"{attempt.base_url}/chat/completions", json=body) as answered,
+            ):
+                yield Streamed(attempt=attempt, answer=answered)
+            await gateway.gateway.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed:
+    attempt: LiveAttempt
+    answer: httpx.Response
+
+    async def end(self) -> Trajectory:
+        """End the attempt; what was recorded until then."""
+        await self.attempt.store.finish_attempt(self.attempt.rollout_id, self.attempt.attempt, Outcome.SUCCEEDED)
+        (trajectory,) = await self.attempt.store.trajectories([self.attempt.rollout_id])
+        return trajectory
+
+
 @pytest.mark.parametrize(("tokens", "kind"), [(1000, ChatCall), (5000, UnreadCall)])
 async def test_a_streamed_answer_of_a_thousand_tokens_is_a_row_and_what_is_kept_is_bounded(
     tmp_path: Path, tokens: int, kind: type[ChatCall | UnreadCall]
 ) -> None:
     words = [f"word{number} " for number in range(tokens)]
-
-    async def answer(request: Request) -> StreamingResponse:
-        return StreamingResponse(_events_of(words), media_type="text/event-stream")
-
-    async with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
-        settings = GatewaySettings(upstream_models={"teacher": Upstream(base_url=f"{url}/v1")})
-        async with live_gateway(tmp_path, settings=settings) as gateway:
-            attempt = await gateway.attempt()
-            async with httpx.AsyncClient(headers={"authorization": f"Bearer {attempt.key}"}) as client:
-                body = {"model": "teacher", "stream": True, "messages": [USER]}
-                sent = await client.post(f"{attempt.base_url}/chat/completions", json=body)
-            assert len(sent.content) > 200 * tokens, "each token has an event of its own, two hundred bytes long"
-            await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
-            (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
-            await gateway.gateway.close()
-    (call,) = read_forwarded(trajectory)
-    (recorded,) = trajectory.other_calls
-    assert isinstance(call, kind), recorded.answer
-    if isinstance(call, ChatCall):
-        assert call.answer["content"] == "".join(words)
+    async with streamed(tmp_path, lambda: _events_of(words)) as call:
+        sent = await call.answer.aread()
+        trajectory = await call.end()
+    assert len(sent) > 200 * tokens, "each token has an event of its own, two hundred bytes long"
+    (read,), (recorded,) = read_forwarded(trajectory), trajectory.other_calls
+    assert isinstance(read, kind), recorded.answer
+    if isinstance(read, ChatCall):
+        assert read.answer["content"] == "".join(words)
     else:
-        assert recorded.answer == {"bytes": len(sent.content)}
+        assert recorded.answer == {"bytes": len(sent)}
 
 
 async def test_a_stream_is_recorded_before_its_reader_sees_the_end(tmp_path: Path) -> None:
@@ -112,25 +134,14 @@ async def test_a_stream_is_recorded_before_its_reader_sees_the_end(tmp_path: Pat
             yield event
         await held.wait()  # the connection stays open behind the last event
 
-    async def answer(request: Request) -> StreamingResponse:
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    async with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
-        settings = GatewaySettings(upstream_models={"teacher": Upstream(base_url=f"{url}/v1")})
-        async with live_gateway(tmp_path, settings=settings) as gateway:
-            attempt = await gateway.attempt()
-            async with httpx.AsyncClient(headers={"authorization": f"Bearer {attempt.key}"}) as client:
-                body = {"model": "teacher", "stream": True, "messages": [USER]}
-                async with client.stream("POST", f"{attempt.base_url}/chat/completions", json=body) as sent:
-                    async for line in sent.aiter_lines():
-                        if line == "data: [DONE]":
-                            break
-                    await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
-                    held.set()
-            (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
-            await gateway.gateway.close()
-    (call,) = read_forwarded(trajectory)
-    assert isinstance(call, ChatCall) and call.answer["content"] == "42"
+    async with streamed(tmp_path, events) as call:
+        async for line in call.answer.aiter_lines():
+            if line == "data: [DONE]":
+                break
+        trajectory = await call.end()
+        held.set()
+    (read,) = read_forwarded(trajectory)
+    assert isinstance(read, ChatCall) and read.answer["content"] == "42"
 
 
 async def _events_of(words: list[str]) -> AsyncIterator[bytes]:
