@@ -148,9 +148,9 @@ class Forwarder:
             await call.send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
-        if record.is_kept:
+        if record.is_recorded:
             return
-        record.is_kept = True
+        record.is_recorded = True
         try:
             await self._log.append_other_calls(info.rollout_id, info.attempt, [record.call()])
         except StoreError as error:  # the attempt has ended: nothing is trained on it, the answer may still be read
@@ -169,7 +169,7 @@ class _Exchange:
         self._kept: list[bytes] = []
         self._size = 0
         self._longest = _KEPT_BYTES
-        self.is_kept = False
+        self.is_recorded = False
         self.status: int | None = None
         self.error: str | None = None
 
