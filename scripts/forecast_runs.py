@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from lightningrl.backends import GenerateRequest
+from lightningrl.backends import Continuation, GenerateRequest
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import Outcome as RolloutOutcome
-from lightningrl.types import Task, Trajectory, Transition
+from lightningrl.types import SamplingSettings, Task, Trajectory, Transition
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.build import build_backends, build_credit
@@ -73,8 +73,10 @@ RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
 """Learning rates, each with its weight in the lot."""
 STEPS = (15, 40, 80)
 TASKS = 600
-HELD_OUT, SAMPLES = 64, 8
+HELD_OUT, SAMPLES = 256, 2
 """Tasks that a run has not, and answers to each, by which its gain is measured: a step's 8 tasks are a small sample."""
+VALIDATION = 64
+"""Further tasks, that are answered greedily before the first step, as a run's validation does."""
 AGENT = '''"""Asks once; a task is right where the answer is the generator's."""
 
 import functools
@@ -110,7 +112,7 @@ def plan() -> Iterator[Run]:
     """All runs, in rounds over the generators, so that any beginning of them is balanced; the slow ones last."""
     for number in range(len(KINDS[0])):
         for place, family in enumerate(GENERATORS):
-            lot = random.Random(f"{family} {number}")
+            lot = random.Random(f"{family} third {number}")
             yield Run(
                 name=f"{family}-{number}",
                 family=family,
@@ -119,7 +121,7 @@ def plan() -> Iterator[Run]:
                 settings={
                     "learner.learning_rate": lot.choices([*RATES], [*RATES.values()])[0],
                     "loop.steps": lot.choice(STEPS),
-                    "loop.seed": number,
+                    "loop.seed": 100 + number,
                 },
             )
     yield from _plan_examples()
@@ -173,11 +175,8 @@ def _run(run: Run, folder: Path) -> dict[str, Any]:
             settings = {**run.settings, "policy.model": _make_policy(run.family, run.policy, folder)}
             lines = (place / "train.jsonl").read_text().splitlines()
             tasks = [Task(id=row["id"], input=row["input"], answer=row["answer"]) for row in map(json.loads, lines)]
-            held_out = [
-                Task(id=f"held-out/{number}", input=entry["question"], answer=str(entry["answer"]))
-                for number, entry in enumerate(_draw(run.family, HELD_OUT, seed=3))
-            ]
-            row = _train_here(load_recipe(place / "recipe.toml", settings), tasks, held_out)
+            held_out, validation = _tasks(run.family, HELD_OUT, seed=3), _tasks(run.family, VALIDATION, seed=4)
+            row = _train_here(load_recipe(place / "recipe.toml", settings), tasks, held_out, validation)
         else:
             row = _train_example(run, folder)
     except Exception as raised:  # noqa: BLE001  one run of many
@@ -200,7 +199,9 @@ def _train_example(run: Run, folder: Path) -> dict[str, Any]:
     return {"evidence": made["evidence"], "outcome": made["outcome"], "rewards": rewards}
 
 
-def _train_here(recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task]) -> dict[str, Any]:
+def _train_here(
+    recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task], validation: Sequence[Task]
+) -> dict[str, Any]:
     """Train a policy of one call in this process: engine, credit and learner of a run, without server and workers."""
     plugins = load_plugins()
     models = {"policy": str(recipe.policy.model)}
@@ -211,24 +212,27 @@ def _train_here(recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task])
     order = random.Random(recipe.loop.seed).sample(range(len(tasks)), len(tasks))
     loop = recipe.loop
 
-    def roll_out(chosen: Sequence[Task], step: int, members: int) -> list[Trajectory]:
-        return asyncio.run(_roll_out(backend.engine, tokenizer, chosen, step, members, recipe))
+    def roll_out(chosen: Sequence[Task], step: int, members: int, **sampling: Any) -> list[Trajectory]:
+        settings = recipe.sampling.model_copy(update=sampling).settings()
+        return asyncio.run(_roll_out(backend.engine, tokenizer, chosen, step, members, settings))
 
     def measure(step: int) -> float:
-        return fmean(rollout.reward or 0.0 for rollout in roll_out(held_out, step, SAMPLES))
+        return _reward(roll_out(held_out, step, SAMPLES))
 
     before = measure(-1)
+    greedy = _reward(roll_out(validation, -2, 1, temperature=0.0))
     for step in range(loop.steps):
         chosen = [tasks[order[(step * loop.tasks_per_step + n) % len(tasks)]] for n in range(loop.tasks_per_step)]
         rollouts = roll_out(chosen, step, loop.group_size)
         credited = scorer.credit(rollouts)
         backend.learn(scorer.build(credited).samples)
-        rewards.append(fmean(rollout.reward or 0.0 for rollout in rollouts))
+        rewards.append(_reward(rollouts))
         if step == 0:
             first, moved = credited, at_full_rate(measure_moved({"policy": backend}, credited), recipe)
+            looked = _groups(credited, backend)
     gain = measure(loop.steps) - before
     backend.close()
-    evidence = gather(recipe, first, moved=moved)
+    evidence = gather(recipe, first, moved=moved, greedy=greedy)
     assert evidence is not None
     rows = [{"step": float(step + 1), "reward": reward} for step, reward in enumerate(rewards)]
     outcome = measure_outcome(rows, evidence.reward, recipe.reward_bounds)
@@ -237,31 +241,39 @@ def _train_here(recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task])
         "outcome": outcome.model_dump() if outcome else None,
         "gain": gain,
         "rewards": rewards,
-        "groups": _groups(first),
+        "groups": looked,
     }
 
 
-def _groups(credited: Sequence[CreditedGroup]) -> list[list[list[float]]]:
-    """Reward, Σ log π and tokens of each rollout, by group: what further evidence could be made of."""
+def _reward(rollouts: Sequence[Trajectory]) -> float:
+    return fmean(rollout.reward or 0.0 for rollout in rollouts)
+
+
+def _groups(credited: Sequence[CreditedGroup], backend: Any) -> list[list[list[float]]]:
+    """Of each rollout, by group: reward, Σ log π, tokens, Σ Δ log π and Σ |Δ log π| of the first step: what further
+    evidence could be made of."""
+    rollouts = [list(group.group.trajectories) for group in credited]
+    calls = [rollout.transitions[0] for group in rollouts for rollout in group]
+    asked = [Continuation(context=call.prompt_ids, tokens=call.completion_ids, temperature=1.0) for call in calls]
+    moves = iter([now - call.logprobs for now, call in zip(backend.logprobs(asked), calls, strict=True)])
+    parts = [
+        [(rollout.reward or 0.0, rollout.transitions[0].logprobs, next(moves)) for rollout in group]
+        for group in rollouts
+    ]
     return [
-        [
-            [rollout.reward or 0.0, *(float(part) for part in (call.logprobs.sum(), len(call.logprobs)))]
-            for rollout in group.group.trajectories
-            for call in rollout.transitions
-        ]
-        for group in credited
+        [[reward, *map(float, (old.sum(), len(old), move.sum(), np.abs(move).sum()))] for reward, old, move in group]
+        for group in parts
     ]
 
 
 async def _roll_out(
-    engine: Any, tokenizer: Any, tasks: Sequence[Task], step: int, members: int, recipe: Recipe
+    engine: Any, tokenizer: Any, tasks: Sequence[Task], step: int, members: int, sampling: SamplingSettings
 ) -> list[Trajectory]:
     async def ask(task: Task, member: int) -> Trajectory:
         name = f"{step}-{task.id}-{member}"
         chat = [{"role": "user", "content": task.input}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompt = tokenizer.encode(text, add_special_tokens=False)
-        sampling = recipe.sampling.settings()
         request = GenerateRequest(id=name, prompt_ids=tuple(prompt), sampling=sampling, session=name)
         chunks = [chunk async for chunk in engine.generate(request)]
         ids = [token for chunk in chunks for token in chunk.token_ids]
@@ -309,6 +321,11 @@ def _make_family(family: str, folder: Path) -> Path:
         "learner = { betas = [0.9, 0.99], warmup_steps = 2 }\n"
     )
     return place
+
+
+def _tasks(family: str, count: int, *, seed: int) -> list[Task]:
+    rows = _draw(family, count, seed=seed)
+    return [Task(id=f"{seed}/{n}", input=row["question"], answer=str(row["answer"])) for n, row in enumerate(rows)]
 
 
 def _draw(family: str, count: int, *, seed: int) -> list[dict[str, Any]]:

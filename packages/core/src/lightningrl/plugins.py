@@ -45,6 +45,8 @@ class Plugin:
     """Called with the recipe's options as keyword arguments."""
     capabilities: Capabilities | None = None
     """Capabilities that a trainer backend declares."""
+    tuner: Callable[..., Any] | None = None
+    """Factory of the `Backend` that `lightningrl tune` learns with; None = `factory`."""
     check: Callable[[Recipe], None] | None = None
     """Check that raises ConfigError for a recipe which this trainer backend or logger cannot honour, before anything
     heavy starts."""
@@ -266,9 +268,7 @@ class PluginManager:
             self._pluggy.register(module, name=f"{distribution}:{getattr(module, '__name__', id(module))}")
             self._pluggy.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginError(
-                f"plugin from {distribution} cannot be registered: {error}; fix or uninstall it"
-            ) from error
+            raise PluginError(f"plugin from {distribution} cannot be registered: {error}; fix or remove it") from error
         self._records.clear()
 
     def records(self, hook: str) -> Mapping[str, Plugin]:

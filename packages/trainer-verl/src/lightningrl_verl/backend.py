@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shutil
 import tempfile
 import threading
@@ -31,7 +30,7 @@ from lightningrl.types import Sample
 from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
 from lightningrl_verl.environment import process_environment, quiet
-from lightningrl_verl.export import export_checkpoint
+from lightningrl_verl.export import export_checkpoint, step_folder
 from lightningrl_verl.policy import PolicyFacts, count_parameters, read_policy
 from lightningrl_verl.ray_connection import Connection
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
@@ -151,7 +150,7 @@ class VerlBackend:
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote. Restarts verl where it runs already."""
         with self._lock:
-            self._resume_from = _step_folder(folder)
+            self._resume_from = step_folder(folder)
             self._shared = _above_checkpoints(folder)
             if self._runner is not None:
                 self._stop()
@@ -172,7 +171,7 @@ class VerlBackend:
             saved = Path(scratch) / "saved"
             self.save(saved)
             export_checkpoint(
-                _step_folder(saved) / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype
+                step_folder(saved) / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype
             )
 
     def close(self) -> None:
@@ -251,7 +250,7 @@ class VerlBackend:
             saved = Path(scratch) / "saved"
             self.save(saved)
             self._stop()
-            resumed, self._resume_from = self._resume_from, _step_folder(saved)
+            resumed, self._resume_from = self._resume_from, step_folder(saved)
             try:
                 self._start()
             finally:
@@ -282,13 +281,6 @@ def _above_checkpoints(folder: Path) -> Path:
     """`checkpoints/step-000010/policies/NAME` → `checkpoints`: the same storage, and there if the step's is gone."""
     above = folder.resolve().parents
     return above[min(2, len(above) - 1)]
-
-
-def _step_folder(folder: Path) -> Path:
-    folders = sorted(folder.glob("global_step_*"))
-    if not folders or re.fullmatch(r"global_step_\d+", folders[-1].name) is None:
-        raise BackendError(f"{str(folder)!r} is no checkpoint of the verl backend: it has no global_step_N folder")
-    return folders[-1].resolve()
 
 
 def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,7 +20,15 @@ from lightningrl.errors import BackendError
 from lightningrl_torch.exported import cast, find_dtype, merge_adapters, note_dtype, quiet_about_ties, write_model
 from lightningrl_verl.policy import PolicyFacts
 
-__all__ = ["export_checkpoint"]
+__all__ = ["export_checkpoint", "step_folder"]
+
+
+def step_folder(folder: Path) -> Path:
+    """The `global_step_N` of what a backend of verl has saved. Raises BackendError."""
+    folders = sorted(folder.glob("global_step_*"))
+    if not folders or re.fullmatch(r"global_step_\d+", folders[-1].name) is None:
+        raise BackendError(f"{str(folder)!r} is no checkpoint of the verl backend: it has no global_step_N folder")
+    return folders[-1].resolve()
 
 
 def export_checkpoint(

@@ -11,23 +11,50 @@ from lightningrl.plugins import Plugin, hookimpl
 if TYPE_CHECKING:
     from lightningrl_verl.backend import VerlBackend
     from lightningrl_verl.ray_workers import RayLauncher
+    from lightningrl_verl.settings import Settings
+    from lightningrl_verl.tuner import VerlTuner
 
-__all__ = ["create_backend", "create_ray_launcher", "lightningrl_trainers", "lightningrl_worker_launchers"]
+__all__ = [
+    "create_backend",
+    "create_ray_launcher",
+    "create_tuner",
+    "lightningrl_trainers",
+    "lightningrl_worker_launchers",
+]
 
 
 def create_backend(**settings: Any) -> VerlBackend:
     """A `VerlBackend` of these `Settings`. It starts verl when it is first needed; an export alone needs no GPU."""
-    from lightningrl_verl.environment import prepare_environment, quiet
+    from lightningrl_verl.environment import quiet
+
+    made = _prepare(settings)
+    with quiet():
+        from lightningrl_verl.backend import VerlBackend
+
+        return VerlBackend(made)
+
+
+def create_tuner(**settings: Any) -> VerlTuner:
+    """A `VerlTuner` of these `Settings`. verl has no linear schedule: a cosine falls to 0 in its place."""
+    from lightningrl_verl.environment import quiet
+
+    made = _prepare(settings | ({"schedule": "cosine"} if settings.get("schedule") == "linear" else {}))
+    with quiet():
+        from lightningrl_verl.tuner import VerlTuner
+
+        return VerlTuner(made)
+
+
+def _prepare(settings: Mapping[str, Any]) -> Settings:
+    """Check versions, and set what verl and Ray read when they are imported."""
+    from lightningrl_verl.environment import prepare_environment
     from lightningrl_verl.recipe_check import check_versions
     from lightningrl_verl.settings import Settings
 
     made = Settings(**settings)
     check_versions(made)
-    prepare_environment(made)  # verl and Ray read it when they are imported
-    with quiet():
-        from lightningrl_verl.backend import VerlBackend
-
-        return VerlBackend(made)
+    prepare_environment(made)
+    return made
 
 
 @hookimpl
@@ -37,11 +64,13 @@ def lightningrl_trainers() -> Iterable[Plugin]:
     from lightningrl_verl.settings import Settings
 
     # for `check_options`, without verl
-    create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
+    for factory in (create_backend, create_tuner):
+        factory.__signature__ = inspect.signature(Settings)  # type: ignore[union-attr]
     yield Plugin(
         name="verl",
         summary="verl with vLLM replicas on Ray; FSDP2 or Megatron, one GPU to many nodes",
         factory=create_backend,
+        tuner=create_tuner,
         check=check_recipe,
         capabilities=declare(Settings, several_policies=False),
     )

@@ -49,6 +49,9 @@ class Evidence(BaseModel):
     """Mean over groups of the reward of the rollout whose sampled tokens are the likeliest together: near to what the
     policy earns without randomness. Reinforcement first sharpens a policy towards what it holds for likely (Huang et
     al. 2024, arXiv 2412.01951), so gains are near where this is above `reward`. None = of an older forecast."""
+    greedy: float | None = None
+    """Mean reward of greedy answers to validation tasks: the same as `likeliest`, of more tasks. None = no validation
+    before the first step, or one that is not greedy."""
     spread: float
     """Mean over groups of the standard deviation of rewards within a group."""
     signal: float
@@ -75,8 +78,11 @@ class Evidence(BaseModel):
         return self.best_at[max(self.best_at)]
 
 
-def gather(recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | None = None) -> Evidence | None:
-    """Gather evidence from a policy's groups; None where no rollout has a reward."""
+def gather(
+    recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | None = None, greedy: float | None = None
+) -> Evidence | None:
+    """Gather evidence from a policy's groups; None where no rollout has a reward. `greedy`: scaled mean reward of
+    greedy answers to validation tasks, where they were asked for."""
     earned = [judged for group in credited if (judged := _judge(group.group.trajectories, *recipe.reward_bounds))]
     rewards = [[reward for reward, _ in judged] for judged in earned]
     every = [value for values in rewards for value in values]
@@ -95,6 +101,7 @@ def gather(recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | 
         pass_at=_pass_at(rewards),
         best_at={k: fmean(best_at_k(values, k) for values in rewards) for k in _sizes(rewards)},
         likeliest=fmean(_likeliest(judged) for judged in earned),
+        greedy=greedy,
         spread=fmean(pstdev(values) for values in rewards),
         signal=fmean(group.has_signal for group in credited),
         signal_doubled=_signal_doubled(rewards, fmean(group.has_signal for group in credited)),

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,8 @@ def build_backend(
     are read, where this machine has less memory than learning from these rows surely needs."""
     plugin: Plugin = plugins.find("lightningrl_trainers", recipe.backend)
     options = {name: value for name, value in recipe.backend_options.items() if name not in _OF_RL}
-    taken, steps = inspect.signature(plugin.factory).parameters, data.steps(settings)
+    tuner = replace(plugin, factory=plugin.tuner or plugin.factory)
+    taken, steps = inspect.signature(tuner.factory).parameters, data.steps(settings)
     wanted = {
         "loss": "reinforce",
         "learning_rate": settings.rate(adapters=bool(options.get("lora"))),
@@ -151,9 +152,9 @@ def build_backend(
     lengths = sorted(row.row.tokens for row in data.training)
     longest = max(row.row.longest for row in data.training)
     check_tuning_memory(
-        recipe.policy.name, plugin.factory, options, longest=longest, batch=sum(lengths[-settings.batch :])
+        recipe.policy.name, tuner.factory, options, longest=longest, batch=sum(lengths[-settings.batch :])
     )
-    backend: Backend = plugin.build(name=recipe.policy.name, **options)
+    backend: Backend = tuner.build(name=recipe.policy.name, **options)
     return backend
 
 
