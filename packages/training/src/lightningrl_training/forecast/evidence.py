@@ -21,7 +21,7 @@ from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.evaluation.statistics import pass_at_k
 from lightningrl_training.forecast.noise import signal_to_noise
 
-__all__ = ["Evidence", "best_at_k", "gather"]
+__all__ = ["Evidence", "best_at_k", "gather", "mean_reward"]
 
 NEARLY = 1e-9
 ALIKE = 1e-4
@@ -112,6 +112,12 @@ def gather(
         tokens=trained / len(rollouts),
         moved=moved,
     )
+
+
+def mean_reward(trajectories: Sequence[Trajectory], bounds: tuple[float, float]) -> float | None:
+    """Mean reward, scaled to [0, 1] by what rewards can be; None where no rollout has one."""
+    judged = _judge(trajectories, *bounds)
+    return fmean(reward for reward, _ in judged) if judged else None
 
 
 def best_at_k(rewards: Sequence[float], k: int) -> float:

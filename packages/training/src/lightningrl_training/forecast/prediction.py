@@ -1,8 +1,10 @@
 """Predicts a run's gain in mean reward from evidence, with an interval, by the coefficients of calibration.json.
 
 Evidence ─► features ─► gain = Σ coefficient · feature, within a reward's ends
-features: surer = (likeliest rollout's reward - mean reward) · share of the steps that growing surer takes
-          way   = share of the way that the steps move rollouts
+surer    = what likeliest and greedy answers earn above the mean · way · kept
+spread   = spread of rewards within groups · way · kept
+way      = 1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS)          share of the way that the steps go
+kept     = exp(-nats of a step · reward ÷ KEPT_NATS)                a long step harms what is right already
 interval = gain + quantiles of calibration residuals · width      residuals of families that the fit has not seen
 width    = least + by_spread · spread              a policy that always earns the same has little to gain
 
@@ -24,10 +26,10 @@ from lightningrl_training.forecast.evidence import Evidence
 __all__ = ["CALIBRATION", "Calibration", "GainForecast", "features", "load_calibration", "predict"]
 
 CALIBRATION: Final = "calibration.json"
-HALF_WAY_NATS: Final = 5.0
-"""Nats by which a run's steps move a rollout where half of its way is gone; the doctor's bill has the same."""
-HALF_SURE_STEPS: Final = 20.0
-"""Steps after which a policy has grown half as sure of its likeliest answers as it will."""
+HALF_WAY_NATS: Final = 1.0
+"""Nats by which a run's steps move a rollout where half of what it can gain is gained."""
+KEPT_NATS: Final = 0.4
+"""Nats of a step at which a policy that earns everything keeps 1/e of what it would gain."""
 
 
 class GainForecast(BaseModel):
@@ -73,12 +75,13 @@ def load_calibration() -> Calibration:
 
 def features(evidence: Evidence, moved: float) -> dict[str, float]:
     """Numbers that a gain is predicted from. `moved`: nats of a step where the evidence does not say."""
-    nats = evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0
-    # below 0 where a step overshoots: tokens with an advantage become less likely, and the policy falls apart
-    way = math.copysign(1.0 - 2.0 ** -min(abs(nats) * evidence.steps / HALF_WAY_NATS, 1e3), nats)
+    nats = abs(evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0)
+    way = 1.0 - 2.0 ** -min(nats * evidence.steps / HALF_WAY_NATS, 1e3)
+    kept = math.exp(-min(nats * evidence.reward / KEPT_NATS, 1e3))
     likeliest = evidence.reward if evidence.likeliest is None else evidence.likeliest
-    sure = 1.0 - 2.0 ** -min(evidence.steps / HALF_SURE_STEPS, 1e3)
-    return {"surer": (likeliest - evidence.reward) * sure, "way": way}
+    greedy = likeliest if evidence.greedy is None else evidence.greedy
+    surer = (likeliest + greedy) / 2.0 - evidence.reward
+    return {"surer": surer * way * kept, "spread": evidence.spread * way * kept}
 
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:

@@ -80,10 +80,20 @@ class ForecastRecorder:
         except (LightningError, OSError) as error:  # of the forecast alone: the run has ended well
             logger.warning("the run's outcome is not written into %r: %s", FORECAST, error)
 
+    def _find_greedy(self) -> float | None:
+        """Mean reward of the greedy validation before the first step, scaled; None where there was none."""
+        metrics, (low, high) = self._folder / "metrics.jsonl", self._recipe.reward_bounds
+        if self._recipe.validation_sampling.temperature > 0 or not metrics.is_file():
+            return None
+        rewards = [row["validation/reward"] for row in read_metrics(metrics) if "validation/reward" in row]
+        return min(1.0, max(0.0, (rewards[0] - low) / (high - low))) if rewards else None
+
     def _write(self, moving: asyncio.Task[float | None], step: int) -> None:
         try:
             moved = None if moving.cancelled() or moving.exception() is not None else moving.result()
-            evidence = gather(self._recipe, self._groups, moved=at_full_rate(moved, self._recipe))
+            evidence = gather(
+                self._recipe, self._groups, moved=at_full_rate(moved, self._recipe), greedy=self._find_greedy()
+            )
             self._groups = []
             if evidence is not None:
                 RunForecast(after_step=step, evidence=evidence, forecast=predict(evidence)).write(self._folder)

@@ -1,4 +1,5 @@
-"""A forecast before any run: some dozens of real rollouts, and one learning step on a copy of the weights.
+"""A forecast before any run: some dozens of real rollouts, a greedy validation, and one learning step on a copy of
+the weights.
 
 serve ─► groups of training tasks ─► rewards, credit ─► one step ─► Evidence ─► GainForecast and what would change it
 """
@@ -21,11 +22,11 @@ from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.forecast.changes import Change, possible_changes
-from lightningrl_training.forecast.evidence import Evidence, gather
+from lightningrl_training.forecast.evidence import Evidence, gather, mean_reward
 from lightningrl_training.forecast.movement import at_full_rate, measure_moved
 from lightningrl_training.forecast.prediction import GainForecast, predict
 from lightningrl_training.serving import RunningServices, serve_recipe
-from lightningrl_training.tasks import plan_branches, plan_group
+from lightningrl_training.tasks import plan_branches, plan_group, plan_validation
 
 __all__ = ["RecipeForecast", "forecast_recipe"]
 
@@ -65,9 +66,10 @@ async def forecast_recipe(
             groups = max(2, math.ceil(rollouts / recipe.loop.group_size))
             starting(f"the agent, {groups} groups of {recipe.loop.group_size} rollouts")
             credited = await _collect(recipe, parts, served, groups)
+            greedy = await _validate(recipe, parts, served, rollouts, starting)
             starting("one step of the learner")
             moved, unlearned = await _learn(recipe, parts, served, credited[: recipe.loop.tasks_per_step])
-    evidence = gather(recipe, credited, moved=at_full_rate(moved, recipe))
+    evidence = gather(recipe, credited, moved=at_full_rate(moved, recipe), greedy=greedy)
     if evidence is None:
         raise LightningError(
             f"no rollout of {groups * recipe.loop.group_size} has a reward, so there is nothing to forecast from; "
@@ -89,6 +91,18 @@ async def _collect(recipe: Recipe, parts: Parts, served: RunningServices, groups
         for spec in plan_branches(recipe, sources[point.rollout_id], point, count)
     ]
     return await asyncio.to_thread(parts.scorer.credit, rollouts, await _rewarded(branches, parts, served))
+
+
+async def _validate(
+    recipe: Recipe, parts: Parts, served: RunningServices, most: int, starting: Callable[[str], None]
+) -> float | None:
+    """Mean reward of greedy answers to the first validation tasks, at most so many; None where the recipe has none, or
+    does not validate greedily."""
+    tasks = parts.tasks.validation[:most]
+    if not tasks or recipe.validation_sampling.temperature > 0:
+        return None
+    starting(f"the agent, greedily, on {len(tasks)} validation tasks")
+    return mean_reward(await _rewarded(plan_validation(tasks, recipe, 0), parts, served), recipe.reward_bounds)
 
 
 async def _rewarded(specs: Sequence[RolloutSpec], parts: Parts, served: RunningServices) -> list[Trajectory]:
