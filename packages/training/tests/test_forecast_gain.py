@@ -93,11 +93,22 @@ def test_a_policy_that_never_earns_is_forecast_no_gain_and_a_warm_start() -> Non
         assert -evidence.reward <= made.low <= made.gain <= made.high <= 1.0 - evidence.reward
 
 
-def test_a_smaller_step_is_a_smaller_way() -> None:
-    seen = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)], moved=1.0)
+def test_small_steps_go_part_of_the_way_and_large_ones_harm_what_is_right() -> None:
+    seen = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)], moved=0.1)
     assert seen is not None
-    ways = [features(seen.model_copy(update={"moved": moved}), 0.5)["way"] for moved in (0.0, 0.01, 1.0, None)]
-    assert ways[0] == 0.0 < ways[1] < ways[3] < ways[2] < 1.0
+    none, small, unsaid, right, large = (
+        features(seen.model_copy(update={"moved": moved}), 0.01)["spread"] for moved in (0.0, 0.005, None, 0.1, 5.0)
+    )
+    assert none == 0.0 < small < unsaid < right
+    assert 0.0 < large < small
+
+
+def test_greedy_answers_to_more_tasks_count_as_much_as_likeliest_rollouts() -> None:
+    groups = [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)]
+    some, more = (gather(RECIPE, groups, moved=0.1, greedy=greedy) for greedy in (None, 0.5))
+    assert some is not None and more is not None
+    assert (some.reward, some.likeliest, more.greedy) == (0.5, 1.0, 0.5)
+    assert features(more, 0.0)["surer"] == pytest.approx(features(some, 0.0)["surer"] / 2.0)
 
 
 class Raised:
@@ -166,6 +177,8 @@ def test_a_run_writes_its_forecast_and_its_outcome(recorded_run: Path, warm: War
     assert made.outcome.steps == 3
     assert made.evidence.rollouts > 0
     assert made.evidence.likeliest is not None
+    before = json.loads((recorded_run / "metrics.jsonl").read_text().splitlines()[0])
+    assert made.evidence.greedy == pytest.approx(before["validation/reward"])
 
     told = warm.run("lightningrl", "forecasts", str(recorded_run.parent), cwd=tmp_path)
     assert told.returncode == 0, told.stderr
@@ -182,5 +195,6 @@ def test_a_recipe_is_forecast_before_any_run(first_agent: Path, warm: WarmComman
     told = json.loads(said.stdout)
     assert told["evidence"]["rollouts"] >= 16
     assert isinstance(told["evidence"]["moved"], float)
+    assert 0.0 <= told["evidence"]["greedy"] <= 1.0
     assert told["forecast"]["low"] <= told["forecast"]["gain"] <= told["forecast"]["high"]
     assert not (tmp_path / "runs").exists()
