@@ -90,6 +90,24 @@ async def test_what_is_no_export_is_refused_and_not_kept(tmp_path: Path) -> None
         assert receiver.kept == 0
 
 
+async def test_with_a_key_nothing_is_taken_without_it(tmp_path: Path) -> None:
+    async with receiving(tmp_path / "received", key="sesame-1") as (receiver, client):
+        body = json.dumps(export(1))
+        for shown in ({}, {"authorization": "Bearer sesame-2"}, {"authorization": "sesame-1"}):
+            answer = await client.post("/v1/traces", content=body, headers={**JSON, **shown})
+            assert answer.status_code == 401 and "needs the key" in answer.text
+        assert receiver.kept == 0
+        right = {**JSON, "authorization": "Bearer sesame-1"}
+        assert (await client.post("/v1/traces", content=body, headers=right)).status_code == 200
+
+
+def test_other_machines_are_heard_with_a_key_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNINGRL_KEY", raising=False)
+    for address in ("0.0.0.0:0", "[::]:0"):
+        with pytest.raises(ConfigError, match="is heard by other machines; set LIGHTNINGRL_KEY"):
+            receive_traces(address, tmp_path / "run", load_plugins(), print)
+
+
 async def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path) -> None:
     async with receiving(tmp_path / "received", most=3000) as (receiver, client):
         answers = [await client.post("/v1/traces", content=json.dumps(export(n)), headers=JSON) for n in range(3)]

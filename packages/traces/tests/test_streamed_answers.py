@@ -22,7 +22,7 @@ from lightningrl.types import Outcome, Trajectory
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl_testing.loopback import serving
-from lightningrl_traces.curation.chat_calls import ChatCall, UnreadCall
+from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, UnreadCall
 from lightningrl_traces.curation.forwarded import read_forwarded
 from lightningrl_traces.reading.streams import join_events
 
@@ -123,7 +123,7 @@ async def test_a_streamed_answer_of_a_thousand_tokens_is_a_row_and_what_is_kept_
     if isinstance(read, ChatCall):
         assert read.answer["content"] == "".join(words)
     else:
-        assert recorded.answer == {"bytes": len(sent)}
+        assert recorded.answer == {"bytes": len(sent)} and read.reason is LeftOut.UNKEPT
 
 
 async def test_a_stream_is_recorded_before_its_reader_sees_the_end(tmp_path: Path) -> None:

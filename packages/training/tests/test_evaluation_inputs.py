@@ -79,6 +79,23 @@ def test_a_run_whose_policy_has_a_dot_in_its_name_can_be_evaluated(tmp_path: Pat
     assert (found.policy.model, found.policies["qwen2.5"].model) == ("there/m", "there/n")
 
 
+STREAMS = tuple(
+    "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    for events in (
+        (
+            {"choices": [{"index": 0, "delta": {"content": "42"}, "finish_reason": "stop"}]},
+            {"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 5}},
+        ),
+        ({"type": "response.completed", "response": {"usage": {"input_tokens": 30, "output_tokens": 5}}},),
+        (
+            {"type": "message_start", "message": {"usage": {"input_tokens": 30, "output_tokens": 1}}},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}},
+            {"type": "message_stop"},
+        ),
+    )
+)
+
+
 def test_a_refused_call_and_an_embedding_leave_the_tokens_of_a_rollout_known() -> None:
     answered = OtherCall(
         kind=OtherCallKind.FORWARDED,
@@ -97,3 +114,5 @@ def test_a_refused_call_and_an_embedding_leave_the_tokens_of_a_rollout_known() -
     assert tokens(answered, refused) == (30, 5)
     assert tokens(answered, embedding) == (37, 5)
     assert tokens(answered, unsaid) == (None, None), "a provider that does not say"
+    for stream in STREAMS:
+        assert tokens(replace(answered, answer=stream)) == (30, 5), "nor does it matter that an answer was streamed"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hmac
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lightningrl.errors import ConfigError, RunFolderError, ServerError
+from lightningrl.keys import KEY_VARIABLE
 from lightningrl.plugins import PluginManager
 from lightningrl_server.bounded_http import BoundedHttp
 from lightningrl_server.process import Server, bind
@@ -42,14 +44,17 @@ MOST: Final = 16 * 2**30
 """Bytes that are kept of one agent's traces."""
 AT_ONCE: Final = 32
 """Requests that are read at once."""
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+"""Hosts that this machine alone reaches."""
 _FILE: Final = "exports.otlp"
 
 
 class OtlpReceiver:
     """Takes exports over HTTP and appends them to a file. Made and used on one event loop; `close` it."""
 
-    def __init__(self, folder: Path, *, most: int = MOST) -> None:
-        """Keep exports in `folder`, beside those that a killed process left whole. Takes `most` bytes."""
+    def __init__(self, folder: Path, *, most: int = MOST, key: str = "") -> None:
+        """Keep exports in `folder`, beside those that a killed process left whole. Takes `most` bytes, and where a
+        `key` is given, only what shows it as `Authorization: Bearer KEY`."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / _FILE
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -61,6 +66,7 @@ class OtlpReceiver:
                 f"another command listens into {str(folder)!r}; stop it, or name another --into"
             ) from None
         self._most = most
+        self._expected = f"Bearer {key}".encode("latin-1", "replace") if key else b""
         self.kept = _cut_to_whole(self._file)
         """Bytes in the file."""
         self.app = Starlette(
@@ -74,6 +80,9 @@ class OtlpReceiver:
         os.close(self._file)
 
     async def _take(self, kind: Callable[[], Any], request: Request) -> Response:
+        shown = request.headers.get("authorization", "")
+        if self._expected and not hmac.compare_digest(shown.encode("latin-1"), self._expected):
+            return PlainTextResponse(f"{request.url.path!r} needs the key: 'Authorization: Bearer …'", 401)
         media_type = read_media_type(request.headers.get("content-type", ""))
         encoding = request.headers.get("content-encoding", "").lower()
         body = bytearray()
@@ -119,12 +128,17 @@ def _cut_to_whole(file: int) -> int:
 
 def receive_traces(address: str, into: Path, plugins: PluginManager, announce: Callable[[str], object]) -> ImportReport:
     """Listen at `PORT` or `HOST:PORT` until SIGINT or SIGTERM, then import what came into a new folder. Calls
-    `announce(url)` once exports are taken. Raises ConfigError, ServerError or RunFolderError."""
-    host, port = _split(address)
+    `announce(url)` once exports are taken. The variable LIGHTNINGRL_KEY has the key that exports show; a host that
+    other machines reach needs one. Raises ConfigError, ServerError or RunFolderError."""
+    (host, port), key = _split(address), os.environ.get(KEY_VARIABLE, "")
+    if not key and host not in LOOPBACK:
+        raise ConfigError(
+            f"--listen {address!r} is heard by other machines; set {KEY_VARIABLE} to a key that exports must show"
+        )
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise RunFolderError(f"folder {str(into)!r} holds something already; name a new folder with --into")
     folder = into.parent / f".{into.name}.received"
-    with closing(OtlpReceiver(folder)) as receiver:
+    with closing(OtlpReceiver(folder, key=key)) as receiver:
         asyncio.run(_serve(receiver, host, port, announce))
         if not receiver.kept:
             shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 
 from lightningrl.console import escape
 from lightningrl.errors import ConfigError
+from lightningrl.keys import KEY_VARIABLE
 from lightningrl.plugins import load_plugins
 from lightningrl_traces.grades import Grade
 from lightningrl_traces.importing import ImportReport, import_traces
@@ -39,6 +41,10 @@ def _listen(address: str, into: Path, console: Console) -> ImportReport:
 
     def announce(url: str) -> None:
         console.print(f"listening: OTEL_EXPORTER_OTLP_ENDPOINT={url}", highlight=False, soft_wrap=True)
+        if os.environ.get(KEY_VARIABLE):
+            console.print(
+                f'with the key:  OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer ${KEY_VARIABLE}"', highlight=False
+            )
         console.print("Ctrl-C ends it and makes the run", highlight=False)
 
     return receive_traces(address, into, load_plugins(), announce)

@@ -38,6 +38,7 @@ class LeftOut(StrEnum):
     CUT = "cut off at max_tokens, or the agent left the stream"
     MALFORMED = "begins a tool call that cannot be read"
     UNREADABLE = "its prompt cannot be read as messages"
+    UNKEPT = "a provider's answer that is not whole: too large to be kept, or broken off"
     RERENDERED = "its template writes the history otherwise (--rerendered takes it)"
     UNFIT = "rl-safe, but no data for tuning (its reasons are in grades.jsonl)"
     NO_MODEL = "the policy's tokenizer is not here"

@@ -30,7 +30,9 @@ def _read(call: OtherCall, name: str) -> ChatCall | UnreadCall:
     asked, answered = read_request(call.request, notes), read_response(body, notes)
     messages, answer = asked.get("messages"), answered.get("answer")
     # Anthropic's answers have a tool's arguments as an object, so that their text is ours
-    if not messages or not answer or notes - {REPARSED}:
+    if not answer:
+        return UnreadCall(id=name, reason=LeftOut.UNKEPT)
+    if not messages or notes - {REPARSED}:
         return UnreadCall(id=name, reason=LeftOut.UNREADABLE)
     if answered.get("finish_reason") not in (None, *_ENDED):
         return UnreadCall(id=name, reason=LeftOut.CUT)

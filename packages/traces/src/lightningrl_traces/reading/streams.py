@@ -75,7 +75,8 @@ def _join_chat(events: Sequence[Event]) -> dict[str, Any] | None:
             for place in sorted(calls)
         ]
     choice = {"text": "".join(texts["text"])} if texts["text"] else {"message": {"role": "assistant", **message}}
-    return {"model": events[0].get("model"), "choices": [{**choice, "finish_reason": reason}]}
+    usage = next((event["usage"] for event in reversed(events) if event.get("usage")), None)
+    return {"model": events[0].get("model"), "choices": [{**choice, "finish_reason": reason}], "usage": usage}
 
 
 def _join_messages(events: Sequence[Event]) -> dict[str, Any]:
@@ -85,7 +86,8 @@ def _join_messages(events: Sequence[Event]) -> dict[str, Any]:
     for event in events:
         place, delta = event.get("index"), dict_of(event.get("delta"))
         if event.get("type") == "message_delta":
-            body = {**body, "stop_reason": delta.get("stop_reason")}
+            usage = {**dict_of(body.get("usage")), **dict_of(event.get("usage"))}  # its numbers are of the whole
+            body = {**body, "stop_reason": delta.get("stop_reason"), "usage": usage}
         if not isinstance(place, int):
             continue
         if event.get("type") == "content_block_start":

@@ -20,6 +20,7 @@ import numpy as np
 
 from lightningrl.errors import ConfigError
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, SamplingSettings, Trajectory
+from lightningrl_traces.reading.streams import join_events
 from lightningrl_training.evaluation.statistics import (
     LEVEL,
     Bet,
@@ -214,7 +215,8 @@ def _usage(call: OtherCall) -> tuple[int | None, int | None]:
     """Prompt and completion tokens of a call; None = the provider does not say."""
     if call.status is not None and call.status >= 400:
         return 0, 0
-    usage = call.answer.get("usage") if isinstance(call.answer, Mapping) else None
+    body = join_events(call.answer) if isinstance(call.answer, str) else call.answer
+    usage = body.get("usage") if isinstance(body, Mapping) else None
     counts = usage if isinstance(usage, Mapping) else {}
     prompt, completion = (
         next((counts[name] for name in names if isinstance(counts.get(name), int)), None)

@@ -77,11 +77,11 @@ def features(evidence: Evidence, moved: float) -> dict[str, float]:
     """Numbers that a gain is predicted from. `moved`: nats of a step where the evidence does not say."""
     nats = abs(evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0)
     way = 1.0 - 2.0 ** -min(nats * evidence.steps / HALF_WAY_NATS, 1e3)
-    kept = math.exp(-min(nats * evidence.reward / KEPT_NATS, 1e3))
+    share_kept = math.exp(-min(nats * evidence.reward / KEPT_NATS, 1e3))
     likeliest = evidence.reward if evidence.likeliest is None else evidence.likeliest
     greedy = likeliest if evidence.greedy is None else evidence.greedy
     surer = (likeliest + greedy) / 2.0 - evidence.reward
-    return {"surer": surer * way * kept, "spread": evidence.spread * way * kept}
+    return {"surer": surer * way * share_kept, "spread": evidence.spread * way * share_kept}
 
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:
