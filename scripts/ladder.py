@@ -122,7 +122,7 @@ def run_row(job: Job, row: str, seed: int) -> None:
         f"validation.every={job.every}",
         "loop.keep_checkpoints=1",
     ]
-    tuning = ["tune.learning_rate=2e-5", "tune.epochs=3", "tune.batch=8"]
+    tuning = ["tune.learning_rate=2e-5", "tune.epochs=3", "tune.batch=8", f"tune.seed={seed}"]
     if row in ("traces", "control"):
         settings += [f"warm_start.traces={json.dumps(str(import_dialogues(job)))}", *tuning]
     if row == "teacher":
