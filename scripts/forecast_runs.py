@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,7 +33,7 @@ from lightningrl.types import SamplingSettings, Task, Trajectory, Transition
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.build import build_backends, build_credit
-from lightningrl_training.forecast.evidence import gather
+from lightningrl_training.forecast.evidence import GreedyAnswers, gather, judge
 from lightningrl_training.forecast.movement import at_full_rate, measure_moved
 from lightningrl_training.forecast.record import measure_outcome
 
@@ -68,8 +69,8 @@ KINDS = (("some", "early", "shape", "some", "some", "raw"), ("some", "early", "s
 RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
 """Learning rates, each with its weight in the lot."""
 STEPS = (40, 80, 160)
-DRAW = 5
-"""Draw of tasks, policies, rates, steps and seeds. The forecast's features were chosen by draws 3 and 4."""
+DRAWS = (6, 7)
+"""Draws of tasks, policies, rates, steps and seeds. The forecast's features were chosen by earlier ones."""
 TASKS = 600
 HELD_OUT, SAMPLES = 1024, 2
 """Tasks that a run has not, and answers to each, by which its gain is measured: a step's 8 tasks are a small sample."""
@@ -101,23 +102,25 @@ class Run:
 
     name: str
     family: str
+    draw: int
     policy: str
     settings: dict[str, Any]
 
 
 def plan() -> Iterator[Run]:
     """All runs, in rounds over the generators, so that any beginning of them is balanced."""
-    for number in range(len(KINDS[0])):
+    for draw, number in product(DRAWS, range(len(KINDS[0]))):
         for place, family in enumerate(GENERATORS):
-            lot = random.Random(f"{family} {DRAW} {number}")
+            lot = random.Random(f"{family} {draw} {number}")
             yield Run(
-                name=f"{family}-{number}",
+                name=f"{family}-{draw}{number}",
                 family=family,
+                draw=draw,
                 policy=KINDS[place % 2][number],
                 settings={
                     "learner.learning_rate": lot.choices([*RATES], [*RATES.values()])[0],
                     "loop.steps": lot.choice(STEPS),
-                    "loop.seed": 100 * DRAW + number,
+                    "loop.seed": 100 * draw + number,
                 },
             )
 
@@ -144,9 +147,9 @@ def _run(run: Run, folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"evidence": None, "outcome": None, "rewards": []}
     try:
         place = _make_family(run.family, folder)
-        settings = {**run.settings, "policy.model": _make_policy(run.family, run.policy, folder)}
+        settings = {**run.settings, "policy.model": _make_policy(run, folder)}
         tasks, held_out, validation = (
-            _tasks(run.family, count, seed=seed) for seed, count in ((1, TASKS), (3, HELD_OUT), (4, VALIDATION))
+            _tasks(run, count, seed=seed) for seed, count in ((1, TASKS), (3, HELD_OUT), (4, VALIDATION))
         )
         row = _train_here(load_recipe(place / "recipe.toml", settings), tasks, held_out, validation)
     except Exception as raised:  # noqa: BLE001  one run of many
@@ -175,7 +178,7 @@ def _train_here(
         return _reward(roll_out(held_out, step, SAMPLES))
 
     before = measure(-1)
-    greedy = _reward(roll_out(validation, -2, 1, temperature=0.0))
+    greedy = GreedyAnswers.measure(judge(roll_out(validation, -2, 1, temperature=0.0), *recipe.reward_bounds))
     for step in range(loop.steps):
         chosen = [tasks[order[(step * loop.tasks_per_step + n) % len(tasks)]] for n in range(loop.tasks_per_step)]
         rollouts = roll_out(chosen, step, loop.group_size)
@@ -276,28 +279,29 @@ def _make_family(family: str, folder: Path) -> Path:
     return place
 
 
-def _tasks(family: str, count: int, *, seed: int) -> list[Task]:
-    rows = _draw(family, count, seed=seed)
+def _tasks(run: Run, count: int, *, seed: int) -> list[Task]:
+    rows = _draw(run, count, seed=seed)
     return [Task(id=f"{seed}/{n}", input=row["question"], answer=str(row["answer"])) for n, row in enumerate(rows)]
 
 
-def _draw(family: str, count: int, *, seed: int) -> list[dict[str, Any]]:
+def _draw(run: Run, count: int, *, seed: int) -> list[dict[str, Any]]:
     import reasoning_gym
 
-    rows = reasoning_gym.create_dataset(family, seed=(10 * DRAW + seed) * 1_000_003, size=count, **GENERATORS[family])
+    settings = GENERATORS[run.family]
+    rows = reasoning_gym.create_dataset(run.family, seed=(10 * run.draw + seed) * 1_000_003, size=count, **settings)
     return [rows[number] for number in range(count)]
 
 
-def _make_policy(family: str, kind: str, folder: Path) -> str:
+def _make_policy(run: Run, folder: Path) -> str:
     """The folder of a policy that has seen so many demonstrations of other tasks than the run's."""
     from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
 
-    place = folder / "policies" / f"{family}-{kind}"
+    place = folder / "policies" / f"{run.family}-{run.policy}-{run.draw}"
     if (place / "tokenizer.json").exists():
         return str(place)
-    count, times, share = POLICIES[kind]
-    lot = random.Random(f"{family} {kind} {DRAW}")
-    entries = _draw(family, max(count, 500), seed=2)
+    count, times, share = POLICIES[run.policy]
+    lot = random.Random(f"{run.family} {run.policy} {run.draw}")
+    entries = _draw(run, max(count, 500), seed=2)
     answers = [str(entry["answer"]) for entry in entries]
     demonstrations = [
         Demonstration(
@@ -315,9 +319,9 @@ def _make_policy(family: str, kind: str, folder: Path) -> str:
     last = _common([question[len(first) :][::-1] for question in questions])[::-1]
     phrases = [phrase for phrase in (first, last) if len(phrase) > 4]
     tokenizer = build_tokenizer(demonstrations[:500], words=words, phrases=phrases, context_length=512)
-    model = build_model(tokenizer, width=64, layers=2, seed=DRAW)
+    model = build_model(tokenizer, width=64, layers=2, seed=run.draw)
     if count:
-        cold_start(model, tokenizer, [demonstrations[:count]] * times, seed=DRAW, batch_tokens=512)
+        cold_start(model, tokenizer, [demonstrations[:count]] * times, seed=run.draw, batch_tokens=512)
     write_policy(place, model, tokenizer)
     return str(place)
 

@@ -18,7 +18,7 @@ from lightningrl.types import Array, TrajectoryGroup
 from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_training.forecast.changes import possible_changes
-from lightningrl_training.forecast.evidence import Evidence, best_at_k, gather
+from lightningrl_training.forecast.evidence import Evidence, GreedyAnswers, best_at_k, gather
 from lightningrl_training.forecast.history import make_account, read_runs, spearman
 from lightningrl_training.forecast.movement import at_full_rate, measure_moved
 from lightningrl_training.forecast.noise import signal_to_noise
@@ -93,22 +93,41 @@ def test_a_policy_that_never_earns_is_forecast_no_gain_and_a_warm_start() -> Non
         assert -evidence.reward <= made.low <= made.gain <= made.high <= 1.0 - evidence.reward
 
 
-def test_small_steps_go_part_of_the_way_and_large_ones_harm_what_is_right() -> None:
-    seen = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)], moved=0.1)
+def learning(*, moved: float | None = 0.1, greedy: GreedyAnswers | None = None) -> Evidence:
+    seen = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)], moved=moved, greedy=greedy)
     assert seen is not None
+    return seen
+
+
+def test_small_steps_go_part_of_the_way_and_large_ones_harm_what_is_right() -> None:
     none, small, unsaid, right, large = (
-        features(seen.model_copy(update={"moved": moved}), 0.01)["spread"] for moved in (0.0, 0.005, None, 0.1, 5.0)
+        features(learning(moved=moved), 0.01)["surer"] for moved in (0.0, 0.005, None, 0.1, 5.0)
     )
     assert none == 0.0 < small < unsaid < right
     assert 0.0 < large < small
 
 
-def test_greedy_answers_to_more_tasks_count_as_much_as_likeliest_rollouts() -> None:
-    groups = [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)]
-    some, more = (gather(RECIPE, groups, moved=0.1, greedy=greedy) for greedy in (None, 0.5))
-    assert some is not None and more is not None
-    assert (some.reward, some.likeliest, more.greedy) == (0.5, 1.0, 0.5)
-    assert features(more, 0.0)["surer"] == pytest.approx(features(some, 0.0)["surer"] / 2.0)
+def test_greedy_answers_count_as_likeliest_rollouts_do_and_whether_they_are_surer_where_right() -> None:
+    knowing = GreedyAnswers.measure([(1.0, -0.1), (0.0, -2.0)])
+    guessing = GreedyAnswers.measure([(1.0, -2.0), (0.0, -2.0)])
+    assert knowing is not None and guessing is not None and GreedyAnswers.measure([]) is None
+    assert (knowing.reward, knowing.knows, guessing.knows) == (0.5, pytest.approx(0.5), 0.0)
+    assert knowing.assured == pytest.approx(np.exp(-0.1) / 2)
+
+    without, guessed, known = (features(learning(greedy=greedy), 0.0) for greedy in (None, guessing, knowing))
+    assert guessed["surer"] == pytest.approx(without["surer"] / 2.0) == known["surer"], "likeliest 1.0, reward 0.5"
+    assert known["knows"] > guessed["knows"] == without["knows"] == 0.0
+
+
+def test_what_was_never_sampled_may_be_found_by_as_many_steps_as_its_likelihood_asks_for() -> None:
+    able = GreedyAnswers.measure([(1.0, -7.0)])
+    silent = gather(RECIPE, [credited(str(i), (0.0, 0.0), (7, 8)) for i in range(4)], greedy=able)
+    assert silent is not None
+    hopeless, few, many = (
+        features(silent.model_copy(update={"steps": steps, "greedy": greedy}), 0.5)["surer"]
+        for steps, greedy in ((1000, None), (10, able), (1000, able))
+    )
+    assert hopeless == 0.0 < few < many < 1.0
 
 
 class Raised:
@@ -178,7 +197,9 @@ def test_a_run_writes_its_forecast_and_its_outcome(recorded_run: Path, warm: War
     assert made.evidence.rollouts > 0
     assert made.evidence.likeliest is not None
     before = json.loads((recorded_run / "metrics.jsonl").read_text().splitlines()[0])
-    assert made.evidence.greedy == pytest.approx(before["validation/reward"])
+    assert made.evidence.greedy is not None
+    assert made.evidence.greedy.reward == pytest.approx(before["validation/reward"])
+    assert made.evidence.greedy.tasks == before["validation/rollouts"]
 
     told = warm.run("lightningrl", "forecasts", str(recorded_run.parent), cwd=tmp_path)
     assert told.returncode == 0, told.stderr
@@ -195,6 +216,6 @@ def test_a_recipe_is_forecast_before_any_run(first_agent: Path, warm: WarmComman
     told = json.loads(said.stdout)
     assert told["evidence"]["rollouts"] >= 16
     assert isinstance(told["evidence"]["moved"], float)
-    assert 0.0 <= told["evidence"]["greedy"] <= 1.0
+    assert 0.0 <= told["evidence"]["greedy"]["reward"] <= 1.0
     assert told["forecast"]["low"] <= told["forecast"]["gain"] <= told["forecast"]["high"]
     assert not (tmp_path / "runs").exists()

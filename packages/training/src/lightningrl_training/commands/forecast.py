@@ -108,7 +108,9 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     table.add_row("pass", passes)
     table.add_row("best reward", best)
     table.add_row("reward of a group's likeliest rollout", likeliest)
-    table.add_row("reward of greedy answers", "-" if evidence.greedy is None else f"{evidence.greedy:.3f}")
+    if (greedy := evidence.greedy) is not None:
+        of = f"greedy answers to {greedy.tasks} validation tasks"
+        table.add_row(of, f"{greedy.reward:.3f}, {greedy.knows:+.3f} for being surer where right")
     table.add_row("groups with signal", f"{100 * evidence.signal:.0f} %")
     table.add_row("gradient's signal to noise", snr)
     table.add_row("a step moves", moved)

@@ -3,6 +3,7 @@
 reward, scaled by the recipe's bounds to [0, 1]     pass@k, best@k = E[highest reward of k samples of a task]
 signal = share of groups with an advantage          spread = mean standard deviation of rewards within a group
 likeliest = mean reward of each group's likeliest rollout: what the policy would earn if it only grew surer of itself
+greedy = the same of a greedy validation, of more tasks, and whether the policy is surer where it is right
 format = malformed tool calls, cut-off answers, rollouts that failed
 """
 
@@ -21,11 +22,45 @@ from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.evaluation.statistics import pass_at_k
 from lightningrl_training.forecast.noise import signal_to_noise
 
-__all__ = ["Evidence", "best_at_k", "gather", "mean_reward"]
+__all__ = ["Answer", "Evidence", "GreedyAnswers", "best_at_k", "gather", "judge"]
 
 NEARLY = 1e-9
 ALIKE = 1e-4
 """Nats within which two rollouts are as likely: the same tokens, computed in batches of other sizes."""
+
+
+Answer = tuple[float, float]
+"""Reward of a rollout, scaled to [0, 1], and Σ log π of its trained tokens."""
+
+
+class GreedyAnswers(BaseModel):
+    """Evidence of greedy rollouts of validation tasks, one of each."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    tasks: int
+    reward: float
+    """Mean reward."""
+    knows: float
+    """Covariance of reward and log-likelihood, by the latter's standard deviation: above 0 where the policy is surer of
+    what is right than of what is wrong."""
+    assured: float
+    """Mean of reward · probability: what these rollouts alone earn when the policy samples."""
+
+    @classmethod
+    def measure(cls, answers: Sequence[Answer]) -> GreedyAnswers | None:
+        """Measure them; None where there are none."""
+        if not answers:
+            return None
+        rewards, likelihoods = zip(*answers, strict=True)
+        reward, likelihood, deviation = fmean(rewards), fmean(likelihoods), pstdev(likelihoods)
+        covariance = fmean((r - reward) * (value - likelihood) for r, value in answers)
+        return cls(
+            tasks=len(answers),
+            reward=reward,
+            knows=covariance / deviation if deviation > ALIKE else 0.0,
+            assured=fmean(r * math.exp(min(0.0, value)) for r, value in answers),
+        )
 
 
 class Evidence(BaseModel):
@@ -39,6 +74,8 @@ class Evidence(BaseModel):
     """Rollouts with a reward, the agent's own failures included: they count as the lowest."""
     steps: int
     """Steps of the recipe."""
+    step_rollouts: int = 64
+    """Rollouts of a step of it."""
     reward: float
     """Mean reward."""
     pass_at: dict[int, float]
@@ -49,9 +86,8 @@ class Evidence(BaseModel):
     """Mean over groups of the reward of the rollout whose sampled tokens are the likeliest together: near to what the
     policy earns without randomness. Reinforcement first sharpens a policy towards what it holds for likely (Huang et
     al. 2024, arXiv 2412.01951), so gains are near where this is above `reward`. None = of an older forecast."""
-    greedy: float | None = None
-    """Mean reward of greedy answers to validation tasks: the same as `likeliest`, of more tasks. None = no validation
-    before the first step, or one that is not greedy."""
+    greedy: GreedyAnswers | None = None
+    """None = no validation before the first step, or one that is not greedy."""
     spread: float
     """Mean over groups of the standard deviation of rewards within a group."""
     signal: float
@@ -79,11 +115,15 @@ class Evidence(BaseModel):
 
 
 def gather(
-    recipe: Recipe, credited: Sequence[CreditedGroup], *, moved: float | None = None, greedy: float | None = None
+    recipe: Recipe,
+    credited: Sequence[CreditedGroup],
+    *,
+    moved: float | None = None,
+    greedy: GreedyAnswers | None = None,
 ) -> Evidence | None:
-    """Gather evidence from a policy's groups; None where no rollout has a reward. `greedy`: scaled mean reward of
-    greedy answers to validation tasks, where they were asked for."""
-    earned = [judged for group in credited if (judged := _judge(group.group.trajectories, *recipe.reward_bounds))]
+    """Gather evidence from a policy's groups; None where no rollout has a reward. `greedy`: of validation tasks, where
+    they were asked for."""
+    earned = [judged for group in credited if (judged := judge(group.group.trajectories, *recipe.reward_bounds))]
     rewards = [[reward for reward, _ in judged] for judged in earned]
     every = [value for values in rewards for value in values]
     rollouts = [rollout for group in credited for rollout in group.group.trajectories]
@@ -97,6 +137,7 @@ def gather(
         group_size=recipe.loop.group_size,
         rollouts=len(every),
         steps=recipe.loop.steps,
+        step_rollouts=recipe.loop.tasks_per_step * recipe.loop.group_size,
         reward=fmean(every),
         pass_at=_pass_at(rewards),
         best_at={k: fmean(best_at_k(values, k) for values in rewards) for k in _sizes(rewards)},
@@ -114,23 +155,7 @@ def gather(
     )
 
 
-def mean_reward(trajectories: Sequence[Trajectory], bounds: tuple[float, float]) -> float | None:
-    """Mean reward, scaled to [0, 1] by what rewards can be; None where no rollout has one."""
-    judged = _judge(trajectories, *bounds)
-    return fmean(reward for reward, _ in judged) if judged else None
-
-
-def best_at_k(rewards: Sequence[float], k: int) -> float:
-    """Expected highest reward of k of a task's samples, drawn without putting back, without bias; for rewards of 0 and
-    1 it is pass@k. `k` is at most the number of samples."""
-    if not 1 <= k <= len(rewards):
-        raise ValueError(f"best@{k} wants at least {k} samples of a task, and there are {len(rewards)}")
-    # the i-th lowest (from 1) is the highest of C(i - 1, k - 1) of the C(n, k) choices
-    weights = [math.comb(rank, k - 1) for rank in range(len(rewards))]
-    return sum(w * r for w, r in zip(weights, sorted(rewards), strict=True)) / math.comb(len(rewards), k)
-
-
-def _judge(trajectories: Sequence[Trajectory], low: float, high: float) -> list[tuple[float, float]]:
+def judge(trajectories: Sequence[Trajectory], low: float, high: float) -> list[Answer]:
     """Rewards of a group, scaled to [0, 1] by what they can be, and cut there, each with Σ log π of the rollout's
     trained tokens."""
     judged = judge_failures(trajectories, low)
@@ -143,11 +168,21 @@ def _judge(trajectories: Sequence[Trajectory], low: float, high: float) -> list[
     ]
 
 
+def best_at_k(rewards: Sequence[float], k: int) -> float:
+    """Expected highest reward of k of a task's samples, drawn without putting back, without bias; for rewards of 0 and
+    1 it is pass@k. `k` is at most the number of samples."""
+    if not 1 <= k <= len(rewards):
+        raise ValueError(f"best@{k} wants at least {k} samples of a task, and there are {len(rewards)}")
+    # the i-th lowest (from 1) is the highest of C(i - 1, k - 1) of the C(n, k) choices
+    weights = [math.comb(rank, k - 1) for rank in range(len(rewards))]
+    return sum(w * r for w, r in zip(weights, sorted(rewards), strict=True)) / math.comb(len(rewards), k)
+
+
 def _log_likelihood(rollout: Trajectory) -> float:
     return sum(float(call.logprobs.sum()) for call in rollout.transitions if call.trainable)
 
 
-def _likeliest(judged: Sequence[tuple[float, float]]) -> float:
+def _likeliest(judged: Sequence[Answer]) -> float:
     """Reward of the likeliest rollout; the mean of several that are as likely."""
     most = max(likelihood for _, likelihood in judged)
     return fmean(reward for reward, likelihood in judged if likelihood > most - ALIKE)

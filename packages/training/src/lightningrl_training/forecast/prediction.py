@@ -1,10 +1,11 @@
 """Predicts a run's gain in mean reward from evidence, with an interval, by the coefficients of calibration.json.
 
 Evidence ─► features ─► gain = Σ coefficient · feature, within a reward's ends
-surer    = what likeliest and greedy answers earn above the mean · way · kept
-spread   = spread of rewards within groups · way · kept
-way      = 1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS)          share of the way that the steps go
-kept     = exp(-nats of a step · reward ÷ KEPT_NATS)                a long step harms what is right already
+surer    = (reward of likeliest and greedy answers - mean reward) · way · kept · found
+knows    = whether greedy answers are surer where they are right  · way · kept · found
+way      = 1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS)        share of the way that the steps go
+kept     = exp(-nats of a step · reward ÷ KEPT_NATS)              a long step harms what is right already
+found    = 1 - 2^(-successes that the steps will sample ÷ HALF_FOUND)      where none was seen; else 1
 interval = gain + quantiles of calibration residuals · width      residuals of families that the fit has not seen
 width    = least + by_spread · spread              a policy that always earns the same has little to gain
 
@@ -26,10 +27,12 @@ from lightningrl_training.forecast.evidence import Evidence
 __all__ = ["CALIBRATION", "Calibration", "GainForecast", "features", "load_calibration", "predict"]
 
 CALIBRATION: Final = "calibration.json"
-HALF_WAY_NATS: Final = 1.0
+HALF_WAY_NATS: Final = 0.5
 """Nats by which a run's steps move a rollout where half of what it can gain is gained."""
-KEPT_NATS: Final = 0.4
+KEPT_NATS: Final = 0.3
 """Nats of a step at which a policy that earns everything keeps 1/e of what it would gain."""
+HALF_FOUND: Final = 30.0
+"""Successes that a run must sample for half of its gain, where its first rollouts have none."""
 
 
 class GainForecast(BaseModel):
@@ -75,13 +78,16 @@ def load_calibration() -> Calibration:
 
 def features(evidence: Evidence, moved: float) -> dict[str, float]:
     """Numbers that a gain is predicted from. `moved`: nats of a step where the evidence does not say."""
-    nats = abs(evidence.moved if evidence.moved is not None else moved if evidence.signal else 0.0)
+    nats = abs(moved if evidence.moved is None else evidence.moved)
     way = 1.0 - 2.0 ** -min(nats * evidence.steps / HALF_WAY_NATS, 1e3)
     share_kept = math.exp(-min(nats * evidence.reward / KEPT_NATS, 1e3))
-    likeliest = evidence.reward if evidence.likeliest is None else evidence.likeliest
-    greedy = likeliest if evidence.greedy is None else evidence.greedy
-    surer = (likeliest + greedy) / 2.0 - evidence.reward
-    return {"surer": surer * way * share_kept, "spread": evidence.spread * way * share_kept}
+    greedy, likeliest = evidence.greedy, evidence.reward if evidence.likeliest is None else evidence.likeliest
+    best = likeliest if greedy is None else (likeliest + greedy.reward) / 2.0
+    assured = 0.0 if greedy is None else greedy.assured
+    successes = evidence.steps * evidence.step_rollouts * assured
+    found = 1.0 if evidence.signal else 1.0 - 2.0 ** -min(successes / HALF_FOUND, 1e3)
+    share = way * share_kept * found
+    return {"surer": (best - evidence.reward) * share, "knows": share * (0.0 if greedy is None else greedy.knows)}
 
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:

@@ -16,9 +16,9 @@ from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl
 from lightningrl.protocols import StepReport
 from lightningrl.recipe import Recipe
-from lightningrl.types import Advantages, TrajectoryGroup
+from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 from lightningrl_credit.scoring import CreditedGroup, has_signal
-from lightningrl_training.forecast.evidence import gather
+from lightningrl_training.forecast.evidence import Answer, GreedyAnswers, gather, judge
 from lightningrl_training.forecast.movement import at_full_rate, measure_moved
 from lightningrl_training.forecast.prediction import predict
 from lightningrl_training.forecast.record import FORECAST, RunForecast, measure_outcome
@@ -45,7 +45,15 @@ class ForecastRecorder:
         self._backends = backends
         self._is_watching = step == 0
         self._groups: list[CreditedGroup] = []
+        self._validated: list[Answer] = []
+        """Greedy answers before the first step."""
         self._moving: asyncio.Task[float | None] | None = None
+
+    @hookimpl
+    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
+        is_first = trajectory.mode is RolloutMode.VALIDATION and trajectory.step == 0
+        if self._is_watching and is_first and self._recipe.validation_sampling.temperature == 0:
+            self._validated += judge([trajectory], *self._recipe.reward_bounds)
 
     @hookimpl
     def lightningrl_group_credited(self, group: TrajectoryGroup, advantages: Advantages) -> None:
@@ -80,20 +88,11 @@ class ForecastRecorder:
         except (LightningError, OSError) as error:  # of the forecast alone: the run has ended well
             logger.warning("the run's outcome is not written into %r: %s", FORECAST, error)
 
-    def _find_greedy(self) -> float | None:
-        """Mean reward of the greedy validation before the first step, scaled; None where there was none."""
-        metrics, (low, high) = self._folder / "metrics.jsonl", self._recipe.reward_bounds
-        if self._recipe.validation_sampling.temperature > 0 or not metrics.is_file():
-            return None
-        rewards = [row["validation/reward"] for row in read_metrics(metrics) if "validation/reward" in row]
-        return min(1.0, max(0.0, (rewards[0] - low) / (high - low))) if rewards else None
-
     def _write(self, moving: asyncio.Task[float | None], step: int) -> None:
         try:
             moved = None if moving.cancelled() or moving.exception() is not None else moving.result()
-            evidence = gather(
-                self._recipe, self._groups, moved=at_full_rate(moved, self._recipe), greedy=self._find_greedy()
-            )
+            greedy = GreedyAnswers.measure(self._validated)
+            evidence = gather(self._recipe, self._groups, moved=at_full_rate(moved, self._recipe), greedy=greedy)
             self._groups = []
             if evidence is not None:
                 RunForecast(after_step=step, evidence=evidence, forecast=predict(evidence)).write(self._folder)

@@ -22,7 +22,7 @@ from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.forecast.changes import Change, possible_changes
-from lightningrl_training.forecast.evidence import Evidence, gather, mean_reward
+from lightningrl_training.forecast.evidence import Evidence, GreedyAnswers, gather, judge
 from lightningrl_training.forecast.movement import at_full_rate, measure_moved
 from lightningrl_training.forecast.prediction import GainForecast, predict
 from lightningrl_training.serving import RunningServices, serve_recipe
@@ -95,14 +95,15 @@ async def _collect(recipe: Recipe, parts: Parts, served: RunningServices, groups
 
 async def _validate(
     recipe: Recipe, parts: Parts, served: RunningServices, most: int, starting: Callable[[str], None]
-) -> float | None:
-    """Mean reward of greedy answers to the first validation tasks, at most so many; None where the recipe has none, or
-    does not validate greedily."""
+) -> GreedyAnswers | None:
+    """Measure greedy answers to the first validation tasks, at most so many; None where the recipe has none, or does
+    not validate greedily."""
     tasks = parts.tasks.validation[:most]
     if not tasks or recipe.validation_sampling.temperature > 0:
         return None
     starting(f"the agent, greedily, on {len(tasks)} validation tasks")
-    return mean_reward(await _rewarded(plan_validation(tasks, recipe, 0), parts, served), recipe.reward_bounds)
+    rollouts = await _rewarded(plan_validation(tasks, recipe, 0), parts, served)
+    return GreedyAnswers.measure(judge(rollouts, *recipe.reward_bounds))
 
 
 async def _rewarded(specs: Sequence[RolloutSpec], parts: Parts, served: RunningServices) -> list[Trajectory]:

@@ -70,8 +70,6 @@ def read_warm_start(recipe: Recipe) -> WarmStart:
         raise ConfigError(f"warm_start has {has}; give one of the two")
     if "data" in recipe.tune:
         raise ConfigError("warm_start makes the rows that are tuned on, and tune.data names others; leave one out")
-    if recipe.backend == "verl":
-        raise ConfigError("warm_start tunes, and backend 'verl' scores no tokens for that; set backend = 'torch'")
     highest = recipe.reward_bounds[1]
     if table.threshold is not None and table.threshold > highest:
         raise ConfigError(f"warm_start.threshold is {table.threshold:g} and no reward is above {highest:g}; lower it")
