@@ -75,8 +75,7 @@ def _join_chat(events: Sequence[Event]) -> dict[str, Any] | None:
             for place in sorted(calls)
         ]
     choice = {"text": "".join(texts["text"])} if texts["text"] else {"message": {"role": "assistant", **message}}
-    usage = next((event["usage"] for event in reversed(events) if event.get("usage")), None)
-    return {"model": events[0].get("model"), "choices": [{**choice, "finish_reason": reason}], "usage": usage}
+    return {"model": events[0].get("model"), "choices": [{**choice, "finish_reason": reason}]}
 
 
 def _join_messages(events: Sequence[Event]) -> dict[str, Any]:
@@ -86,8 +85,7 @@ def _join_messages(events: Sequence[Event]) -> dict[str, Any]:
     for event in events:
         place, delta = event.get("index"), dict_of(event.get("delta"))
         if event.get("type") == "message_delta":
-            usage = {**dict_of(body.get("usage")), **dict_of(event.get("usage"))}  # its numbers are of the whole
-            body = {**body, "stop_reason": delta.get("stop_reason"), "usage": usage}
+            body = {**body, "stop_reason": delta.get("stop_reason")}
         if not isinstance(place, int):
             continue
         if event.get("type") == "content_block_start":

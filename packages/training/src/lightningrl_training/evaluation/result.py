@@ -14,13 +14,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from lightningrl.errors import ConfigError
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, SamplingSettings, Trajectory
-from lightningrl_traces.reading.streams import join_events
 from lightningrl_training.evaluation.statistics import (
     LEVEL,
     Bet,
@@ -215,14 +215,31 @@ def _usage(call: OtherCall) -> tuple[int | None, int | None]:
     """Prompt and completion tokens of a call; None = the provider does not say."""
     if call.status is not None and call.status >= 400:
         return 0, 0
-    body = join_events(call.answer) if isinstance(call.answer, str) else call.answer
-    usage = body.get("usage") if isinstance(body, Mapping) else None
-    counts = usage if isinstance(usage, Mapping) else {}
+    counts = _streamed_usage(call.answer) if isinstance(call.answer, str) else _usage_in(call.answer)
     prompt, completion = (
         next((counts[name] for name in names if isinstance(counts.get(name), int)), None)
         for names in (PROMPT_NAMES, COMPLETION_NAMES)
     )
     return prompt, 0 if completion is None and call.path == "embeddings" else completion
+
+
+def _usage_in(body: Any) -> Mapping[str, Any]:
+    usage = body.get("usage") if isinstance(body, Mapping) else None
+    return usage if isinstance(usage, Mapping) else {}
+
+
+def _streamed_usage(text: str) -> Mapping[str, Any]:
+    """Usage that the events of a streamed answer tell, the last of each number: in the event, or in what it carries."""
+    usage: dict[str, Any] = {}
+    for line in text.splitlines():
+        try:
+            event = msgspec.json.decode(line.removeprefix("data:")) if line.startswith("data:") else None
+        except msgspec.MsgspecError:  # `[DONE]`, or half an event
+            continue
+        if isinstance(event, dict):
+            for part in (event.get("message"), event.get("response"), event):
+                usage |= _usage_in(part)
+    return usage
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

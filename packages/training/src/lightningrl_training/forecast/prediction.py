@@ -85,8 +85,8 @@ def features(evidence: Evidence, moved: float) -> dict[str, float]:
     best = likeliest if greedy is None else (likeliest + greedy.reward) / 2.0
     assured = 0.0 if greedy is None else greedy.assured
     successes = evidence.steps * evidence.step_rollouts * assured
-    found = 1.0 if evidence.signal else 1.0 - 2.0 ** -min(successes / HALF_FOUND, 1e3)
-    share = way * share_kept * found
+    discovery = 1.0 if evidence.signal else 1.0 - 2.0 ** -min(successes / HALF_FOUND, 1e3)
+    share = way * share_kept * discovery
     return {"surer": (best - evidence.reward) * share, "knows": share * (0.0 if greedy is None else greedy.knows)}
 
 
