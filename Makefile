@@ -52,8 +52,8 @@ test-verl: .venv-verl/.installed  ## Run all tests of the verl backend: verl, Ra
 test-vllm: .venv-verl/.installed  ## Run the tests of vLLM as the torch backend's engine, on the CPU; two minutes
 	@OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -q packages/trainer-torch/tests/test_torch_vllm.py --durations=3
 
-test-verl-run: .venv-verl/.installed  ## Of those one run through everything: two ranks, kill -9, resume, export
-	@.venv-verl/bin/python -m pytest -q packages/trainer-verl/tests/test_verl_runs.py --durations=2 -k two_ranks_with_two_replicas
+test-verl-run: .venv-verl/.installed  ## Of those one run through everything: two ranks, kill -9, resume, export; and tuning
+	@.venv-verl/bin/python -m pytest -q packages/trainer-verl/tests/test_verl_runs.py packages/trainer-verl/tests/test_verl_tuning.py --durations=3 -k "two_ranks_with_two_replicas or (torch_backend and sft)"
 
 test-peers-clients: .venv/.installed  ## Let real SDKs and coding harnesses (openai, AI SDK, Claude Code, Codex, aider, ...) write a file through `lightningrl try`; some: ONLY="codex aider"
 	@$(BIN)/python scripts/try_clients.py $(ONLY)

@@ -24,6 +24,7 @@ from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._graphs import GraphedForward
 from lightningrl_torch._llama import LlamaForward, find_forward
 from lightningrl_torch._sampling import AllowedTokens, SamplingBatch, _truncate, draw_noise, gumbel_of, sample_tokens
+from lightningrl_torch._shared import SharedPrompt
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
 from lightningrl_torch.testing import make_model, make_tokenizer
@@ -96,6 +97,46 @@ async def test_decoding_in_the_shapes_of_a_graph_gives_the_same(engine: TorchEng
     for one, other in zip(plain, found, strict=True):
         assert one[0] == other[0]
         np.testing.assert_allclose(one[1], other[1], atol=1e-4)
+
+
+async def test_a_prompt_that_is_read_once_for_all_rows_gives_the_same(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that begin alike, rows that do not, prompts that are no more than what is shared; they join and leave, and
+    another beginning comes after the first."""
+    monkeypatch.setattr("lightningrl_torch._decoder.LEAST_SAVED", 1)
+    rng = random.Random(2)
+    beginnings = [tuple(rng.randrange(256) for _ in range(60)) for _ in range(2)]
+    turns = [
+        [
+            make_request(number, prompt=(*begun, *tail), max_tokens=rng.randint(1, 30))
+            for number, tail in enumerate([(), (5,), *(tuple(rng.choices(range(256), k=n)) for n in range(1, 12))])
+        ]
+        for begun in beginnings
+    ]
+    strangers = [make_request(100 + number, max_tokens=rng.randint(1, 40)) for number in range(6)]
+    alone = [[await collect(engine, request) for request in (*turn, *strangers)] for turn in turns]
+
+    sharing = make_engine()
+    attended = 0
+    attend = SharedPrompt.attend
+
+    def count(self: SharedPrompt, *arguments: Any) -> Any:
+        nonlocal attended
+        attended += 1
+        return attend(self, *arguments)
+
+    monkeypatch.setattr(SharedPrompt, "attend", count)
+    for turn, expected in zip(turns, alone, strict=True):
+        found = await asyncio.gather(
+            *(collect(sharing, request) for request in turn),
+            *(collect(sharing, request, rng.random() * 0.05) for request in strangers),
+        )
+        for one, other in zip(expected, found, strict=True):
+            assert one[0] == other[0]
+            np.testing.assert_allclose(one[1], other[1], atol=1e-5)
+    sharing.close()
+    assert attended > 0
 
 
 async def test_more_requests_than_places_wait_their_turn() -> None:

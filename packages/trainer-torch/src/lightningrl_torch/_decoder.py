@@ -22,7 +22,8 @@ from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller
 from lightningrl_torch._requests import Running, chunk_interval, deliver, not_finite
 from lightningrl_torch._sampling import SamplingBatch, sample_tokens
-from lightningrl_torch._slots import SlotCache
+from lightningrl_torch._shared import LEAST_SAVED, SharedPrompt, common_length
+from lightningrl_torch._slots import KeyValues, SlotCache
 from lightningrl_torch.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Decoder:
         self._running: list[Running] = []
         # one entry per row
         self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._shared: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Tokens of `_lengths` that are the shared prompt's."""
         self._last: NDArray[np.int64] = np.zeros(0, np.int64)
         self._sampling = _batch_of([])
 
@@ -75,7 +78,15 @@ class Decoder:
     def join(self, joining: Sequence[Running]) -> None:
         """Prefill all but the last token of each prompt; that one is the row's first decoding step."""
         self._running.extend(joining)  # first, so that a failure below finds them
-        self._cache.join(self._prefiller.prefill([running.request.prompt_ids[:-1] for running in joining]))
+        prompts = [running.request.prompt_ids[:-1] for running in joining]
+        states = self._prefiller.prefill(prompts)
+        shared = self._share(prompts, states)
+        own: dict[tuple[int, int], KeyValues] = {}  # rows of one prompt go on from one tensor
+        for kv, length in zip(states, shared, strict=True):
+            own[id(kv), length] = own.get((id(kv), length)) or _behind(kv, length)
+        self._cache.join([own[id(kv), length] for kv, length in zip(states, shared, strict=True)])
+        self._shared = np.append(self._shared, np.array(shared, np.int64))
+        self._find_sharing()
         self._lengths = np.append(self._lengths, [len(running.request.prompt_ids) - 1 for running in joining])
         self._last = np.append(self._last, [running.request.prompt_ids[-1] for running in joining])
         self._sampling = _batch_of(self._running)
@@ -119,7 +130,7 @@ class Decoder:
     def evict(self) -> list[Running]:
         """Forget all rows and return their requests."""
         running, self._running = self._running, []
-        self._lengths, self._last = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._lengths, self._last, self._shared = (np.zeros(0, np.int64) for _ in range(3))
         self._sampling = _batch_of([])
         self._cache.clear()
         self._prefiller.clear()
@@ -135,8 +146,9 @@ class Decoder:
         self._cache.make_room()
         width = self._cache.width + 1
         allowed = None
-        if int(self._lengths.min()) + 1 < width:
-            padding = torch.from_numpy(width - 1 - self._lengths).to(self._device)
+        own = self._lengths - self._shared
+        if int(own.min()) + 1 < width:
+            padding = torch.from_numpy(width - 1 - own).to(self._device)
             allowed = torch.arange(width, device=self._device) >= padding[:, None]
         token_ids, positions = (torch.from_numpy(values).to(self._device) for values in (self._last, self._lengths))
         logits = self.forward.decode(token_ids, positions, self._cache, allowed)
@@ -155,10 +167,36 @@ class Decoder:
             self._running[target] = self._running[source]
             self._lengths[target] = self._lengths[source]
             self._last[target] = self._last[source]
+            self._shared[target] = self._shared[source]
         del self._running[rows:]
-        self._lengths, self._last = self._lengths[:rows], self._last[:rows]
+        self._lengths, self._last, self._shared = self._lengths[:rows], self._last[:rows], self._shared[:rows]
         self._sampling = _batch_of(self._running)
-        self._cache.leave(moves, rows, int(self._lengths.max(initial=0)))
+        self._cache.leave(moves, rows, int((self._lengths - self._shared).max(initial=0)))
+        self._find_sharing()
+
+    def _share(self, prompts: Sequence[tuple[int, ...]], states: Sequence[KeyValues]) -> list[int]:
+        """Tokens of each joining prompt that the cache's shared prompt has; where there is none yet, what all of them
+        begin with becomes it, if that saves much."""
+        if self._cache.shared is None and self.forward.shares and len(prompts) > 1:
+            length = common_length(prompts)
+            if length and (len(prompts) - 1) * states[0][0][:2, :, :length].nbytes >= LEAST_SAVED:
+                self._cache.shared = SharedPrompt(prompts[0][:length], states[0][0][:, :, :length])
+        shared = self._cache.shared
+        return [0 if shared is None or not shared.begins(ids) else len(shared.token_ids) for ids in prompts]
+
+    def _find_sharing(self) -> None:
+        """Say which rows have the shared prompt; forget one that none has."""
+        rows = np.flatnonzero(self._shared)
+        if not len(rows):
+            self._cache.shared = None
+        elif self._cache.shared is not None:
+            self._cache.shared.rows = None if len(rows) == self.rows else torch.from_numpy(rows).to(self._device)
+
+
+def _behind(states: KeyValues, tokens: int) -> KeyValues:
+    """Keys and values of what stands behind so many tokens."""
+    rest = [part[:, :, tokens:] for part in states]
+    return rest if rest and rest[0].shape[2] else []
 
 
 def _broken(running: Running, error: str) -> BackendError:

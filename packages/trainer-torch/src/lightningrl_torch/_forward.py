@@ -31,6 +31,11 @@ class Forward(Protocol):
         """True if `prefill` takes sequences of any lengths after prefixes; else equal lengths without a prefix."""
         ...
 
+    @property
+    def shares(self) -> bool:
+        """True if `decode` reads the cache's shared prompt."""
+        ...
+
     def refresh(self) -> None:
         """The weights have changed."""
         ...

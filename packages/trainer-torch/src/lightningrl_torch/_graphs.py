@@ -37,6 +37,7 @@ class GraphedForward:
     other's; one that differs is not used. `captures` False computes the same without a graph, as tests on a CPU do."""
 
     packs = True
+    shares = False
 
     def __init__(self, forward: LlamaForward, *, captures: bool = True) -> None:
         self.layers = forward.layers

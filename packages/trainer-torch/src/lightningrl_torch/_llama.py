@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lightningrl_torch._prompt_attention import PromptAttention
 from lightningrl_torch._quantized import QuantizedLinear
+from lightningrl_torch._shared import CAN_SHARE, SharedPrompt
 from lightningrl_torch._slots import KeyValues, SlotCache
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class LlamaForward:
         self.layers = len(trunk.layers)
         self.vocabulary = len(trunk.embed_tokens.weight)
         self.device: torch.device = trunk.embed_tokens.weight.device
+        self.shares = CAN_SHARE and self.device.type == "cpu"
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._dtype = dtype
         self._heads = int(config.num_attention_heads)
@@ -201,11 +203,21 @@ class LlamaForward:
             return cache.layers[layer].update(keys, values)
 
         mask = None if allowed is None else allowed[:, None, None]
-        return self.step(token_ids, cosines, sines, write, mask)
+        if cache.shared is not None and mask is not None:  # its kernel adds a mask
+            mask = torch.zeros_like(mask, dtype=self._dtype).masked_fill(~mask, -torch.inf)
+        return self.step(token_ids, cosines, sines, write, mask, cache.shared)
 
-    def step(self, token_ids: Tensor, cosines: Tensor, sines: Tensor, write: Write, mask: Tensor | None) -> Tensor:
+    def step(
+        self,
+        token_ids: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        write: Write,
+        mask: Tensor | None,
+        shared: SharedPrompt | None = None,
+    ) -> Tensor:
         """Logits (rows, vocabulary) after one token of each row. `mask` (rows, 1, 1, columns): what each may read; None
-        = all that `write` returns."""
+        = all that `write` returns. `shared`: what rows read before that."""
         rows = len(token_ids)
         x = self._embeddings[token_ids]
         for number, layer in enumerate(self._layers):
@@ -213,7 +225,10 @@ class LlamaForward:
             keys, values = write(number, keys[:, :, None], values[:, :, None])
             # a key's queries are few and in line with it: heads that share keys are queries of one attention
             grouped = queries.view(rows, self._kv_heads, -1, self._head_dim)
-            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            if shared is None:
+                mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            else:
+                mixed = shared.attend(number, grouped, keys, values, mask)
             x = x + layer.output(mixed.reshape(rows, -1))
             x = x + self._mlp(layer, x)
         return self._head(F.rms_norm(x, x.shape[-1:], self._norm, self._eps))

@@ -47,6 +47,7 @@ class PlainForward:
     """Implements `Forward` for any causal language model of transformers that keeps keys and values alone."""
 
     packs = False
+    shares = False
 
     def __init__(self, model: PreTrainedModel, traits: ModelTraits, *, autocast: bool) -> None:
         self.layers = traits.layers

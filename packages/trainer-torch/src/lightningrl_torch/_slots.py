@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightningrl_torch._shared import SharedPrompt
 from lightningrl_torch.device import return_memory
 
 __all__ = ["KeyValues", "SlotCache", "SlotLayer"]
@@ -60,6 +61,8 @@ class SlotCache:
         self.start = 0
         self.end = 0
         self.layers = [SlotLayer(self) for _ in range(layers)]
+        self.shared: SharedPrompt | None = None
+        """A beginning of rows' prompts that stands beside the slots, before what is in them."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -76,6 +79,7 @@ class SlotCache:
         """Forget every row and give the memory back."""
         self.capacity = (_ROWS, _COLUMNS)
         self.rows = self.start = self.end = 0
+        self.shared = None
         for layer in self.layers:
             layer.buffers = []
 
