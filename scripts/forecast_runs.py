@@ -69,7 +69,7 @@ KINDS = (("some", "early", "shape", "some", "some", "raw"), ("some", "early", "s
 RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
 """Learning rates, each with its weight in the lot."""
 STEPS = (40, 80, 160)
-DRAWS = (6, 7)
+DRAWS = (8, 9)
 """Draws of tasks, policies, rates, steps and seeds. The forecast's features were chosen by earlier ones."""
 TASKS = 600
 HELD_OUT, SAMPLES = 1024, 2

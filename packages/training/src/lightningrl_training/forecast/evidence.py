@@ -22,7 +22,7 @@ from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.evaluation.statistics import pass_at_k
 from lightningrl_training.forecast.noise import signal_to_noise
 
-__all__ = ["Answer", "Evidence", "GreedyAnswers", "best_at_k", "gather", "judge"]
+__all__ = ["Answer", "Evidence", "GreedyAnswers", "best_at_k", "gather", "judge", "knowledge"]
 
 NEARLY = 1e-9
 ALIKE = 1e-4
@@ -42,8 +42,7 @@ class GreedyAnswers(BaseModel):
     reward: float
     """Mean reward."""
     knows: float
-    """Covariance of reward and log-likelihood, by the latter's standard deviation: above 0 where the policy is surer of
-    what is right than of what is wrong."""
+    """See `knowledge`."""
     assured: float
     """Mean of reward · probability: what these rollouts alone earn when the policy samples."""
 
@@ -52,14 +51,11 @@ class GreedyAnswers(BaseModel):
         """Measure them; None where there are none."""
         if not answers:
             return None
-        rewards, likelihoods = zip(*answers, strict=True)
-        reward, likelihood, deviation = fmean(rewards), fmean(likelihoods), pstdev(likelihoods)
-        covariance = fmean((r - reward) * (value - likelihood) for r, value in answers)
         return cls(
             tasks=len(answers),
-            reward=reward,
-            knows=covariance / deviation if deviation > ALIKE else 0.0,
-            assured=fmean(r * math.exp(min(0.0, value)) for r, value in answers),
+            reward=fmean(reward for reward, _ in answers),
+            knows=knowledge(answers),
+            assured=fmean(reward * math.exp(min(0.0, likelihood)) for reward, likelihood in answers),
         )
 
 
@@ -86,6 +82,8 @@ class Evidence(BaseModel):
     """Mean over groups of the reward of the rollout whose sampled tokens are the likeliest together: near to what the
     policy earns without randomness. Reinforcement first sharpens a policy towards what it holds for likely (Huang et
     al. 2024, arXiv 2412.01951), so gains are near where this is above `reward`. None = of an older forecast."""
+    knows: float = 0.0
+    """See `knowledge`, of all rollouts."""
     greedy: GreedyAnswers | None = None
     """None = no validation before the first step, or one that is not greedy."""
     spread: float
@@ -142,6 +140,7 @@ def gather(
         pass_at=_pass_at(rewards),
         best_at={k: fmean(best_at_k(values, k) for values in rewards) for k in _sizes(rewards)},
         likeliest=fmean(_likeliest(judged) for judged in earned),
+        knows=knowledge([answer for judged in earned for answer in judged]),
         greedy=greedy,
         spread=fmean(pstdev(values) for values in rewards),
         signal=fmean(group.has_signal for group in credited),
@@ -153,6 +152,15 @@ def gather(
         tokens=trained / len(rollouts),
         moved=moved,
     )
+
+
+def knowledge(answers: Sequence[Answer]) -> float:
+    """Covariance of reward and log-likelihood, by the latter's standard deviation: above 0 where the policy is surer of
+    what is right than of what is wrong."""
+    rewards, likelihoods = zip(*answers, strict=True)
+    reward, likelihood, deviation = fmean(rewards), fmean(likelihoods), pstdev(likelihoods)
+    covariance = fmean((r - reward) * (value - likelihood) for r, value in answers)
+    return covariance / deviation if deviation > ALIKE else 0.0
 
 
 def judge(trajectories: Sequence[Trajectory], low: float, high: float) -> list[Answer]:

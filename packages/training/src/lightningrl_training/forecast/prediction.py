@@ -1,11 +1,13 @@
 """Predicts a run's gain in mean reward from evidence, with an interval, by the coefficients of calibration.json.
 
 Evidence ─► features ─► gain = Σ coefficient · feature, within a reward's ends
-surer    = (reward of likeliest and greedy answers - mean reward) · way · kept · found
-knows    = whether greedy answers are surer where they are right  · way · kept · found
-way      = 1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS)        share of the way that the steps go
-kept     = exp(-nats of a step · reward ÷ KEPT_NATS)              a long step harms what is right already
-found    = 1 - 2^(-successes that the steps will sample ÷ HALF_FOUND)      where none was seen; else 1
+surer     = (reward of likeliest and greedy answers - mean reward) · share
+knows     = whether greedy answers are surer where they are right  · share
+samples   = the same of sampled rollouts                           · share
+share     = (1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS))      of the way that the steps go
+          · (1 - 2^(-steps ÷ HALF_SURE_STEPS))                     of how sure the policy grows
+          · exp(-nats of a step · reward ÷ KEPT_NATS)              a long step harms what is right already
+          · (1 - 2^(-successes sampled ÷ HALF_FOUND))              what is never sampled is not learned
 interval = gain + quantiles of calibration residuals · width      residuals of families that the fit has not seen
 width    = least + by_spread · spread              a policy that always earns the same has little to gain
 
@@ -27,12 +29,15 @@ from lightningrl_training.forecast.evidence import Evidence
 __all__ = ["CALIBRATION", "Calibration", "GainForecast", "features", "load_calibration", "predict"]
 
 CALIBRATION: Final = "calibration.json"
+LONGEST: Final = 1e3
 HALF_WAY_NATS: Final = 0.5
 """Nats by which a run's steps move a rollout where half of what it can gain is gained."""
+HALF_SURE_STEPS: Final = 20.0
+"""Steps after which a policy has grown half as sure of its likeliest answers as it will."""
 KEPT_NATS: Final = 0.3
 """Nats of a step at which a policy that earns everything keeps 1/e of what it would gain."""
 HALF_FOUND: Final = 30.0
-"""Successes that a run must sample for half of its gain, where its first rollouts have none."""
+"""Successes that a run must sample for half of its gain."""
 
 
 class GainForecast(BaseModel):
@@ -79,15 +84,22 @@ def load_calibration() -> Calibration:
 def features(evidence: Evidence, moved: float) -> dict[str, float]:
     """Numbers that a gain is predicted from. `moved`: nats of a step where the evidence does not say."""
     nats = abs(moved if evidence.moved is None else evidence.moved)
-    way = 1.0 - 2.0 ** -min(nats * evidence.steps / HALF_WAY_NATS, 1e3)
-    share_kept = math.exp(-min(nats * evidence.reward / KEPT_NATS, 1e3))
     greedy, likeliest = evidence.greedy, evidence.reward if evidence.likeliest is None else evidence.likeliest
     best = likeliest if greedy is None else (likeliest + greedy.reward) / 2.0
-    assured = 0.0 if greedy is None else greedy.assured
-    successes = evidence.steps * evidence.step_rollouts * assured
-    discovery = 1.0 if evidence.signal else 1.0 - 2.0 ** -min(successes / HALF_FOUND, 1e3)
-    share = way * share_kept * discovery
-    return {"surer": (best - evidence.reward) * share, "knows": share * (0.0 if greedy is None else greedy.knows)}
+    assured = evidence.reward if greedy is None else max(evidence.reward, greedy.assured)
+    share = math.exp(-min(nats * evidence.reward / KEPT_NATS, LONGEST)) * math.prod(
+        1.0 - 2.0 ** -min(halves, LONGEST)
+        for halves in (
+            nats * evidence.steps / HALF_WAY_NATS,
+            evidence.steps / HALF_SURE_STEPS,
+            evidence.steps * evidence.step_rollouts * assured / HALF_FOUND,
+        )
+    )
+    return {
+        "surer": (best - evidence.reward) * share,
+        "knows": share * (0.0 if greedy is None else greedy.knows),
+        "samples": share * evidence.knows,
+    }
 
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:
