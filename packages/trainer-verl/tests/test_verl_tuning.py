@@ -90,6 +90,27 @@ def test_its_updates_are_those_of_the_torch_backend(method: Method, tmp_path: Pa
         theirs.close()
 
 
+def test_adapters_are_saved_loaded_and_exported_as_they_score(tmp_path: Path, cpu_ray: None) -> None:
+    policy = save_policy(tmp_path / "policy", vocab_size=258)
+    settings = TuneSettings(data=tmp_path, batch=5)
+    rows = rows_of("sft", settings)
+    tuner = create_tuner(policy=policy, name="policy", dtype="float32", learning_rate=1e-2, lora=True, gpus_per_node=2)
+    try:
+        before = Tuner(tuner, settings, policy="policy").score(rows)
+        scores, *_ = take_updates(tuner, rows, settings, tmp_path / "none.npy")
+        assert scores.sum() > before.sum()
+        tuner.save(tmp_path / "saved")
+        take_updates(tuner, rows, settings, tmp_path / "none.npy")
+        tuner.load(tmp_path / "saved")
+        np.testing.assert_array_equal(Tuner(tuner, settings, policy="policy").score(rows), scores)
+        tuner.export(tmp_path / "exported")
+    finally:
+        tuner.close()
+    whole = create_backend(policy=str(tmp_path / "exported"), name="policy", device="cpu")
+    np.testing.assert_allclose(Tuner(whole, settings, policy="policy").score(rows), scores, atol=NEAR, rtol=1e-4)
+    whole.close()
+
+
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lightningrl", "tune", *arguments, "--run", str(folder / "run")]
     with (folder / "log").open("a") as log:
