@@ -2,7 +2,6 @@
 
     python scripts/calibrate_forecast.py train FOLDER     a JSON line per run in FOLDER/runs.jsonl; goes on where it was
     python scripts/calibrate_forecast.py fit FOLDER       writes packages/training/…/forecast/calibration.json
-    … fit FOLDER --runs RUN…                              and forecasts what `lightningrl train` made by it too
     python scripts/calibrate_forecast.py show             what the committed file says of itself, family by family
 
 The runs are listed in `forecast_runs.py`, beforehand; none is left out but one that raised. Coefficients are fitted to
@@ -25,8 +24,7 @@ from forecast_runs import ROOT, train
 from lightningrl_training.forecast.evidence import Evidence
 from lightningrl_training.forecast.history import spearman
 from lightningrl_training.forecast.prediction import CALIBRATION, Calibration, features, predict
-from lightningrl_training.forecast.record import FORECAST, Outcome, RunForecast
-from lightningrl_viewer.reading.metrics import read_metrics
+from lightningrl_training.forecast.record import Outcome
 
 RIDGE = 2.0
 HUBER = 0.05
@@ -39,27 +37,9 @@ TARGET = ROOT / "packages/training/src/lightningrl_training/forecast" / CALIBRAT
 COMMAND = "python scripts/calibrate_forecast.py train FOLDER; python scripts/calibrate_forecast.py fit FOLDER"
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """Read what a run of `lightningrl train` wrote of itself, as a line of those; its gain is of its own steps."""
-    made = RunForecast.read(folder)
-    if made is None or made.outcome is None:
-        raise SystemExit(f"{folder} has no {FORECAST} with an outcome; name a run that has ended")
-    rates = [row["learn/lr"] for row in read_metrics(folder / "metrics.jsonl") if "learn/lr" in row]
-    steps = made.outcome.steps  # a run may have stopped early
-    return {
-        "name": f"{folder.parent.name}-{folder.name}",
-        "family": folder.parent.name,
-        "policy": "run",
-        "settings": {"learner.learning_rate": max(rates), "loop.steps": steps},
-        "evidence": made.evidence.model_copy(update={"steps": steps}).model_dump(),
-        "outcome": made.outcome.model_dump(),
-    }
-
-
-def fit(folder: Path, runs: Sequence[Path]) -> None:
+def fit(folder: Path) -> None:
     """Fit all runs, and say what the fit is worth on families that it has not seen."""
     lines = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
-    lines += map(read_run, runs)
     rows = [row for row in lines if row["evidence"] and row["outcome"]]
     evidence = [Evidence.model_validate(row["evidence"]) for row in rows]
     seen = [Outcome.model_validate(row["outcome"]).gain for row in rows]
@@ -188,13 +168,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["train", "fit", "show"])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/forecast"))
-    parser.add_argument("--runs", nargs="*", type=Path, default=[])
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if arguments.what == "train":
         train(arguments.folder)
     elif arguments.what == "fit":
-        fit(arguments.folder, arguments.runs)
+        fit(arguments.folder)
     else:
         show()
 

@@ -41,7 +41,7 @@ def test_each_precision_is_read_by_llama_cpp(precision: str, tmp_path: Path) -> 
     assert max(abs(float(logprobs[token]) - value) for token, value in theirs.items()) < 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_changed_smollm2_answers_in_llama_cpp_as_it_does_here(tmp_path: Path) -> None:
     # in, a step that changes all weights, out as f32, llama.cpp's greedy answers
     folder, file = tmp_path / "in", tmp_path / "out.gguf"

@@ -19,10 +19,10 @@ from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._grammars import MaskThread
 from lightningrl_torch._graphs import with_graphs
 from lightningrl_torch._models import read_traits
-from lightningrl_torch._prefill import Prefiller
+from lightningrl_torch._prefill import Prefiller, common_length
 from lightningrl_torch._requests import Running, chunk_interval, deliver, not_finite
 from lightningrl_torch._sampling import SamplingBatch, sample_tokens
-from lightningrl_torch._shared import LEAST_SAVED, SharedPrompt, common_length
+from lightningrl_torch._shared import LEAST_SAVED, SharedPrompt
 from lightningrl_torch._slots import KeyValues, SlotCache
 from lightningrl_torch.settings import EngineSettings
 
@@ -178,7 +178,7 @@ class Decoder:
         """Tokens of each joining prompt that the cache's shared prompt has; where there is none yet, what all of them
         begin with becomes it, if that saves much."""
         if self._cache.shared is None and self.forward.shares and len(prompts) > 1:
-            length = common_length(prompts)
+            length = common_length(min(prompts), max(prompts))  # what the outermost have in common, all have
             if length and (len(prompts) - 1) * states[0][0][:2, :, :length].nbytes >= LEAST_SAVED:
                 self._cache.shared = SharedPrompt(prompts[0][:length], states[0][0][:, :, :length])
         shared = self._cache.shared

@@ -11,7 +11,7 @@ from typing import Final
 from lightningrl_torch._forward import Forward
 from lightningrl_torch._slots import KeyValues
 
-__all__ = ["Prefiller"]
+__all__ = ["Prefiller", "common_length"]
 
 LEAST_SHARED: Final = 16
 """Tokens that two prompts must have in common at their beginnings to be worth a look."""
@@ -66,7 +66,7 @@ class Prefiller:
         saved = total = 0
         for prefix in sorted(prefixes):
             beginnings = _tokens_of(self._beginning(prefix))
-            more = (_common(prefix[:-1], first[-1]) if first else 0) - beginnings
+            more = (common_length(prefix[:-1], first[-1]) if first else 0) - beginnings
             total += len(prefix) - beginnings
             if more >= LEAST_SHARED and len(first[-1]) <= self._cache_tokens:
                 then.append(prefix)
@@ -99,7 +99,7 @@ class Prefiller:
         computed."""
         place = bisect.bisect(self._ordered, prefix)
         near = self._ordered[max(0, place - 1) : place + 1]
-        shared, nearest = max(((_common(prefix[:-1], one), one) for one in near), default=(0, ()))
+        shared, nearest = max(((common_length(prefix[:-1], one), one) for one in near), default=(0, ()))
         if shared < LEAST_SHARED:
             return []
         return [states[:, :, :shared] for states in self._cached[nearest]]
@@ -123,8 +123,8 @@ def _tokens_of(kv: KeyValues) -> int:
     return kv[0].shape[2] if kv else 0
 
 
-def _common(left_ids: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens at the beginning that are the same."""
+def common_length(left_ids: Sequence[int], other: Sequence[int]) -> int:
+    """Count the tokens at the beginning that are the same."""
     for place, (left, right) in enumerate(zip(left_ids, other, strict=False)):
         if left != right:
             return place

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["CAN_SHARE", "LEAST_SAVED", "SharedPrompt", "common_length"]
+__all__ = ["CAN_SHARE", "LEAST_SAVED", "SharedPrompt"]
 
 CAN_SHARE: Final = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 """The attention kernel that tells its softmax' sum is there."""
@@ -56,11 +56,5 @@ class SharedPrompt:
         before_sums = before_sums.view(heads, rows, count).transpose(0, 1)
         own, own_sums = (mixed, sums) if self.rows is None else (mixed[self.rows], sums[self.rows])
         weight = torch.sigmoid(before_sums - own_sums.view(rows, heads, count))[..., None]
-        joined = torch.lerp(own.float(), before.float(), weight.float()).to(own.dtype)
+        joined = torch.lerp(own, before, weight)
         return joined if self.rows is None else mixed.index_copy(0, self.rows, joined)
-
-
-def common_length(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Count the tokens that all prompts begin with."""
-    first, last = min(prompts), max(prompts)
-    return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))

@@ -65,10 +65,8 @@ def _named(evidence: Evidence) -> Iterator[Change]:
 
 def _counted(evidence: Evidence) -> Iterator[Change]:
     if evidence.signal_doubled > evidence.signal:
-        size, k = 2 * evidence.group_size, max(evidence.best_at)
-        # the highest of twice as many samples, as far again as it is from half as many
-        more = min(1.0, 2.0 * evidence.best - evidence.best_at.get(k // 2, evidence.best))
-        larger = {"best_at": {**evidence.best_at, 2 * k: more}, "signal": evidence.signal_doubled, "group_size": size}
+        size = 2 * evidence.group_size
+        larger = {"group_size": size, "step_rollouts": 2 * evidence.step_rollouts}
         yield Change(
             what=f"loop.group_size = {size}",
             why=f"signal in {100 * evidence.signal_doubled:.0f} % of the groups, not {100 * evidence.signal:.0f} %",
