@@ -25,7 +25,9 @@ from lightningrl_training.tuning.rows import Row
 from lightningrl_training.tuning.settings import Method, TuneSettings
 from lightningrl_training.tuning.tuner import Tuner, TuningRow, arrange
 from lightningrl_verl.plugin import create_tuner
+from lightningrl_viewer.reading.origin import read_models
 
+TWO_CALLS = Path(__file__).parent / "two_calls"
 NEAR = 2e-5
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
@@ -112,29 +114,34 @@ def test_adapters_are_saved_loaded_and_exported_as_they_score(tmp_path: Path, cp
 
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "lightningrl", "tune", *arguments, "--run", str(folder / "run")]
+    command = [sys.executable, "-m", "lightningrl", *arguments, "--run", str(folder / "run")]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
 
+def write_rows(policy: str, folder: Path, asked: str) -> None:
+    """A starter with a chat template, and rows in which it says yes."""
+    shutil.copytree(policy, folder / "starter")
+    (folder / "starter" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "rows").mkdir()
+    yes = {"role": "assistant", "content": "yes"}
+    rows = [{"messages": [{"role": "user", "content": asked.format(number)}, yes]} for number in range(12)]
+    (folder / "rows" / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_a_run_that_was_killed_goes_on_to_a_policy_that_transformers_loads(policy: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    shutil.copytree(policy, tmp_path / "starter")
-    (tmp_path / "starter" / "chat_template.jinja").write_text(TEMPLATE)
-    (tmp_path / "rows").mkdir()
-    yes = {"role": "assistant", "content": "yes"}
-    rows = [{"messages": [{"role": "user", "content": f"{number}?"}, yes]} for number in range(12)]
-    (tmp_path / "rows" / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first = begin(tmp_path, "recipe.toml")
+    write_rows(policy, tmp_path, "{}?")
+    first = begin(tmp_path, "tune", "recipe.toml")
     deadline = time.monotonic() + PATIENCE_S
     while not (tmp_path / "run" / "checkpoints" / "step-000004").is_dir():
         assert first.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-4000:]
         time.sleep(0.02)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    again = begin(tmp_path, "--resume")
+    again = begin(tmp_path, "tune", "--resume")
     assert again.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()[-4000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(13))
@@ -148,3 +155,30 @@ def test_a_run_that_was_killed_goes_on_to_a_policy_that_transformers_loads(polic
     )
     assert trained.keys() == start.keys()
     assert any((trained[name] != start[name]).any() for name in trained)
+
+
+def test_a_warm_start_is_tuned_here_and_its_run_goes_on_from_there(policy: str, tmp_path: Path) -> None:
+    write_rows(policy, tmp_path, "q{}")
+    words = {
+        "policy.model": tmp_path / "starter",
+        "warm_start.traces": tmp_path / "rows",
+        "tune.epochs": 8,
+        "tune.batch": 4,
+        "tune.learning_rate": 1e-3,
+        "loop.steps": 1,
+        "loop.tasks_per_step": 2,
+    }
+    set_to = [word for key, value in words.items() for word in ("--set", f"{key}={value}")]
+    assert begin(tmp_path, "train", str(TWO_CALLS), *set_to).wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()[
+        -4000:
+    ]
+    run = tmp_path / "run"
+    assert Path(read_models(run)["policy"]) == run / "warm_start" / "tuning" / "policy"
+    tuned, learned = (
+        [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        for place in (run / "warm_start" / "tuning", run)
+    )
+    losses = [line["learn/loss"] for line in tuned if "learn/loss" in line]
+    assert losses[-1] < 0.5 * losses[0]
+    first = next(line for line in learned if line.get("step") == 1)
+    assert first["reward"] > 0.4, "it says yes, which is letters; of an untuned policy's bytes a fifth are"
