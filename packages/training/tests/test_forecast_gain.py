@@ -7,6 +7,7 @@ import shutil
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_training.forecast.changes import possible_changes
 from lightningrl_training.forecast.evidence import Evidence, GreedyAnswers, best_at_k, gather
 from lightningrl_training.forecast.history import make_account, read_runs, spearman
-from lightningrl_training.forecast.movement import at_full_rate, measure_moved
+from lightningrl_training.forecast.movement import Movement, measure_movement
 from lightningrl_training.forecast.noise import signal_to_noise
 from lightningrl_training.forecast.prediction import GainForecast, features, predict
 from lightningrl_training.forecast.record import Outcome, RunForecast, measure_outcome
@@ -83,7 +84,7 @@ def test_evidence_counts_passes_signal_and_the_agents_own_failures() -> None:
 
 def test_a_policy_that_never_earns_is_forecast_no_gain_and_a_warm_start() -> None:
     silent = gather(RECIPE, [credited(str(i), (0.0, 0.0), (7, 8)) for i in range(8)])
-    lively = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(8)], moved=1.0)
+    lively = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(8)])
 
     assert silent is not None and lively is not None
     assert predict(silent).gain < predict(lively).gain
@@ -93,18 +94,25 @@ def test_a_policy_that_never_earns_is_forecast_no_gain_and_a_warm_start() -> Non
         assert -evidence.reward <= made.low <= made.gain <= made.high <= 1.0 - evidence.reward
 
 
-def learning(*, moved: float | None = 0.1, greedy: GreedyAnswers | None = None) -> Evidence:
-    seen = gather(RECIPE, [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)], moved=moved, greedy=greedy)
+def learning(
+    *, moved: float = 0.1, earned: float = 0.1, greedy: GreedyAnswers | None = None, steps: int = 10
+) -> Evidence:
+    movement = Movement(asked=moved, earned=earned)
+    groups = [credited(str(i), (1.0, 0.0), (7, 8)) for i in range(4)]
+    seen = gather(RECIPE, groups, movement=movement, greedy=greedy)
     assert seen is not None
-    return seen
+    return seen.model_copy(update={"steps": steps})
 
 
-def test_small_steps_go_part_of_the_way_and_large_ones_harm_what_is_right() -> None:
-    none, small, unsaid, right, large = (
-        features(learning(moved=moved), 0.01)["surer"] for moved in (0.0, 0.005, None, 0.1, 3.0)
-    )
-    assert none == 0.0 < small < unsaid < right
-    assert 0.0 < large < small
+def test_a_policy_that_does_not_move_gains_nothing_and_one_that_moves_far_no_more_than_there_is() -> None:
+    still, little, far = (predict(learning(moved=moved, steps=1000)).gain for moved in (0.0, 1e-4, 1e4))
+    assert still == 0.0 < little < far < 1.0 - learning().reward
+
+
+def test_a_step_that_makes_likelier_what_earned_promises_more_and_more_steps_do() -> None:
+    harmful, none, helpful = (predict(learning(earned=earned)).gain for earned in (-0.5, 0.0, 0.5))
+    assert harmful < none < helpful < predict(learning(earned=0.5, steps=100)).gain
+    assert predict(learning(earned=9e9)).gain == predict(learning(earned=2.0)).gain, "no run tells of more"
 
 
 def test_greedy_answers_count_as_likeliest_rollouts_do_and_whether_they_are_surer_where_right() -> None:
@@ -115,20 +123,24 @@ def test_greedy_answers_count_as_likeliest_rollouts_do_and_whether_they_are_sure
     assert knowing.knows == pytest.approx(0.5)
     assert knowing.assured == pytest.approx(np.exp(-0.1) / 2)
 
-    without, guessed, known = (features(learning(greedy=greedy), 0.0) for greedy in (None, guessing, knowing))
-    assert guessed["surer"] == pytest.approx(without["surer"] / 2.0) == known["surer"], "likeliest 1.0, reward 0.5"
-    assert known["knows"] > guessed["knows"] == without["knows"] == 0.0
+    without, guessed, known = (learning(greedy=greedy) for greedy in (None, guessing, knowing))
+    surer = [features(each)["surer"] for each in (without, guessed, known)]
+    assert surer[1] == pytest.approx(surer[0] / 2.0) == surer[2], "likeliest 1.0, reward 0.5"
+    assert known.knows > guessed.knows == without.knows == 0.0
+    assert predict(known).gain > predict(guessed).gain
 
 
-def test_what_was_never_sampled_may_be_found_by_as_many_steps_as_its_likelihood_asks_for() -> None:
-    able = GreedyAnswers.measure([(1.0, -7.0)])
-    silent = gather(RECIPE, [credited(str(i), (0.0, 0.0), (7, 8)) for i in range(4)], greedy=able)
-    assert silent is not None
-    hopeless, few, many = (
-        features(silent.model_copy(update={"steps": steps, "greedy": greedy}), 0.5)["surer"]
-        for steps, greedy in ((1000, None), (10, able), (1000, able))
-    )
-    assert hopeless == 0.0 < few < many < 1.0
+def test_without_greedy_answers_the_likeliest_of_each_group_stand_for_them() -> None:
+    seen = learning()
+    assert seen.greedy is None
+    assert seen.assured == pytest.approx(np.exp(-0.007)), "word 7 is the likelier one, and right"
+
+
+def test_a_policy_whose_likeliest_answers_are_its_worst_is_not_forecast_a_loss() -> None:
+    habit = GreedyAnswers(tasks=64, reward=0.0, knows=0.0, assured=0.0)
+    worst = learning(greedy=habit).model_copy(update={"likeliest": 0.0})
+    assert (worst.reward, features(worst)["surer"]) == (0.5, 0.0)
+    assert predict(worst).gain > 0.0
 
 
 class Raised:
@@ -142,15 +154,21 @@ class Raised:
 
 
 def test_a_step_that_moves_words_by_half_a_nat_is_measured_so() -> None:
-    groups = [credited("a", (1.0, 0.0), (7, 8)), credited("b", (0.0, 0.0), (7, 8))]
-    assert measure_moved({"policy": Raised()}, groups) == pytest.approx(0.5)  # type: ignore[dict-item]
-    assert measure_moved({"policy": object()}, groups) is None  # type: ignore[dict-item]
+    groups = [credited("a", (1.0, 0.0), (7, 8)), credited("b", (0.0, 0.0), (7, 8)), credited("c", (1.0, 1.0), (8, 8))]
+    backends: dict[str, Any] = {"policy": Raised()}
+    seen = measure_movement(backends, groups, RECIPE)
+    assert seen is not None
+    assert seen.asked == pytest.approx(0.5)
+    assert seen.earned == pytest.approx((0.5 - 0.5 - 0.5) / 3), "right without an advantage counts too"
+    assert measure_movement(backends, groups[1:], RECIPE) is None
+    assert measure_movement({"policy": object()}, groups, RECIPE) is None  # type: ignore[dict-item]
 
 
 def test_what_a_step_within_the_warm_up_moved_is_scaled_to_the_full_rate() -> None:
     slow = Recipe.model_validate({**RECIPE.model_dump(), "learner": {"warmup_steps": 4}})
-    assert at_full_rate(0.1, slow) == pytest.approx(0.4)
-    assert at_full_rate(None, slow) is None
+    backends: dict[str, Any] = {"policy": Raised()}
+    seen = measure_movement(backends, [credited("a", (1.0, 0.0), (7, 8))], slow)
+    assert seen == Movement(asked=pytest.approx(2.0), earned=pytest.approx(2.0))
 
 
 def test_the_reward_of_the_likeliest_rollout_is_counted_by_group() -> None:

@@ -102,7 +102,9 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     best = ", ".join(f"@{k} {reward:.3f}" for k, reward in evidence.best_at.items())
     form = {"malformed tool calls": evidence.malformed, "cut off": evidence.cut_off, "failed": evidence.failed}
     snr = "-" if evidence.snr is None else f"{evidence.snr:.2f}"
-    moved = "not known" if evidence.moved is None else f"{evidence.moved:.3g} nats a rollout that it learns from"
+    moved = "not known"
+    if evidence.moved is not None:
+        moved = f"{evidence.moved:.3g} nats a rollout that it learns from, {evidence.raised:+.3g} what earned"
     likeliest = "-" if evidence.likeliest is None else f"{evidence.likeliest:.3f}"
     table.add_row("rollouts", f"{evidence.rollouts} in {evidence.groups} groups")
     table.add_row("pass", passes)
@@ -110,7 +112,8 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     table.add_row("reward of a group's likeliest rollout", likeliest)
     if (greedy := evidence.greedy) is not None:
         of = f"greedy answers to {greedy.tasks} validation tasks"
-        table.add_row(of, f"{greedy.reward:.3f}, {greedy.knows:+.3f} for being surer where right")
+        table.add_row(of, f"{greedy.reward:.3f}")
+    table.add_row("surer where right", f"{evidence.knows:+.3f}")
     table.add_row("groups with signal", f"{100 * evidence.signal:.0f} %")
     table.add_row("gradient's signal to noise", snr)
     table.add_row("a step moves", moved)

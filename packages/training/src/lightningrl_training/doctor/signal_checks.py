@@ -14,6 +14,7 @@ from lightningrl_training.doctor.forecast import moved, way_at_end
 from lightningrl_training.doctor.observation import Lesson, Observation
 from lightningrl_training.forecast.changes import possible_changes
 from lightningrl_training.forecast.evidence import gather
+from lightningrl_training.forecast.movement import Movement
 from lightningrl_training.forecast.prediction import predict
 
 __all__ = ["gain_expected", "reward_reaches_tokens", "reward_varies", "rewards_given", "sampling_free"]
@@ -172,7 +173,8 @@ def gain_expected(seen: Observation) -> Finding:
         for group, signal in zip(seen.groups, seen.signals, strict=True)
     ]
     is_known = any(lesson.gain is not None and not lesson.is_planted for lesson in seen.lessons.values())
-    evidence = gather(seen.recipe, credited, moved=moved(seen) if is_known else None)
+    movement = Movement(asked=moved(seen), earned=0.0) if is_known else None
+    evidence = gather(seen.recipe, credited, movement=movement)
     if evidence is None or seen.reward_error is not None:
         return passed("no rollout was rewarded, so there is nothing to forecast from")
     made = predict(evidence)

@@ -1,7 +1,7 @@
 """Changes of a recipe that would change its forecast, each as evidence of its own, forecast by the same coefficients.
 
-warm start, easier or harder tasks: sentences, since nobody knows the evidence that they would give
-larger groups, learning rate, steps: evidence as expected ─► predict ─► from … to …
+warm start, tasks, groups, learning rate: sentences, since nobody knows the evidence that they would give
+steps: evidence as expected ─► predict ─► from … to …
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ BROKEN: Final = 0.3
 """Share of malformed, cut-off or failed answers from which on the form is what is missing."""
 SOLVED: Final = 0.9
 """Mean reward above which tasks have little left to teach."""
+MUCH: Final = 0.2
+"""Share of groups that larger ones would give a signal."""
+LITTLE: Final = 0.005
+"""Gain that is not worth a word."""
 FEW: Final = 0.5
 """Share of groups with a signal below which most rollouts teach nothing."""
-FASTER: Final = 3.0
+FAR: Final = 1.0
+"""Nats that all steps move a rollout by below which they lead nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +42,13 @@ class Change:
 
 
 def possible_changes(evidence: Evidence) -> list[Change]:
-    """Changes that may raise the forecast: those that nobody can put a number on first, then by what they bring."""
-    counted = [change for change in _counted(evidence) if change.forecast is not None]
-    now = predict(evidence).gain
-    better = [change for change in counted if change.forecast is not None and change.forecast.gain > now + 0.005]
-    return [*_named(evidence), *sorted(better, key=lambda change: -change.forecast.gain if change.forecast else 0.0)]
+    """Changes that may raise the forecast: those that nobody can put a number on first."""
+    steps = 2 * evidence.steps
+    longer = predict(evidence.model_copy(update={"steps": steps}))
+    changes = [*_named(evidence)]
+    if longer.gain > predict(evidence).gain + LITTLE:
+        changes.append(Change(what=f"loop.steps = {steps}", why="twice as many", forecast=longer))
+    return changes
 
 
 def _named(evidence: Evidence) -> Iterator[Change]:
@@ -61,25 +68,16 @@ def _named(evidence: Evidence) -> Iterator[Change]:
         )
     if evidence.reward >= SOLVED:
         yield Change(what="harder tasks", why=f"it earns {evidence.reward:.2f} before any step")
-
-
-def _counted(evidence: Evidence) -> Iterator[Change]:
-    if evidence.signal_doubled > evidence.signal:
-        size = 2 * evidence.group_size
-        larger = {"group_size": size, "step_rollouts": 2 * evidence.step_rollouts}
+    if evidence.signal_doubled > evidence.signal + MUCH:
         yield Change(
-            what=f"loop.group_size = {size}",
-            why=f"signal in {100 * evidence.signal_doubled:.0f} % of the groups, not {100 * evidence.signal:.0f} %",
-            forecast=predict(evidence.model_copy(update=larger)),
+            what=f"loop.group_size = {2 * evidence.group_size}",
+            why=f"rewards differ within {100 * evidence.signal_doubled:.0f} % of the groups then, now within "
+            f"{100 * evidence.signal:.0f} %",
         )
-    if evidence.moved is not None:
+    if evidence.moved is not None and evidence.moved * evidence.steps < FAR:
         yield Change(
-            what=f"learner.learning_rate × {FASTER:g}",
-            why=f"a step moves a rollout by {evidence.moved:.2g} nats",
-            forecast=predict(evidence.model_copy(update={"moved": evidence.moved * FASTER})),
+            what="a higher learning rate",
+            why=f"all steps move a rollout by {evidence.moved * evidence.steps:.2g} nats",
         )
-    yield Change(
-        what=f"loop.steps = {2 * evidence.steps}",
-        why="twice as many",
-        forecast=predict(evidence.model_copy(update={"steps": 2 * evidence.steps})),
-    )
+    if evidence.raised < 0.0:
+        yield Change(what="a lower learning rate", why="a step makes less likely what earned")

@@ -3,7 +3,9 @@
 reward, scaled by the recipe's bounds to [0, 1]     pass@k, best@k = E[highest reward of k samples of a task]
 signal = share of groups with an advantage          spread = mean standard deviation of rewards within a group
 likeliest = mean reward of each group's likeliest rollout: what the policy would earn if it only grew surer of itself
-greedy = the same of a greedy validation, of more tasks, and whether the policy is surer where it is right
+greedy = the same of a greedy validation, of more tasks
+knows, assured = of greedy answers, else of likeliest ones: whether they are surer where right; how often they come
+moved, raised = what a learning step does to rollouts: in the direction asked for, and to those that earned
 format = malformed tool calls, cut-off answers, rollouts that failed
 """
 
@@ -20,6 +22,7 @@ from lightningrl.types import FinishReason, Outcome, Trajectory
 from lightningrl_credit.metrics import judge_failures
 from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.evaluation.statistics import pass_at_k
+from lightningrl_training.forecast.movement import Movement
 from lightningrl_training.forecast.noise import signal_to_noise
 
 __all__ = ["Answer", "Evidence", "GreedyAnswers", "best_at_k", "gather", "judge", "knowledge"]
@@ -34,7 +37,7 @@ Answer = tuple[float, float]
 
 
 class GreedyAnswers(BaseModel):
-    """Evidence of greedy rollouts of validation tasks, one of each."""
+    """Evidence of one rollout of each of some tasks: the greedy one, or the likeliest of some."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -70,8 +73,6 @@ class Evidence(BaseModel):
     """Rollouts with a reward, the agent's own failures included: they count as the lowest."""
     steps: int
     """Steps of the recipe."""
-    step_rollouts: int = 64
-    """Rollouts of a step of it."""
     reward: float
     """Mean reward."""
     pass_at: dict[int, float]
@@ -82,10 +83,12 @@ class Evidence(BaseModel):
     """Mean over groups of the reward of the rollout whose sampled tokens are the likeliest together: near to what the
     policy earns without randomness. Reinforcement first sharpens a policy towards what it holds for likely (Huang et
     al. 2024, arXiv 2412.01951), so gains are near where this is above `reward`. None = of an older forecast."""
-    knows: float = 0.0
-    """See `knowledge`, of all rollouts."""
     greedy: GreedyAnswers | None = None
-    """None = no validation before the first step, or one that is not greedy."""
+    """Of validation tasks; None = no validation before the first step, or one that is not greedy."""
+    knows: float = 0.0
+    """`GreedyAnswers.knows` of greedy answers, without them of groups' likeliest rollouts."""
+    assured: float = 0.0
+    """`GreedyAnswers.assured` likewise."""
     spread: float
     """Mean over groups of the standard deviation of rewards within a group."""
     signal: float
@@ -104,7 +107,9 @@ class Evidence(BaseModel):
     """Trained tokens of a rollout, on average."""
     moved: float | None = None
     """Nats that a step at the full learning rate moves a rollout that it learns from by, in the direction asked for;
-    None = the backend does not say."""
+    None = no step was learned, or the backend does not say."""
+    raised: float = 0.0
+    """Nats by which such a step makes rollouts likelier, each by the weight of its reward; 0 where `moved` is None."""
 
     @property
     def best(self) -> float:
@@ -116,11 +121,11 @@ def gather(
     recipe: Recipe,
     credited: Sequence[CreditedGroup],
     *,
-    moved: float | None = None,
+    movement: Movement | None = None,
     greedy: GreedyAnswers | None = None,
 ) -> Evidence | None:
-    """Gather evidence from a policy's groups; None where no rollout has a reward. `greedy`: of validation tasks, where
-    they were asked for."""
+    """Gather evidence from a policy's groups; None where no rollout has a reward. `movement`: of a step at the full
+    learning rate; `greedy`: of validation tasks, where they were asked for."""
     earned = [judged for group in credited if (judged := judge(group.group.trajectories, *recipe.reward_bounds))]
     rewards = [[reward for reward, _ in judged] for judged in earned]
     every = [value for values in rewards for value in values]
@@ -130,18 +135,21 @@ def gather(
     calls = [call for rollout in rollouts for call in rollout.transitions]
     offered = [call for call in calls if call.offered or call.malformed]
     trained = sum(len(call.completion_ids) for call in calls if call.trainable)
+    likeliest = GreedyAnswers.measure([_likeliest(judged) for judged in earned])
+    sure = greedy or likeliest
+    assert likeliest is not None and sure is not None
     return Evidence(
         groups=len(rewards),
         group_size=recipe.loop.group_size,
         rollouts=len(every),
         steps=recipe.loop.steps,
-        step_rollouts=recipe.loop.tasks_per_step * recipe.loop.group_size,
         reward=fmean(every),
         pass_at=_pass_at(rewards),
         best_at={k: fmean(best_at_k(values, k) for values in rewards) for k in _sizes(rewards)},
-        likeliest=fmean(_likeliest(judged) for judged in earned),
-        knows=knowledge([answer for judged in earned for answer in judged]),
+        likeliest=likeliest.reward,
         greedy=greedy,
+        knows=sure.knows,
+        assured=sure.assured,
         spread=fmean(pstdev(values) for values in rewards),
         signal=fmean(group.has_signal for group in credited),
         signal_doubled=_signal_doubled(rewards, fmean(group.has_signal for group in credited)),
@@ -150,7 +158,8 @@ def gather(
         cut_off=fmean(call.finish_reason is FinishReason.LENGTH for call in calls) if calls else 0.0,
         failed=fmean(rollout.outcome is not Outcome.SUCCEEDED for rollout in rollouts),
         tokens=trained / len(rollouts),
-        moved=moved,
+        moved=movement.asked if movement else None,
+        raised=movement.earned if movement else 0.0,
     )
 
 
@@ -190,10 +199,10 @@ def _log_likelihood(rollout: Trajectory) -> float:
     return sum(float(call.logprobs.sum()) for call in rollout.transitions if call.trainable)
 
 
-def _likeliest(judged: Sequence[Answer]) -> float:
-    """Reward of the likeliest rollout; the mean of several that are as likely."""
+def _likeliest(judged: Sequence[Answer]) -> Answer:
+    """Of the likeliest rollout; with the mean reward of several that are as likely."""
     most = max(likelihood for _, likelihood in judged)
-    return fmean(reward for reward, likelihood in judged if likelihood > most - ALIKE)
+    return fmean(reward for reward, likelihood in judged if likelihood > most - ALIKE), most
 
 
 def _sizes(rewards: Sequence[Sequence[float]]) -> list[int]:

@@ -1,12 +1,15 @@
-"""Movement of a rollout by one learning step: how much likelier its tokens become, in the direction of their
-advantage.
+"""Movement of rollouts by one learning step: how much likelier their tokens become.
 
-recorded log-probabilities ─► the step ─► one forward pass ─► mean of sign(A) · Δ log π, times tokens of a rollout
+recorded log-probabilities ─► the step ─► one forward pass ─► Δ log π of each token
+asked  = mean of sign(A) · Δ log π, times tokens of a rollout       in the direction of advantages
+earned = Σ reward · Δ log π of calls ÷ Σ reward, times calls of a rollout       of what is right already
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,44 +18,63 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Array, Transition
 from lightningrl_credit.scoring import CreditedGroup
 
-__all__ = ["at_full_rate", "measure_moved"]
+__all__ = ["Movement", "measure_movement"]
 
-MOST_CALLS = 64
-"""Calls that are looked at, evenly spaced over all with an advantage."""
+MOST_CALLS: Final = 64
+"""Calls that are looked at, evenly spaced over all that are trained."""
 
 
-def measure_moved(backends: Mapping[str, Backend], credited: Sequence[CreditedGroup]) -> float | None:
-    """Nats that the step which learned these groups, the last one, has moved a rollout by. Blocking; one forward pass
-    of at most 64 calls. None where no trained token has an advantage, or no backend says."""
-    taught = [
-        (call, advantages)
-        for group in credited
-        for rollout, of_rollout in zip(group.group.members, group.advantages, strict=False)
-        for call, advantages in zip(rollout.transitions, of_rollout, strict=True)
-        if call.trainable and advantages is not None and bool((advantages != 0.0).any())
-    ]
-    count = min(len(taught), MOST_CALLS)
-    chosen = [taught[index * len(taught) // count] for index in range(count)]
-    gains: list[Array] = []
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Movement:
+    """Nats by which a step at the full learning rate moves a rollout."""
+
+    asked: float
+    """In the direction of its advantages, where it has any."""
+    earned: float
+    """Towards being likelier, each rollout by the weight of its reward; 0 where nobody earned."""
+
+
+def measure_movement(
+    backends: Mapping[str, Backend], credited: Sequence[CreditedGroup], recipe: Recipe
+) -> Movement | None:
+    """Measure what the step that learned these groups, the first one, has moved. Blocking; one forward pass of at most
+    64 calls. None where no trained token has an advantage, or no backend says."""
+    calls = list(_calls(credited, recipe))
+    count = min(len(calls), MOST_CALLS)
+    looked = [calls[index * len(calls) // count] for index in range(count)]
+    asked: list[Array] = []
+    weighed: list[tuple[float, float]] = []
     for name, backend in backends.items():
-        calls = [(call, advantages) for call, advantages in chosen if call.policy == name]
-        if calls and isinstance(backend, TokenScorer):
-            now = backend.logprobs([_continuation(call) for call, _ in calls])
-            gains += [
-                (np.sign(advantages) * (new - call.logprobs))[(advantages != 0.0) & call.chosen]
-                for (call, advantages), new in zip(calls, now, strict=True)
-            ]
-    if not gains or not len(together := np.concatenate(gains)):
+        own = [each for each in looked if each[0].policy == name]
+        if not own or not isinstance(backend, TokenScorer):
+            continue
+        now = backend.logprobs([_continuation(call) for call, _, _ in own])
+        for (call, advantages, reward), new in zip(own, now, strict=True):
+            moved = new - call.logprobs
+            weighed.append((reward, float(moved[call.chosen].sum())))
+            if advantages is not None:
+                asked.append((np.sign(advantages) * moved)[(advantages != 0.0) & call.chosen])
+    if not asked or not len(together := np.concatenate(asked)):
         return None
-    rollouts = [rollout for group in credited for rollout in group.group.trajectories]
-    trained = sum(len(call.completion_ids) for rollout in rollouts for call in rollout.transitions if call.trainable)
-    return float(np.mean(together)) * trained / len(rollouts)
+    rollouts = sum(len(group.group.trajectories) for group in credited)
+    tokens = sum(len(call.completion_ids) for call, _, _ in calls)
+    earned = sum(reward for reward, _ in weighed)
+    raised = sum(reward * moved for reward, moved in weighed) / earned if earned else 0.0
+    rate = float(recipe.backend_options.get("warmup_steps") or 1)
+    return Movement(
+        asked=float(np.mean(together)) * tokens / rollouts * rate, earned=raised * len(calls) / rollouts * rate
+    )
 
 
-def at_full_rate(moved: float | None, recipe: Recipe) -> float | None:
-    """Scale what the first step moved to a step after the learning rate's warm-up."""
-    warmup = recipe.backend_options.get("warmup_steps") or 1
-    return None if moved is None else moved * float(warmup)
+def _calls(credited: Sequence[CreditedGroup], recipe: Recipe) -> Iterator[tuple[Transition, Array | None, float]]:
+    """Trained calls of all rollouts, each with its advantages and its rollout's reward, scaled to [0, 1]."""
+    low, high = recipe.reward_bounds
+    for group in credited:
+        for rollout, advantages in zip(group.group.trajectories, group.advantages, strict=False):
+            reward = low if rollout.reward is None else min(high, max(low, rollout.reward))
+            for call, of_call in zip(rollout.transitions, advantages, strict=True):
+                if call.trainable:
+                    yield call, of_call, (reward - low) / (high - low)
 
 
 def _continuation(call: Transition) -> Continuation:

@@ -1,15 +1,14 @@
 """Predicts a run's gain in mean reward from evidence, with an interval, by the coefficients of calibration.json.
 
-Evidence ─► features ─► gain = Σ coefficient · feature, within a reward's ends
-surer     = (reward of likeliest and greedy answers - mean reward) · share
-knows     = whether greedy answers are surer where they are right  · share
-samples   = the same of sampled rollouts                           · share
-share     = (1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS))      of the way that the steps go
-          · (1 - 2^(-steps ÷ HALF_SURE_STEPS))                     of how sure the policy grows
-          · exp(-nats of a step · reward ÷ KEPT_NATS)              a long step harms what is right already
-          · (1 - 2^(-successes sampled ÷ HALF_FOUND))              what is never sampled is not learned
-interval = gain + quantiles of calibration residuals · width      residuals of families that the fit has not seen
-width    = least + by_spread · spread              a policy that always earns the same has little to gain
+Evidence ─► features ─► gain = (1 - reward) · way · logistic(bias + Σ coefficient · feature)
+way      = 1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS)     a policy that does not move gains nothing
+steps    = log steps
+assured  = log(RARE + what greedy answers alone earn when the policy samples)
+surer    = reward of likeliest and greedy answers above the mean reward, at least 0
+knows    = whether greedy answers are surer where they are right
+raised   = nats by which a step makes likelier what earned, within MOST_RAISED
+interval = gain + quantiles of calibration residuals · width     residuals of families that the fit has not seen
+width    = least + by_spread · spread     a policy that always earns the same has little to gain
 
 Normalised split-conformal intervals (Lei et al. 2018, arXiv 1604.04173, §5.2), with families in place of single runs.
 """
@@ -26,18 +25,16 @@ from pydantic import BaseModel, ConfigDict
 
 from lightningrl_training.forecast.evidence import Evidence
 
-__all__ = ["CALIBRATION", "Calibration", "GainForecast", "features", "load_calibration", "predict"]
+__all__ = ["CALIBRATION", "Calibration", "GainForecast", "features", "load_calibration", "most_gain", "predict"]
 
 CALIBRATION: Final = "calibration.json"
-LONGEST: Final = 1e3
-HALF_WAY_NATS: Final = 0.5
+HALF_WAY_NATS: Final = 0.2
 """Nats by which a run's steps move a rollout where half of what it can gain is gained."""
-HALF_SURE_STEPS: Final = 20.0
-"""Steps after which a policy has grown half as sure of its likeliest answers as it will."""
-KEPT_NATS: Final = 0.3
-"""Nats of a step at which a policy that earns everything keeps 1/e of what it would gain."""
-HALF_FOUND: Final = 30.0
-"""Successes that a run must sample for half of its gain."""
+RARE: Final = 0.03
+"""What greedy answers earn that is no more than noise."""
+MOST_RAISED: Final = (-1.0, 2.0)
+"""Nats of a step beyond which runs were too few to tell a difference."""
+LONGEST: Final = 1e3
 
 
 class GainForecast(BaseModel):
@@ -66,6 +63,7 @@ class Calibration(BaseModel):
     """Share of gains, as runs see them, within their 90 % interval, likewise."""
     error: float
     """Median absolute error, likewise."""
+    bias: float
     coefficients: Mapping[str, float]
     residuals: tuple[float, float]
     """Quantiles 0.05 and 0.95 of residuals by width."""
@@ -81,34 +79,34 @@ def load_calibration() -> Calibration:
     return Calibration.model_validate_json((files("lightningrl_training.forecast") / CALIBRATION).read_bytes())
 
 
-def features(evidence: Evidence, moved: float) -> dict[str, float]:
-    """Numbers that a gain is predicted from. `moved`: nats of a step where the evidence does not say."""
-    nats = abs(moved if evidence.moved is None else evidence.moved)
+def features(evidence: Evidence) -> dict[str, float]:
+    """Numbers that a gain is predicted from."""
     greedy, likeliest = evidence.greedy, evidence.reward if evidence.likeliest is None else evidence.likeliest
-    best = likeliest if greedy is None else (likeliest + greedy.reward) / 2.0
-    assured = evidence.reward if greedy is None else max(evidence.reward, greedy.assured)
-    share = math.exp(-min(nats * evidence.reward / KEPT_NATS, LONGEST)) * math.prod(
-        1.0 - 2.0 ** -min(halves, LONGEST)
-        for halves in (
-            nats * evidence.steps / HALF_WAY_NATS,
-            evidence.steps / HALF_SURE_STEPS,
-            evidence.steps * evidence.step_rollouts * assured / HALF_FOUND,
-        )
-    )
+    sure = likeliest if greedy is None else (likeliest + greedy.reward) / 2.0
+    low, high = MOST_RAISED
     return {
-        "surer": (best - evidence.reward) * share,
-        "knows": share * (0.0 if greedy is None else greedy.knows),
-        "samples": share * evidence.knows,
+        "steps": math.log(evidence.steps),
+        "assured": math.log(RARE + max(0.0, evidence.assured)),
+        "surer": max(0.0, sure - evidence.reward),
+        "knows": evidence.knows,
+        "raised": min(high, max(low, evidence.raised)),
     }
+
+
+def most_gain(evidence: Evidence, moved: float) -> float:
+    """What is left to gain, by how much of the way to it the steps go. `moved`: nats of a step where the evidence does
+    not say."""
+    nats = abs(moved if evidence.moved is None else evidence.moved) * evidence.steps
+    return (1.0 - evidence.reward) * (1.0 - 2.0 ** -min(nats / HALF_WAY_NATS, LONGEST))
 
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:
     """Predict the gain over the recipe's steps. `calibration`: another than the committed one."""
     fitted = calibration or load_calibration()
-    values = features(evidence, fitted.moved)
-    gain = sum(weight * values[name] for name, weight in fitted.coefficients.items())
+    values = features(evidence)
+    known = fitted.bias + sum(weight * values[name] for name, weight in fitted.coefficients.items())
+    gain = most_gain(evidence, fitted.moved) / (1.0 + math.exp(-known))
     least, most = -evidence.reward, 1.0 - evidence.reward
-    gain = min(most, max(least, gain))
     width = fitted.width[0] + fitted.width[1] * evidence.spread
     low, high = (min(most, max(least, gain + quantile * width)) for quantile in fitted.residuals)
     return GainForecast(gain=gain, low=low, high=high)

@@ -19,7 +19,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 from lightningrl_credit.scoring import CreditedGroup, has_signal
 from lightningrl_training.forecast.evidence import Answer, GreedyAnswers, gather, judge
-from lightningrl_training.forecast.movement import at_full_rate, measure_moved
+from lightningrl_training.forecast.movement import Movement, measure_movement
 from lightningrl_training.forecast.prediction import predict
 from lightningrl_training.forecast.record import FORECAST, RunForecast, measure_outcome
 from lightningrl_viewer.reading.metrics import read_metrics
@@ -47,7 +47,7 @@ class ForecastRecorder:
         self._groups: list[CreditedGroup] = []
         self._validated: list[Answer] = []
         """Greedy answers before the first step."""
-        self._moving: asyncio.Task[float | None] | None = None
+        self._moving: asyncio.Task[Movement | None] | None = None
 
     @hookimpl
     def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
@@ -67,7 +67,8 @@ class ForecastRecorder:
             return
         if self._moving is None:
             groups = tuple(self._groups)
-            self._moving = asyncio.create_task(asyncio.to_thread(measure_moved, self._backends, groups))
+            measuring = asyncio.to_thread(measure_movement, self._backends, groups, self._recipe)
+            self._moving = asyncio.create_task(measuring)
         rollouts = sum(len(group.group.trajectories) for group in self._groups)
         if rollouts >= ENOUGH or report.step >= max(1, self._recipe.loop.steps // PART):
             self._is_watching = False
@@ -88,11 +89,11 @@ class ForecastRecorder:
         except (LightningError, OSError) as error:  # of the forecast alone: the run has ended well
             logger.warning("the run's outcome is not written into %r: %s", FORECAST, error)
 
-    def _write(self, moving: asyncio.Task[float | None], step: int) -> None:
+    def _write(self, moving: asyncio.Task[Movement | None], step: int) -> None:
         try:
-            moved = None if moving.cancelled() or moving.exception() is not None else moving.result()
+            movement = None if moving.cancelled() or moving.exception() is not None else moving.result()
             greedy = GreedyAnswers.measure(self._validated)
-            evidence = gather(self._recipe, self._groups, moved=at_full_rate(moved, self._recipe), greedy=greedy)
+            evidence = gather(self._recipe, self._groups, movement=movement, greedy=greedy)
             self._groups = []
             if evidence is not None:
                 RunForecast(after_step=step, evidence=evidence, forecast=predict(evidence)).write(self._folder)

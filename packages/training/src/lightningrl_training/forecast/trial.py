@@ -23,7 +23,7 @@ from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.forecast.changes import Change, possible_changes
 from lightningrl_training.forecast.evidence import Evidence, GreedyAnswers, gather, judge
-from lightningrl_training.forecast.movement import at_full_rate, measure_moved
+from lightningrl_training.forecast.movement import Movement, measure_movement
 from lightningrl_training.forecast.prediction import GainForecast, predict
 from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.tasks import plan_branches, plan_group, plan_validation
@@ -68,8 +68,8 @@ async def forecast_recipe(
             credited = await _collect(recipe, parts, served, groups)
             greedy = await _validate(recipe, parts, served, rollouts, starting)
             starting("one step of the learner")
-            moved, unlearned = await _learn(recipe, parts, served, credited[: recipe.loop.tasks_per_step])
-    evidence = gather(recipe, credited, moved=at_full_rate(moved, recipe), greedy=greedy)
+            movement, unlearned = await _learn(recipe, parts, served, credited[: recipe.loop.tasks_per_step])
+    evidence = gather(recipe, credited, movement=movement, greedy=greedy)
     if evidence is None:
         raise LightningError(
             f"no rollout of {groups * recipe.loop.group_size} has a reward, so there is nothing to forecast from; "
@@ -115,14 +115,14 @@ async def _rewarded(specs: Sequence[RolloutSpec], parts: Parts, served: RunningS
 
 async def _learn(
     recipe: Recipe, parts: Parts, served: RunningServices, step: Sequence[CreditedGroup]
-) -> tuple[float | None, str]:
-    """Take one step; return the nats that it moved a rollout by, and the sentence of a learner that raised."""
+) -> tuple[Movement | None, str]:
+    """Take one step; return what it moved, and the sentence of a learner that raised."""
     if not any(group.has_signal for group in step):
         return None, ""
     trained = {name: served.backends[name] for name, policy in recipe.all_policies.items() if policy.trainable}
     try:
         scored = await asyncio.to_thread(parts.scorer.build, step)
         await served.policies.learn(scored.samples)
-        return await asyncio.to_thread(measure_moved, trained, step), ""
+        return await asyncio.to_thread(measure_movement, trained, step, recipe), ""
     except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
         return None, str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
