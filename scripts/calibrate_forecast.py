@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from forecast_runs import ROOT, train
+from forecast_runs import FRESH, ROOT, train
 from torch.nn.functional import huber_loss
 
 from lightningrl_training.forecast.evidence import Evidence
@@ -34,7 +34,7 @@ HUBER = 0.05
 APART = -0.05
 """Gain below which a run has fallen apart."""
 WIDTH = (0.05, 0.3)
-"""Width of an interval before it is calibrated: least, and by the spread of rewards within groups."""
+"""Width of an interval before it is calibrated: least, and downwards by the spread of rewards within groups."""
 TARGET = ROOT / "packages/training/src/lightningrl_training/forecast" / CALIBRATION
 COMMAND = "python scripts/calibrate_forecast.py train FOLDER; python scripts/calibrate_forecast.py fit FOLDER"
 
@@ -62,13 +62,13 @@ def fit(folder: Path) -> None:
         {
             "name": row["name"],
             "policy": row["policy"],
+            "draw": row["draw"],
             **{key.rpartition(".")[2]: value for key, value in row["settings"].items()},
             "gain": gain,
             "seen": seen_gain,
             "forecast": forecast.model_dump(),
-            "features": features(one),
         }
-        for row, one, gain, seen_gain, forecast in zip(rows, evidence, gains, seen, forecasts, strict=True)
+        for row, gain, seen_gain, forecast in zip(rows, gains, seen, forecasts, strict=True)
     ]
     numbers = json.loads(made.model_dump_json())
     text = ",\n".join(json.dumps(_rounded(row)) for row in table)
@@ -89,6 +89,8 @@ def show() -> None:
     print(f"rank correlation with the gain on tasks held out: {_rank(rows, 'gain')}")
     print(f"  without the {len(rows) - len(steady)} runs that fell apart: {_rank(steady, 'gain')}")
     print(f"  with the gain as the run sees it, a quarter of its steps less the first: {_rank(rows, 'seen')}")
+    fresh = [row for row in rows if row["draw"] in FRESH]
+    print(f"  of {len(fresh)} runs of draws {FRESH}: {_rank(fresh, 'gain')}")
     for kind, policies in {"SmolLM2": ("smollm2",), "policies with a habit": ("form", "habit")}.items():
         own, others = ([row for row in rows if (row["policy"] in policies) == is_in] for is_in in (True, False))
         print(f"  of {len(own)} runs of {kind}: {_rank(own, 'gain')}; of the others: {_rank(others, 'gain')}")
@@ -124,15 +126,17 @@ def _fit(
     """Coefficients by `_regress`; the interval by residuals of families, each left out in its turn."""
     inside = [number for number, family in enumerate(families) if family not in without]
     bare = _regress([evidence[i] for i in inside], [gains[i] for i in inside])
-    residuals = []
+    below, above = [], []
     for family in sorted({families[i] for i in inside}):
         others = [i for i in inside if families[i] != family]
         model = _regress([evidence[i] for i in others], [gains[i] for i in others])
         for i in inside:
             if families[i] == family:
-                width = model.width[0] + model.width[1] * evidence[i].spread
-                residuals.append((seen[i] - predict(evidence[i], model).gain) / width)
-    ends = np.quantile(residuals, [0.05, 0.95], method="weibull")
+                told = predict(evidence[i], model).gain
+                down, up = model.widths(evidence[i], told)
+                below.append((seen[i] - told) / down)
+                above.append((seen[i] - told) / up)
+    ends = (np.quantile(below, 0.05, method="weibull"), np.quantile(above, 0.95, method="weibull"))
     return bare.model_copy(update={"residuals": (float(ends[0]), float(ends[1]))})
 
 
@@ -152,10 +156,10 @@ def _regress(evidence: Sequence[Evidence], gains: Sequence[float]) -> Calibratio
         optimizer.zero_grad()
         told = most * torch.sigmoid(x @ weights[1:] + weights[0])
         loss = huber_loss(told, y, delta=HUBER) / HUBER + RIDGE * (weights[1:] ** 2).sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    optimizer.step(error)
+    optimizer.step(error)  # type: ignore[no-untyped-call]
     slopes = weights.detach()[1:] / scales
     return Calibration(
         command=COMMAND,

@@ -84,7 +84,7 @@ class Evidence(BaseModel):
     policy earns without randomness. Reinforcement first sharpens a policy towards what it holds for likely (Huang et
     al. 2024, arXiv 2412.01951), so gains are near where this is above `reward`. None = of an older forecast."""
     greedy: GreedyAnswers | None = None
-    """Of validation tasks; None = no validation before the first step, or one that is not greedy."""
+    """Greedy answers to validation tasks; None = no validation before the first step, or one that is not greedy."""
     knows: float = 0.0
     """`GreedyAnswers.knows` of greedy answers, without them of groups' likeliest rollouts."""
     assured: float = 0.0
@@ -200,7 +200,7 @@ def _log_likelihood(rollout: Trajectory) -> float:
 
 
 def _likeliest(judged: Sequence[Answer]) -> Answer:
-    """Of the likeliest rollout; with the mean reward of several that are as likely."""
+    """Answer of the likeliest rollout, with the mean reward of several that are as likely."""
     most = max(likelihood for _, likelihood in judged)
     return fmean(reward for reward, likelihood in judged if likelihood > most - ALIKE), most
 

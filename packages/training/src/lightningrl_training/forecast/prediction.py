@@ -8,7 +8,7 @@ surer    = reward of likeliest and greedy answers above the mean reward, at leas
 knows    = whether greedy answers are surer where they are right
 raised   = nats by which a step makes likelier what earned, within MOST_RAISED
 interval = gain + quantiles of calibration residuals · width     residuals of families that the fit has not seen
-width    = least + by_spread · spread     a policy that always earns the same has little to gain
+width    = least + by_spread · spread downwards, least + gain upwards
 
 Normalised split-conformal intervals (Lei et al. 2018, arXiv 1604.04173, §5.2), with families in place of single runs.
 """
@@ -31,7 +31,7 @@ CALIBRATION: Final = "calibration.json"
 HALF_WAY_NATS: Final = 0.2
 """Nats by which a run's steps move a rollout where half of what it can gain is gained."""
 RARE: Final = 0.03
-"""What greedy answers earn that is no more than noise."""
+"""Reward of greedy answers that is no more than noise."""
 MOST_RAISED: Final = (-1.0, 2.0)
 """Nats of a step beyond which runs were too few to tell a difference."""
 LONGEST: Final = 1e3
@@ -66,11 +66,16 @@ class Calibration(BaseModel):
     bias: float
     coefficients: Mapping[str, float]
     residuals: tuple[float, float]
-    """Quantiles 0.05 and 0.95 of residuals by width."""
+    """Quantile 0.05 of residuals by the width downwards, and 0.95 by that upwards."""
     width: tuple[float, float]
     """Least width, and that by spread."""
     moved: float
     """Median nats of a step, for a backend that does not say them."""
+
+    def widths(self, evidence: Evidence, gain: float) -> tuple[float, float]:
+        """Units of the residuals below and above a forecast."""
+        least, by_spread = self.width
+        return least + by_spread * evidence.spread, least + gain
 
 
 @cache
@@ -94,19 +99,21 @@ def features(evidence: Evidence) -> dict[str, float]:
 
 
 def most_gain(evidence: Evidence, moved: float) -> float:
-    """What is left to gain, by how much of the way to it the steps go. `moved`: nats of a step where the evidence does
-    not say."""
+    """Reward left to gain, times the share of the way that the steps go. `moved`: nats of a step where the evidence
+    does not say."""
     nats = abs(moved if evidence.moved is None else evidence.moved) * evidence.steps
-    return (1.0 - evidence.reward) * (1.0 - 2.0 ** -min(nats / HALF_WAY_NATS, LONGEST))
+    return (1.0 - evidence.reward) * (1.0 - math.pow(2.0, -min(nats / HALF_WAY_NATS, LONGEST)))
 
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:
     """Predict the gain over the recipe's steps. `calibration`: another than the committed one."""
     fitted = calibration or load_calibration()
     values = features(evidence)
-    known = fitted.bias + sum(weight * values[name] for name, weight in fitted.coefficients.items())
-    gain = most_gain(evidence, fitted.moved) / (1.0 + math.exp(-known))
+    log_odds = fitted.bias + sum(weight * values[name] for name, weight in fitted.coefficients.items())
+    gain = most_gain(evidence, fitted.moved) / (1.0 + math.exp(-log_odds))
     least, most = -evidence.reward, 1.0 - evidence.reward
-    width = fitted.width[0] + fitted.width[1] * evidence.spread
-    low, high = (min(most, max(least, gain + quantile * width)) for quantile in fitted.residuals)
+    low, high = (
+        min(most, max(least, gain + quantile * width))
+        for quantile, width in zip(fitted.residuals, fitted.widths(evidence, gain), strict=True)
+    )
     return GainForecast(gain=gain, low=low, high=high)
