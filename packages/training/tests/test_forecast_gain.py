@@ -109,6 +109,16 @@ def test_a_policy_that_does_not_move_gains_nothing_and_one_that_moves_far_no_mor
     assert still == 0.0 < little < far < 1.0 - learning().reward
 
 
+def test_a_learning_rate_that_moves_nothing_should_be_higher_and_one_that_harms_lower() -> None:
+    def changes(moved: float, earned: float) -> list[str]:
+        return [change.what for change in possible_changes(learning(moved=moved, earned=earned))]
+
+    assert "a higher learning rate" in changes(1e-3, 1e-3)
+    assert "a lower learning rate" in changes(0.5, -0.5)
+    assert not any("learning rate" in what for what in changes(0.5, 0.3))
+    assert changes(0.5, 0.3)[-1] == "loop.steps = 20"
+
+
 def test_a_step_that_makes_likelier_what_earned_promises_more_and_more_steps_do() -> None:
     harmful, none, helpful = (predict(learning(earned=earned)).gain for earned in (-0.5, 0.0, 0.5))
     assert harmful < none < helpful < predict(learning(earned=0.5, steps=100)).gain

@@ -29,6 +29,8 @@ FEW: Final = 0.5
 """Share of groups with a signal below which most rollouts teach nothing."""
 FAR: Final = 1.0
 """Nats that all steps move a rollout by below which they lead nowhere."""
+HARM: Final = -0.1
+"""Nats that a step moves what earned by below which it does harm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,10 +76,13 @@ def _named(evidence: Evidence) -> Iterator[Change]:
             why=f"rewards differ within {100 * evidence.signal_doubled:.0f} % of the groups then, now within "
             f"{100 * evidence.signal:.0f} %",
         )
-    if evidence.moved is not None and evidence.moved * evidence.steps < FAR:
+    if evidence.moved is not None and abs(evidence.moved) * evidence.steps < FAR:
         yield Change(
             what="a higher learning rate",
-            why=f"all steps move a rollout by {evidence.moved * evidence.steps:.2g} nats",
+            why=f"all steps move a rollout by {abs(evidence.moved) * evidence.steps:.2g} nats",
         )
-    if evidence.raised < 0.0:
-        yield Change(what="a lower learning rate", why="a step makes less likely what earned")
+    if evidence.raised < HARM:
+        yield Change(
+            what="a lower learning rate",
+            why=f"a step makes less likely what earned, by {-evidence.raised:.2g} nats",
+        )
