@@ -84,7 +84,7 @@ def two_tools() -> Job:
         prompt=lambda task: prompt(task["question"]),
         reward=right,
         most_tokens=160,  # of all turns, with what the tools said
-        tasks_per_step=2,
+        tasks_per_step=4,
         batch=8,
         options={"processing_class": tokenizer, "environment_factory": StoreRoom},
     )
