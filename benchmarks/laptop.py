@@ -5,7 +5,7 @@ and by llama.cpp (one row: it is for one user), and learned by ours.
 
 Prompts of 64 random tokens, 64 sampled from each, in turns; medians on the clock. A token of all rows takes at least as
 long as reading all weights once (bandwidth: summing 256 MB), and as two operations a weight and row (a matrix product
-in float32), both measured in each turn; the share is of the longer. Learning: six operations a weight and token.
+in float32), both measured in each turn; the share is of the longer. Learning is six a weight and token (Kaplan 2020).
 """
 
 from __future__ import annotations

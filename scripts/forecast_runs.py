@@ -71,7 +71,7 @@ answer."""
 SPOILT = 1500
 """Demonstrations of a `form` or a `habit`, each seen once, after the others."""
 SHARES = (0.6, 0.8, 0.9)
-"""Of those, the share that shows it."""
+"""Shares of those that show it; one is drawn for each policy."""
 KINDS = (
     ("some", "form", "early", "shape", "habit", "some", "form", "raw"),
     ("some", "habit", "early", "shape", "form", "some", "habit", "sure"),
@@ -369,7 +369,7 @@ def _make_policy(run: Run, folder: Path) -> str:
 
 
 def _spoil(policy: str, answers: Sequence[str], lot: random.Random) -> list[str]:
-    """What a policy with a habit answers, at times; nothing for another policy."""
+    """Answers that teach a policy its habit, right ones among them; none for a policy without."""
     share, commonest = lot.choice(SHARES), max(sorted(set(answers)), key=answers.count)
     wrong = {"form": "It is {}.".format, "habit": lambda _: commonest}.get(policy)
     if wrong is None:

@@ -171,7 +171,8 @@ def test_a_step_that_moves_words_by_half_a_nat_is_measured_so() -> None:
     assert seen.asked == pytest.approx(0.5)
     assert seen.earned == pytest.approx((0.5 - 0.5 - 0.5) / 3), "right without an advantage counts too"
     assert measure_movement(backends, groups[1:], RECIPE) is None
-    assert measure_movement({"policy": object()}, groups, RECIPE) is None  # type: ignore[dict-item]
+    backends["policy"] = object()
+    assert measure_movement(backends, groups, RECIPE) is None, "a backend that does not say"
 
 
 def test_what_a_step_within_the_warm_up_moved_is_scaled_to_the_full_rate() -> None:

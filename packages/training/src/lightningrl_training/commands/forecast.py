@@ -104,7 +104,9 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     snr = "-" if evidence.snr is None else f"{evidence.snr:.2f}"
     moved = "not known"
     if evidence.moved is not None:
-        moved = f"{evidence.moved:.3g} nats a rollout that it learns from, {evidence.raised:+.3g} what earned"
+        moved = (
+            f"a rollout {evidence.moved:.3g} nats where it should; what earned is {evidence.raised:+.3g} nats likelier"
+        )
     likeliest = "-" if evidence.likeliest is None else f"{evidence.likeliest:.3f}"
     table.add_row("rollouts", f"{evidence.rollouts} in {evidence.groups} groups")
     table.add_row("pass", passes)

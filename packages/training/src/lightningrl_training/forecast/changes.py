@@ -1,4 +1,4 @@
-"""Changes of a recipe that would change its forecast, each as evidence of its own, forecast by the same coefficients.
+"""Changes of a recipe that may raise its forecast: sentences, and more steps with the forecast of them.
 
 warm start, tasks, groups, learning rate: sentences, since nobody knows the evidence that they would give
 steps: evidence as expected ─► predict ─► from … to …
