@@ -36,7 +36,7 @@ from measuring import cpu_by_process, lightningrl, metrics_of, watch_steps
 
 HERE: Final = Path(__file__).resolve().parent
 PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath", "openai")
-JOBS: Final = {"pretrained_call": (64, 4), "two_tools": (32, 3)}
+JOBS: Final = {"pretrained_call": (64, 4), "two_tools": (16, 4)}
 """Each a folder with a recipe, and a function of `trl_jobs.py`; samples of a step, steps."""
 SMOLLM2: Final = ROOT / ".peers/smollm2"
 SIDES: Final = ("ours", "theirs")

@@ -21,7 +21,7 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 SMOLLM2: Final = ROOT / ".peers/smollm2"
 HERMES: Final = ROOT / "packages/server/src/lightningrl_server/rendering/chat_templates/hermes.jinja"
-GROUP = 8
+GROUP, WARM_UP = 8, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +40,7 @@ class Job:
     """Rows of a forward."""
     model: Path = SMOLLM2
     learning_rate: float = 2e-5
+    temperature: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of the trainer: an environment, a tokenizer."""
 
@@ -73,7 +74,7 @@ def two_tools() -> Job:
         ]
 
     room = StoreRoom()
-    if [get_json_schema(tool) for tool in (room.count, room.find)] != TOOLS:
+    if [get_json_schema(tool) for tool in (room.find, room.how_many)] != TOOLS:
         raise SystemExit("TRL reads other descriptions off StoreRoom than the agent sends; write them alike")
     tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
     tokenizer.chat_template = HERMES.read_text()
@@ -84,8 +85,9 @@ def two_tools() -> Job:
         prompt=lambda task: prompt(task["question"]),
         reward=right,
         most_tokens=160,  # of all turns, with what the tools said
-        tasks_per_step=4,
+        tasks_per_step=2,
         batch=8,
+        temperature=0.5,
         options={"processing_class": tokenizer, "environment_factory": StoreRoom},
     )
 
@@ -114,6 +116,7 @@ def pretrained_call() -> Job:
 def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) -> None:
     """`every`: validate after so many steps, too."""
     import torch
+    from torch.optim.lr_scheduler import LambdaLR
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -129,7 +132,13 @@ def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) 
             if every and state.global_step % every == 0 and state.global_step < steps:
                 validate(state.global_step)
 
-    trainer = GRPOTrainer(
+    class Trainer(GRPOTrainer):
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            """Warm up as ours does: transformers' own would take the first step at a learning rate of 0."""
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
+            return self.lr_scheduler
+
+    trainer = Trainer(
         model=AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32),
         reward_funcs=job.reward,
         train_dataset=job.rows(job.train),
@@ -149,8 +158,7 @@ def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) 
             scale_rewards="none",
             learning_rate=job.learning_rate,
             adam_beta2=0.99,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=3,
+            temperature=job.temperature,
             bf16=False,
             use_cpu=True,
             gradient_checkpointing=False,

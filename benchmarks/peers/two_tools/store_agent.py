@@ -39,7 +39,7 @@ def answer(task: dict[str, Any]) -> str:
 
 def use(room: StoreRoom, name: str, arguments: str) -> str:
     try:
-        tools: dict[str, Callable[..., str]] = {"find": room.find, "count": room.count}
+        tools: dict[str, Callable[..., str]] = {"find": room.find, "how_many": room.how_many}
         return tools[name](**json.loads(arguments))
     except (KeyError, TypeError, ValueError) as error:
         return f"error: {error}"

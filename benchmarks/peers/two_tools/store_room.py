@@ -1,6 +1,6 @@
 """A store room: things lie on shelves of a colour, and a shelf holds so many. Two tools tell, one question needs both.
 
-How many things lie where the lamp lies?   ─► find("lamp") ─► "red" ─► count("red") ─► "7" ─► 7
+How many things lie where the lamp lies?   ─► find("lamp") ─► "red" ─► how_many("red") ─► "7" ─► 7
 """
 
 from __future__ import annotations
@@ -12,22 +12,7 @@ from typing import Any
 
 __all__ = ["TOOLS", "StoreRoom", "held_out_tasks", "prompt", "right_number", "train_tasks"]
 
-THINGS = (
-    "lamp",
-    "rope",
-    "chair",
-    "drum",
-    "kite",
-    "ladder",
-    "mirror",
-    "piano",
-    "saddle",
-    "trunk",
-    "violin",
-    "wheel",
-    "anchor",
-    "basket",
-)
+THINGS = ("lamp", "rope", "chair", "drum", "kite", "ladder", "mirror", "piano", "saddle", "trunk", "violin", "wheel")
 SHELVES = ("red", "blue", "green", "white", "black", "brown", "grey", "pink")
 MOST = 40
 TOOLS: list[dict[str, Any]] = [
@@ -38,14 +23,14 @@ TOOLS: list[dict[str, Any]] = [
             "description": description,
             "parameters": {
                 "type": "object",
-                "properties": {argument: {"type": "string", "description": meaning}},
-                "required": [argument],
+                "properties": {"name": {"type": "string", "description": meaning}},
+                "required": ["name"],
             },
         },
     }
-    for name, description, argument, meaning in (
-        ("count", "How many things lie on a shelf.", "shelf", "Its colour."),
-        ("find", "The shelf that a thing lies on.", "thing", "What is looked for."),
+    for name, description, meaning in (
+        ("find", "The shelf that a thing lies on.", "The thing."),
+        ("how_many", "How many things lie on a shelf.", "The shelf."),
     )
 ]
 """As the agent describes them, and as TRL reads them off `StoreRoom`: by the alphabet, so that both sides' prompts
@@ -57,8 +42,8 @@ def prompt(question: str) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for thing, shelf, count in (("clock", "yellow", "53"), ("pillow", "purple", "61"), ("candle", "orange", "47")):
         messages.append({"role": "user", "content": question_of(thing)})
-        for tool, argument, value, found in (("find", "thing", thing, shelf), ("count", "shelf", shelf, count)):
-            function = {"name": tool, "arguments": json.dumps({argument: value})}
+        for tool, name, found in (("find", thing, shelf), ("how_many", shelf, count)):
+            function = {"name": tool, "arguments": json.dumps({"name": name})}
             call = {"id": f"call_{len(messages)}", "type": "function", "function": function}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
             messages.append({"role": "tool", "content": found, "tool_call_id": call["id"]})
@@ -73,23 +58,23 @@ class StoreRoom:
     def reset(self, room: str, **_: Any) -> None:
         self._room = json.loads(room)
 
-    def find(self, thing: str):  # type: ignore[no-untyped-def]
+    def find(self, name: str):  # type: ignore[no-untyped-def]
         """
         The shelf that a thing lies on.
 
         Args:
-            thing: What is looked for.
+            name: The thing.
         """  # noqa: D212  as TRL reads it
-        return str(self._room["shelf"].get(thing, "nowhere"))
+        return str(self._room["shelf"].get(name, "nowhere"))
 
-    def count(self, shelf: str):  # type: ignore[no-untyped-def]
+    def how_many(self, name: str):  # type: ignore[no-untyped-def]
         """
         How many things lie on a shelf.
 
         Args:
-            shelf: Its colour.
+            name: The shelf.
         """  # noqa: D212
-        return str(self._room["things"].get(shelf, "no such shelf"))
+        return str(self._room["things"].get(name, "no such shelf"))
 
 
 def make_room(rng: random.Random) -> dict[str, Any]:
