@@ -5,8 +5,10 @@ generators of reasoning-gym × policies ─► engine, credit, learner of a run 
 Policies have seen demonstrations of other tasks than the run's, or none: `raw` random weights, `shape` answers without
 their sense, `early` and `some` right answers among wrong ones, less and more often, `sure` right ones; `form` and
 `habit` right ones and then others, in words that nobody asked for, or the commonest answer. So some cannot learn, some
-have what they need and must grow surer of it, some must drop a habit, some know already. `smollm2` is
-SmolLM2-135M-Instruct with two examples in its prompt. Learning rates and steps are drawn; some rates are too high.
+have what they need and must grow surer of it, some must drop a habit, some know already. `hidden` policies know and
+mostly say it in words that nobody asked for, as pretrained ones do: greedy answers earn nothing, sampled ones at times.
+`smollm2` is SmolLM2-135M-Instruct with two examples in its prompt. Learning rates and steps are drawn; some rates are
+too high.
 """
 
 from __future__ import annotations
@@ -65,13 +67,17 @@ POLICIES: dict[str, tuple[int, int, float]] = {
     "sure": (1500, 4, 0.95),
     "form": (1500, 4, 0.95),
     "habit": (1500, 4, 0.95),
+    "hidden": (1500, 4, 0.95),
 }
 """Demonstrations, how often each is seen, and the share of them that is right; the others have another task's
 answer."""
 SPOILT = 1500
 """Demonstrations of a `form` or a `habit`, each seen once, after the others."""
+OTHER_WORDS = "It is {}."
 SHARES = (0.6, 0.8, 0.9)
 """Shares of those that show it; one is drawn for each policy."""
+HIDDEN = (0.6, 0.75, 0.9)
+"""Shares of a `hidden` policy's demonstrations that are in other words; one is drawn for each."""
 KINDS = (
     ("some", "form", "early", "shape", "habit", "some", "form", "raw"),
     ("some", "habit", "early", "shape", "form", "some", "habit", "sure"),
@@ -80,6 +86,9 @@ KINDS = (
 RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
 """Learning rates, each with its weight in the lot."""
 STEPS = (40, 80, 160)
+HIDDEN_STEPS, HIDDEN_DRAWS, HIDDEN_RUNS = (10, 20, 40, 80), (15, 16), 4
+"""Steps of runs of `hidden` policies, their draws, and runs of a generator in each. Stated when the others were made,
+and forecasts for such policies had turned out too low."""
 PRETRAINED = ("chain_sum", "products", "letter_counting", "leg_counting", "basic_arithmetic", "gcd")
 """Generators that SmolLM2 learns too, twice in each of the first two draws."""
 PRETRAINED_RATES, PRETRAINED_STEPS = (1e-5, 3e-5, 1e-4), (5, 10, 20)
@@ -139,6 +148,19 @@ def plan() -> Iterator[Run]:
                     "loop.seed": 100 * draw + number,
                 },
             )
+    for draw, number, family in product(HIDDEN_DRAWS, range(HIDDEN_RUNS), GENERATORS):
+        lot = random.Random(f"{family} {draw} hidden {number}")
+        yield Run(
+            name=f"{family}-{draw}{number}",
+            family=family,
+            draw=draw,
+            policy="hidden",
+            settings={
+                "learner.learning_rate": lot.choices([*RATES], [*RATES.values()])[0],
+                "loop.steps": lot.choice(HIDDEN_STEPS),
+                "loop.seed": 100 * draw + number,
+            },
+        )
     for draw, number, family in product(DRAWS[:2], (0, 1), PRETRAINED):
         lot = random.Random(f"{family} {draw} smollm2 {number}")
         yield Run(
@@ -352,7 +374,11 @@ def _make_policy(run: Run, folder: Path) -> str:
             for entry, answer in zip(entries, answered, strict=False)
         ]
 
-    demonstrations = show([answer if lot.random() < share else lot.choice(answers) for answer in answers])
+    answered = [answer if lot.random() < share else lot.choice(answers) for answer in answers]
+    if run.policy == "hidden":
+        otherwise = lot.choice(HIDDEN)
+        answered = [OTHER_WORDS.format(answer) if lot.random() < otherwise else answer for answer in answered]
+    demonstrations = show(answered)
     spoilt = show(_spoil(run.policy, answers, lot))
     words = r" ?[A-Za-z_]+|[0-9]|\n| ?[^\sA-Za-z_0-9]|\s"
     # what all questions begin and end with is one token each: prompts are a third as long
@@ -371,7 +397,7 @@ def _make_policy(run: Run, folder: Path) -> str:
 def _spoil(policy: str, answers: Sequence[str], lot: random.Random) -> list[str]:
     """Answers that teach a policy its habit, right ones among them; none for a policy without."""
     share, commonest = lot.choice(SHARES), max(sorted(set(answers)), key=answers.count)
-    wrong = {"form": "It is {}.".format, "habit": lambda _: commonest}.get(policy)
+    wrong = {"form": OTHER_WORDS.format, "habit": lambda _: commonest}.get(policy)
     if wrong is None:
         return []
     return [wrong(answer) if lot.random() < share else answer for answer in answers[:SPOILT]]
