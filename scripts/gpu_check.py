@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -299,7 +299,7 @@ def quantized(machine: Machine) -> Figures:
             figures[f"{name}: s a step"] = report.seconds
             figures[f"{name}: GB of the GPU at most"] = report.metrics.get("gpu_memory_peak", 0.0) / 1e9
             for count in (1, 64):
-                figures[f"{name}: tokens/s, {count} rows"] = engine_speed(backend, half, count, half)
+                figures[f"{name}: tokens/s, {count} rows"] = engine_speed([backend], half, count, half)
             tokens, logprobs = asyncio.run(complete(backend, ids[0][:half], half))
             read = backend.logprobs(
                 [Continuation(context=np.array(ids[0][:half], np.int32), tokens=np.array(tokens, np.int32))]
@@ -336,23 +336,49 @@ def vllm(machine: Machine) -> Figures:
                 backend = TorchBackend(
                     policy=policy, device=machine.device, dtype=dtype, learning_rate=1e-5, engine=name, **options
                 )
-                speed[:] = [engine_speed(backend, prompt, rows, new) for rows in (1, 64)]
+                speed[:] = [engine_speed([backend], prompt, rows, new) for rows in (1, 64)]
                 if name == "vllm":
                     figures |= {f"{dtype}: {key}": value for key, value in step_beside(backend, prompt, new).items()}
                 backend.close()
             for place, rows in enumerate((1, 64)):
                 figures[f"{dtype}: tokens/s, {rows} rows"] = speeds["vllm"][place]
                 figures[f"{dtype}: of our engine's, {rows} rows"] = speeds["vllm"][place] / speeds["torch"][place]
+        cache = {"kv_cache_gb": 0.25 if machine.quick else 4.0}
+        figures |= adapters_beside(policy, prompt, new, device=machine.device, learning_rate=1e-5, vllm=cache)
     return figures
 
 
-def engine_speed(backend: Any, prompt: int, rows: int, new: int) -> float:
-    """Tokens a second of so many rows, the second time."""
+def adapters_beside(policy: str, prompt: int, new: int, **settings: Any) -> Figures:
+    """Four policies with adapters on one base, eight rows of each at once: in one vLLM, and by our engines."""
+    from lightningrl_torch.backend import TorchBackend
+
+    figures: Figures = {}
+    for name in ("torch", "vllm"):
+        options = {**settings, "vllm": settings["vllm"] if name == "vllm" else None}
+        backends = [
+            TorchBackend(policy=policy, name=f"policy {number}", lora=True, engine=name, seed=number, **options)
+            for number in range(4)
+        ]
+        figures[f"four policies with adapters: tokens/s, {name}"] = engine_speed(backends, prompt, 8, new)
+        if name == "vllm":
+            after = step_beside(backends[0], prompt, new)
+            figures |= {f"four policies with adapters: {key}": value for key, value in after.items()}
+        for backend in backends:
+            backend.close()
+    return figures
+
+
+def engine_speed(backends: Sequence[Any], prompt: int, rows: int, new: int) -> float:
+    """Tokens a second of so many rows of each, the second time."""
     rng = random.Random(rows)
     prompts = [tuple(rng.randrange(257, 500) for _ in range(prompt)) for _ in range(rows)]
-    asyncio.run(sample(backend, prompts, new))
+
+    async def sample_all() -> int:
+        return sum(await asyncio.gather(*(sample(backend, prompts, new) for backend in backends)))
+
+    asyncio.run(sample_all())
     began = time.perf_counter()
-    return asyncio.run(sample(backend, prompts, new)) / (time.perf_counter() - began)
+    return asyncio.run(sample_all()) / (time.perf_counter() - began)
 
 
 def step_beside(backend: Any, prompt: int, new: int) -> Figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -47,7 +48,7 @@ def make(served_policy: str) -> Iterator[Callable[..., TorchBackend]]:
     made: list[TorchBackend] = []
 
     def make(**settings: Any) -> TorchBackend:
-        made.append(TorchBackend(**{"policy": served_policy, "learning_rate": 1e-2, **SMALL, **settings}))
+        made.append(make_unclosed(**{"policy": served_policy, **settings}))
         return made[-1]
 
     yield make
@@ -135,6 +136,59 @@ async def test_logprobs_are_the_learners_at_every_temperature_right_after_each_s
     assert [made.logprobs for made in after] != [made.logprobs for made in before], "else nothing was learned"
 
 
+async def test_policies_on_one_base_are_one_batch_each_row_with_its_own_adapters(
+    make: Callable[..., TorchBackend],
+) -> None:
+    """Three policies, two of which learn, on one vLLM: each call's logprobs are those of its own learner."""
+    shared: dict[str, Any] = {"lora": {"rank": 8, "alpha": 32.0}}
+    critic, clerk = (make(name=name, **shared) for name in ("critic", "clerk"))
+    with contextlib.closing(make_unclosed(name="writer", policy=critic.settings.policy, **shared)) as writer:
+        policies = [writer, critic, clerk]
+        served = [backend._vllm._engine for backend in policies if backend._vllm is not None]
+        assert served[0] is served[1] is served[2]
+        steps = count_steps(served[0])
+        alone = await sample(writer, 1.0)
+        took = len(steps)
+        answers = await asyncio.gather(*(sample(backend, 1.0) for backend in policies))
+        assert len(steps) - took < 2 * took, "calls of three policies take little more steps than those of one"
+        assert [made.token_ids for made in answers[0]] == [made.token_ids for made in alone]
+        for number in range(6):
+            learner = policies[number % 2]
+            rows = [
+                make_row(prompt, made, 1.0 if place % 2 == number % 2 else -1.0, 1 / len(PROMPTS))
+                for place, (prompt, made) in enumerate(zip(PROMPTS, await sample(learner, 1.0), strict=True))
+            ]
+            others = [asyncio.create_task(sample(other, 1.0)) for other in policies if other is not learner]
+            await asyncio.to_thread(learner.learn, rows)  # meanwhile the others answer
+            await asyncio.gather(*others)
+        for temperature in (1.0, 0.0):
+            answers = await asyncio.gather(*(sample(backend, temperature) for backend in policies))
+            for backend, completions, version in zip(policies, answers, (3, 3, 0), strict=True):
+                assert {made.versions for made in completions} == {frozenset({version})}
+                assert gap(backend, completions, temperature) < EXACT
+        greedy = [[made.logprobs for made in completions] for completions in answers]
+        assert greedy[0] != greedy[1] != greedy[2] != greedy[0], "else nothing was learned"
+    after = await sample(clerk, 0.0)
+    assert [made.token_ids for made in after] == [made.token_ids for made in answers[2]], "one that goes leaves others"
+
+
+def make_unclosed(**settings: Any) -> TorchBackend:
+    return TorchBackend(**{"learning_rate": 1e-2, **SMALL, **settings})
+
+
+def count_steps(engine: Any) -> list[int]:
+    """Gets an element for each step of vLLM from now on."""
+    steps: list[int] = []
+    step = engine._engine.step
+
+    def counted() -> Any:
+        steps.append(1)
+        return step()
+
+    engine._engine.step = counted
+    return steps
+
+
 async def test_calls_go_on_while_the_learner_steps_where_they_may_be_stale(make: Callable[..., TorchBackend]) -> None:
     backend = make(max_staleness=1)
     completions = await sample(backend, 1.0)
@@ -163,7 +217,7 @@ async def test_a_call_ends_with_the_token_of_its_stop_string_and_a_cancelled_one
     await anext(stream)
     await stream.aclose()
     with backend.engine.held():
-        assert backend._vllm is not None and not backend._vllm._engine.has_unfinished_requests()
+        assert backend._vllm is not None and backend._vllm._engine.is_idle
 
 
 async def test_what_vllm_cannot_sample_is_refused_and_the_next_call_is_answered(
@@ -199,8 +253,8 @@ CLIENT = OpenAI(api_key="any")
 
 def answer(question):
     messages = [{"role": "user", "content": question}]
-    for _ in range(2):
-        said = CLIENT.chat.completions.create(model="any", messages=messages).choices[0].message.content or ""
+    for model in ("any", "critic"):
+        said = CLIENT.chat.completions.create(model=model, messages=messages).choices[0].message.content or ""
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
     return said
 
@@ -226,13 +280,25 @@ learning_rate = 1e-3
 engine = "vllm"
 vllm = {{ kv_cache_gb = 0.0625 }}
 """
+TWO_POLICIES = """
+lora = {{ rank = 8 }}
+
+[policies.critic]
+model = "{policy}"
+agents = ["critic"]
+"""
 
 
-def test_a_run_is_killed_goes_on_and_is_certified(served_policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "policies"), [("", ["policy"]), (TWO_POLICIES, ["policy", "critic"])], ids=["one", "two on one base"]
+)
+def test_a_run_is_killed_goes_on_and_is_certified(
+    more: str, policies: list[str], served_policy: str, tmp_path: Path
+) -> None:
     """Three steps of an agent with two calls: each call is of the version that the step before made, and its tokens are
     as likely to the learner as vLLM said."""
     (tmp_path / "agent.py").write_text(PROJECT, encoding="utf-8")
-    (tmp_path / "recipe.toml").write_text(RECIPE.format(policy=served_policy), encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text((RECIPE + more).format(policy=served_policy), encoding="utf-8")
     run = tmp_path / "run"
     command = [sys.executable, "-m", "lightningrl"]
     train = [*command, "train", "--run", str(run)]
@@ -248,12 +314,16 @@ def test_a_run_is_killed_goes_on_and_is_certified(served_policy: str, tmp_path: 
     assert resumed.returncode == 0, resumed.stdout.decode() + resumed.stderr.decode()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "seconds" in line]
-    assert [line["policy_version"] for line in steps] == [1, 2, 3]
+    versions = [[value for key, value in line.items() if key.startswith("policy_version")] for line in steps]
+    assert versions == [[step] * len(policies) for step in (1, 2, 3)]
     certified = subprocess.run([*command, "certify", str(run), "--json"], capture_output=True, check=False)
     found = json.loads(certified.stdout)
     assert certified.returncode == 0 and found["is_passed"], certified.stdout.decode() + certified.stderr.decode()
-    parts = {part["part"]: part for part in found["gaps"]["policy"]}
-    assert {"version 0", "version 1", "version 2", "call 0", "call 1"} <= parts.keys()
+    assert list(found["gaps"]) == policies
+    for parts in found["gaps"].values():
+        assert {"version 0", "version 1", "version 2"} <= {part["part"] for part in parts}
+    calls = {part["part"] for parts in found["gaps"].values() for part in parts}
+    assert {"call 0", "call 1"} <= calls
 
 
 def wait_for(found: Callable[[], bool]) -> None:

@@ -48,13 +48,33 @@ def test_a_vllm_that_is_missing_or_untried_is_named_with_the_one_that_fits() -> 
         ({"validation": {"sampling": {"top_p": 0.5, "temperature": 1.0}}}, "validation.sampling: top_p = 0.5"),
         (
             {"policies": {"critic": {"model": "other", "agents": ["critic"]}}},
-            "policies 'policy', 'critic' have engine 'vllm', and one process holds one vLLM",
+            "policies 'policy', 'critic' have engine 'vllm', and one process holds one vLLM, for several policies as "
+            "adapters on one base: 'policy' has none; set its learner.lora = true, or give the others",
+        ),
+        (
+            {
+                "learner": {"engine": "vllm", "lora": {"rank": 12}},
+                "policies": {"critic": {"model": "other", "agents": ["critic"], "learner": {"lora": {"rank": 20}}}},
+            },
+            "on one base: they differ in model, lora.rank; make them alike, or give the others",
         ),
     ],
 )
 def test_what_vllm_cannot_do_is_refused(tables: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         check_recipe(make_recipe(**tables))
+
+
+def test_adapters_on_one_base_are_served_by_one_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_check, "installed_vllm", lambda: "0.32.0")
+    critic = {"model": "policy", "agents": ["critic"], "learner": {"lora": {"rank": 9}, "learning_rate": 1e-4}}
+    check_recipe(make_recipe(learner={"engine": "vllm", "lora": True}, policies={"critic": critic}))
+
+
+def test_a_rank_that_vllm_has_no_room_for_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"learner\.lora\.rank is 600, and vLLM serves at most 512"):
+        vllm_check.adapter_rank(600)
+    assert [vllm_check.adapter_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
 
 
 def test_truncated_sampling_without_a_temperature_truncates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

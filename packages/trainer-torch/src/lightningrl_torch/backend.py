@@ -2,7 +2,8 @@
 
 on-policy        rollouts ──► engine ──► weights ◄── learner ◄── samples         `learn` holds the engine
 max_staleness>0  rollouts ──► engine ──► copy ◄─swap─ weights ◄── learner        the swap alone holds the engine
-engine = "vllm"  rollouts ──► vLLM ──► its copy ◄─load─ weights ◄── learner    likewise, in either case
+engine = "vllm"  rollouts ──► vLLM ──► its copy ◄─load─ weights ◄── learner    likewise, in either case; of adapters
+                                                                               it copies no more than those
 
 A call never mixes versions: what changes the weights that it reads waits until it has ended.
 """
@@ -325,8 +326,8 @@ class TorchBackend:
                 raise BackendError(
                     "all weights of this policy learned, so that there is no adapter; export it without --adapter"
                 )
-            with written_folder(folder) as scratch, quiet():
-                self._policy.adapters.save_pretrained(scratch)
+            with written_folder(folder) as scratch:
+                self._policy.write_adapters(scratch)
             return
         if light is not None:
             with written_folder(folder) as scratch:
@@ -351,6 +352,7 @@ class TorchBackend:
             context_length=self._policy.context_length,
             device=self._policy.device,
             weights=self._policy.named_weights,
+            write_adapters=self._policy.write_adapters,
         )
 
     @property

@@ -27,8 +27,8 @@ __all__ = [
     "DTYPES",
     "cast",
     "find_dtype",
+    "folder_weights",
     "merge_adapters",
-    "merged_weights",
     "note_dtype",
     "quiet_about_ties",
     "write_model",
@@ -85,35 +85,15 @@ def merge_adapters(adapters: Any) -> PreTrainedModel:
     return plain
 
 
-def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights by the names of a transformers folder, one at a time; adapters inside the model are added in float32, and
-    the model stays as it is. Raises BackendError for adapters on one of two tied weights."""
-    named = _merged(model)
+def folder_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights by the names of a transformers folder, one at a time."""
+    named = ((name, weight.detach()) for name, weight in model.named_parameters())
     if getattr(model, "_weight_conversions", None):  # experts that lie in the folder one by one
         from transformers.core_model_loading import revert_weight_conversion
 
         yield from revert_weight_conversion(model, dict(named)).items()
     else:
         yield from named
-
-
-def _merged(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    adapted = {name: part for name, part in model.named_modules() if hasattr(part, "base_layer")}
-    module: Any = model
-    ties = (module.get_input_embeddings(), module.get_output_embeddings())
-    if model.config.get_text_config(decoder=True).tie_word_embeddings and any(one in adapted.values() for one in ties):
-        raise BackendError(
-            "adapters sit on embeddings that are tied, and merged they no longer are; leave embed_tokens and lm_head "
-            "out of learner.lora.target_modules"
-        )
-    for name, weight in model.named_parameters():
-        if ".lora_" in name:
-            continue
-        layer, _, kind = name.rpartition(".base_layer.")
-        value = weight.detach()
-        if layer and kind == "weight":
-            value = value.float() + adapted[layer].get_delta_weight("default").detach().float()
-        yield (f"{layer}.{kind}" if layer else name), value
 
 
 def write_model(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:

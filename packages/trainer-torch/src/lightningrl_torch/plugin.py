@@ -74,12 +74,12 @@ def check_recipe(recipe: Recipe) -> None:
     from lightningrl_torch.settings import Settings
     from lightningrl_torch.vllm_check import check_vllm
 
-    served_by_vllm: list[str] = []
+    served_by_vllm: dict[str, Settings] = {}
     for name, policy in recipe.all_policies.items():
         settings = Settings(policy=policy.model, name=name, **recipe.options_of(policy))
         check_bits(settings)
         if settings.engine == "vllm":
-            served_by_vllm.append(name)
+            served_by_vllm[name] = settings
         if settings.device == "cuda":
             from lightningrl_torch.device import pick_device
 

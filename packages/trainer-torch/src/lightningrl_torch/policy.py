@@ -19,7 +19,7 @@ from lightningrl_torch._light import read_light, union_of_tokens
 from lightningrl_torch._quantized import count_parameters, quantize_model, weight_bytes
 from lightningrl_torch._size import choose_adapters, choose_rate
 from lightningrl_torch.device import pick_device
-from lightningrl_torch.exported import merged_weights, quiet_about_ties
+from lightningrl_torch.exported import folder_weights, quiet_about_ties
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
 
@@ -125,11 +125,17 @@ class LoadedPolicy:
         return self.light.forward(torch.bfloat16 if is_half else torch.float32) if self.light else self.whole.model
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights of now by the names of a transformers folder, one at a time, with adapters added in float32."""
+        """All weights of now by the names of a transformers folder, one at a time; of a policy without adapters."""
         if self.light is not None:
             yield from ((name, weight.detach()) for name, weight in self.light.parameters.items())
             return
-        yield from merged_weights(self.whole.model)
+        yield from folder_weights(self.whole.model)
+
+    def write_adapters(self, folder: Path) -> None:
+        """The adapters alone, as `peft` reads them."""
+        with quiet():
+            # whether the base's vocabulary was changed is not asked of the hub at each step: it never is
+            self.adapters.save_pretrained(folder, save_embedding_layers=False)
 
     def close(self) -> None:
         """Share weights no more; they go when nobody reads them."""

