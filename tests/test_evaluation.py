@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_models import save_family
 from warm import WarmCommand
 
 import lightningrl
+from lightningrl_torch.gguf.format import GgufFormat
 from lightningrl_training.evaluation.statistics import Verdict
 
 pytestmark = pytest.mark.slow
@@ -44,7 +46,7 @@ MONTHS = [
 ]
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("runs/a@7", {}, "has no checkpoint of step '7'; take 'newest', 'best', or one of: 0, 1, 2"),
-    ("nowhere", {}, "'nowhere' is no run folder, no transformers folder and no model of a provider"),
+    ("nowhere", {}, "'nowhere' is no run folder, no model's file or folder and no model of a provider"),
     ("starter", {}, "'starter' says nothing of agent, tasks and rewards; name the recipe"),
     ("runs/a", {"stop_every": 5}, "only a comparison can be decided before all tasks have run"),
     ("runs/a", {"samples": 4, "temperature": 0.0}, "4 samples of a greedy policy are one and the same"),
@@ -134,6 +136,17 @@ def test_an_evaluation_says_what_validation_said_of_the_same_weights(project: Pa
     assert found["comparison"]["difference"]["mean"] == pytest.approx(scores[2] - scores[0])
     assert found["evaluations"][0]["summary"]["cost"] > 0 and found["evaluations"][1]["summary"]["cost"] is None
     assert run.rollouts() == before, "the run's own store stays as it is"
+
+
+def test_a_model_file_is_a_policy_as_in_a_recipe(project: Path, tmp_path: Path, warm: WarmCommand) -> None:
+    save_family("llama", tmp_path / "small")
+    GgufFormat().write(tmp_path / "small", tmp_path / "small.gguf", "f16")
+    words = ("--recipe", str(project), "--limit", "2", "--json")
+    ran = warm.run("lightningrl", "eval", "small.gguf", *words, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert len(json.loads(ran.stdout)["evaluations"][0]["tasks"]) == 2
+    missing = warm.run("lightningrl", "eval", "package:no_such_package", *words, cwd=tmp_path)
+    assert missing.returncode == 2 and "package 'no_such_package'" in missing.stderr, missing.stderr
 
 
 def test_exported_weights_earn_what_their_checkpoint_earns_on_the_same_tasks(project: Path, tmp_path: Path) -> None:

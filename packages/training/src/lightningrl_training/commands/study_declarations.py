@@ -92,7 +92,7 @@ def sweep(
 PolicyArgument = Annotated[
     str,
     typer.Argument(
-        help="RUN, RUN@best, RUN@40; a transformers folder; MODEL@https://… of a provider.", metavar="POLICY"
+        help="RUN, RUN@best, RUN@40; a model folder or GGUF file; MODEL@https://… of a provider.", metavar="POLICY"
     ),
 ]
 AgainstOption = Annotated[

@@ -44,6 +44,7 @@ from lightningrl_training.run_sync import Show, show_nobody
 from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import columns_of, plan_evaluation, read_tasks
+from lightningrl_viewer.reading.model_files import find_model
 from lightningrl_viewer.reading.origin import RunOrigin
 
 __all__ = ["Candidate", "Examination", "examine", "find_candidate", "run_of"]
@@ -321,12 +322,13 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
     if (run := run_of(text)) is not None:
         saved = find_checkpoint(run, place if Path(text) != run else None)
         return Candidate(name=f"{run} after step {saved.state.step}", recipe=_of_run(run, recipe), checkpoint=saved)
-    if (Path(text) / "config.json").is_file():
-        settings = {"policy.model": str(Path(text).absolute())}
+    place = find_model(text, (Path.cwd(),)) or Path(text)
+    if place.is_file() or (place / "config.json").is_file():
+        settings = {"policy.model": str(place.absolute())}
         return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), settings))
     raise ConfigError(
-        f"{text!r} is no run folder, no transformers folder and no model of a provider; write RUN, RUN@best, RUN@40, "
-        "a folder with a config.json, or MODEL@https://…"
+        f"{text!r} is no run folder, no model's file or folder and no model of a provider; write RUN, RUN@best, "
+        "RUN@40, a folder with a config.json, a GGUF file, or MODEL@https://…"
     )
 
 
