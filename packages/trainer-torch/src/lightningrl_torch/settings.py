@@ -154,7 +154,7 @@ class Settings(LearnerSettings):
             )
         if self.quantize is not None and self.engine == "vllm":
             raise ValueError(
-                f"quantize is {self.quantize!r}, and vLLM keeps all weights of the merged policy beside them; set "
+                f"quantize is {self.quantize!r}, and vLLM serves the weights as their folder has them; set "
                 'learner.engine = "torch", or remove one'
             )
         return self
