@@ -91,7 +91,8 @@ def show() -> None:
     print(f"  with the gain as the run sees it, a quarter of its steps less the first: {_rank(rows, 'seen')}")
     fresh = [row for row in rows if row["draw"] in FRESH]
     print(f"  of {len(fresh)} runs of draws {FRESH}: {_rank(fresh, 'gain')}")
-    for kind, policies in {"SmolLM2": ("smollm2",), "policies with a habit": ("form", "habit")}.items():
+    kinds = {"SmolLM2": ("smollm2",), "policies with a habit": ("form", "habit"), "hidden knowledge": ("hidden",)}
+    for kind, policies in kinds.items():
         own, others = ([row for row in rows if (row["policy"] in policies) == is_in] for is_in in (True, False))
         print(f"  of {len(own)} runs of {kind}: {_rank(own, 'gain')}; of the others: {_rank(others, 'gain')}")
     for rate in sorted({row["learning_rate"] for row in rows}):

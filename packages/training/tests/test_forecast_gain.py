@@ -153,6 +153,16 @@ def test_a_policy_whose_likeliest_answers_are_its_worst_is_not_forecast_a_loss()
     assert predict(worst).gain > 0.0
 
 
+def test_a_policy_that_knows_what_its_greedy_answers_do_not_say_is_forecast_to_say_it() -> None:
+    """As pretrained policies do that answer in a form that nobody asked for: sampled answers earn at times."""
+    silent = GreedyAnswers(tasks=64, reward=0.0, knows=0.0, assured=0.0)
+    hiding = learning(greedy=silent).model_copy(update={"likeliest": 0.0, "reward": 0.2})
+    guessing = hiding.model_copy(update={"reward": 0.01})
+    assert features(hiding)["hidden"] == pytest.approx(0.2) and features(hiding)["surer"] == 0.0
+    assert features(learning())["hidden"] == 0.0
+    assert predict(hiding).gain > 5 * predict(guessing).gain
+
+
 class Raised:
     """A backend whose step made word 7 likelier by 0.5 nats, and each other one less so."""
 

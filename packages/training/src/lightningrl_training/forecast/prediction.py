@@ -5,6 +5,7 @@ way      = 1 - 2^(-nats of a step · steps ÷ HALF_WAY_NATS)     a policy that d
 steps    = log steps
 assured  = log(RARE + what greedy answers alone earn when the policy samples)
 surer    = reward of likeliest and greedy answers above the mean reward, at least 0
+hidden   = mean reward above that of likeliest and greedy answers, at least 0: what a policy knows and seldom says
 knows    = whether greedy answers are surer where they are right
 raised   = nats by which a step makes likelier what earned, within MOST_RAISED
 interval = gain + quantiles of calibration residuals · width     residuals of families that the fit has not seen
@@ -93,6 +94,7 @@ def features(evidence: Evidence) -> dict[str, float]:
         "steps": math.log(evidence.steps),
         "assured": math.log(RARE + max(0.0, evidence.assured)),
         "surer": max(0.0, sure - evidence.reward),
+        "hidden": max(0.0, evidence.reward - sure),
         "knows": evidence.knows,
         "raised": min(high, max(low, evidence.raised)),
     }
