@@ -132,7 +132,7 @@ def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) 
             if every and state.global_step % every == 0 and state.global_step < steps:
                 validate(state.global_step)
 
-    class Trainer(GRPOTrainer):
+    class Trainer(GRPOTrainer):  # type: ignore[misc]
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             """Warm up as ours does: transformers' own would take the first step at a learning rate of 0."""
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))

@@ -322,9 +322,9 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
     if (run := run_of(text)) is not None:
         saved = find_checkpoint(run, place if Path(text) != run else None)
         return Candidate(name=f"{run} after step {saved.state.step}", recipe=_of_run(run, recipe), checkpoint=saved)
-    place = find_model(text, (Path.cwd(),)) or Path(text)
-    if place.is_file() or (place / "config.json").is_file():
-        settings = {"policy.model": str(place.absolute())}
+    weights = find_model(text, (Path.cwd(),)) or Path(text)
+    if weights.is_file() or (weights / "config.json").is_file():
+        settings = {"policy.model": str(weights.absolute())}
         return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), settings))
     raise ConfigError(
         f"{text!r} is no run folder, no model's file or folder and no model of a provider; write RUN, RUN@best, "
