@@ -150,15 +150,15 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """Leave the GPU's memory to a learner, who loads weights or an adapter before the block ends; not while another
-        policy's requests run. New ones wait."""
-        if not self._sleep_level:
-            yield
-            return
-        with self._lock:
-            if self.is_idle:
+        """Leave the GPU's memory to a learner, who loads weights or an adapter before the block ends. Requests of other
+        policies wait meanwhile; where some run already, it stays awake."""
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._lock)
+            if self._sleep_level and self.is_idle:
                 self._engine.sleep(level=self._sleep_level)
                 self._asleep = True
+            else:
+                held.close()
             yield
 
     def leave(self) -> None:
