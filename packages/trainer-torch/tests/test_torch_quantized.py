@@ -190,7 +190,7 @@ def test_few_bits_are_refused_beside_vllm_by_another_name_and_without_their_libr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lora: dict[str, Any] = {"lora": True}
-    with pytest.raises(ConfigError, match="vLLM serves the weights of the merged policy"):
+    with pytest.raises(ConfigError, match="vLLM serves the weights as their folder has them"):
         Settings(policy="policy", quantize="nf4", engine="vllm", **lora)
     with pytest.raises(ConfigError, match="quantize is 'int3'; choose 'nf4' or 'int8'"):
         Settings(policy="policy", quantize="int3", **lora)  # type: ignore[arg-type]
