@@ -35,6 +35,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import FinishReason
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.unread import unread_rewards
+from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_torch.engine import TorchEngine
@@ -53,7 +54,7 @@ from lightningrl_training.doctor.forecast import (
     BEYOND,
     HALF_WAY_NATS,
     ToCome,
-    completion_tokens,
+    distinct_tokens,
     forecast,
     prompt_tokens,
     way_gone,
@@ -620,6 +621,20 @@ def test_the_bill_multiplies_what_was_tried(seen: Observation) -> None:
     assert bill.disk_bytes == pytest.approx(124 * 500 / 5 + 2 * 1000)
 
 
+def test_where_no_group_teaches_learning_is_billed_as_if_half_a_group_did(seen: Observation) -> None:
+    """SmolLM2's word problems: none of 8 groups had an advantage, and the bill had 1.42 times the run's CPU minutes."""
+    healthy = replace(only(seen, "converse"), lessons={})
+    tried = with_loop(healthy, steps=10, tasks_per_step=3, validation=4)
+    planted = replace(COSTS, learn=Cost(), planted=COSTS.learn)
+    learning, silent = (
+        next(line for line in make_bill(replace(tried, costs=costs)).lines if line.what == "minutes")
+        for costs in (COSTS, planted)
+    )
+    assert 60 * (learning.amount - silent.amount) == pytest.approx(30 * 1.0 * 0.5)
+    assert 60 * (learning.low - silent.low) > 15.0 and silent.high == learning.high
+    assert "1.5 s learning" in silent.how
+
+
 def test_curves_that_are_drawn_beside_the_work_are_in_cpu_minutes_alone(seen: Observation) -> None:
     tried = with_loop(only(seen, "converse"), steps=10, tasks_per_step=3, validation=4)
 
@@ -699,9 +714,20 @@ def test_a_rehearsal_is_billed_as_it_was_and_what_comes_after_it_as_it_ended(see
     silent = make_bill(replace(tried, rehearsed=(long, *[step(2, signal=False)] * 5)))
     assert silent.trained_tokens == pytest.approx(as_it_is.trained_tokens * 2 / 12)
     # what collecting and learning took is of seven steps, of which four were short
-    both = [prompt_tokens(one) + completion_tokens(one) for one in (whole, short.groups[0].trajectories[0])]
+    both = [distinct_tokens(one) for one in (whole, short.groups[0].trajectories[0])]
     shorter = both[1] / both[0]
     assert 60 * bill.minutes == pytest.approx(6 + 3 * 0.5 + (2 + 1) * (3 + 9 * shorter) / (3 + 4 * shorter))
+
+
+def test_a_history_that_the_next_call_goes_on_from_takes_no_time_again() -> None:
+    """SmolLM2's word problems: a second call made the bill 1.36 times the run's CPU minutes."""
+    first = make_transition("a", prompt=[1, 2, 3], completion=[4, 5])
+    further = make_transition("b", prompt=[1, 2, 3, 4, 5, 6], completion=[7, 8])
+    other = make_transition("c", prompt=[9, 2], completion=[3])
+    again = make_transition("d", prompt=[1, 2, 8], completion=[3])
+    counts = [distinct_tokens(make_trajectory("r", calls)) for calls in ([first], [first, further])]
+    assert counts == [5, 8]
+    assert distinct_tokens(make_trajectory("r", [further, other, first, again])) == 8 + 3 + 2
 
 
 def test_a_validation_after_the_last_step_is_billed_as_long_as_rollouts_are_then(seen: Observation) -> None:
@@ -717,7 +743,7 @@ def test_a_validation_after_the_last_step_is_billed_as_long_as_rollouts_are_then
         signals=(True,),
         rehearsed=(TriedStep(groups=(groups[1],), signals=(True,)),),
     )
-    lengths = [prompt_tokens(one) + completion_tokens(one) for one in (short, long)]
+    lengths = [distinct_tokens(one) for one in (short, long)]
     longer = lengths[1] / lengths[0]
     bill = make_bill(with_loop(tried, steps=2, tasks_per_step=1, validation=1))
     steps = (2 + 1) * 2 / (1 + longer) * (1 + longer) / 2  # of the two that were tried, as they were

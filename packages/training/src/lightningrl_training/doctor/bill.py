@@ -3,6 +3,9 @@
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
     + in CPU time a curve drawn for each step and validation
 
+Learning takes what it took. Where no group had an advantage, rows were given one to try the learner; then half a group
+of all that were tried is billed, and the range goes from none to all.
+
 Rollouts change while the policy learns. `lightningrl_training.doctor.forecast` says how far they will have changed on
 average, which is billed, and at least and at most, which is the range of the bill's rows.
 """
@@ -18,6 +21,7 @@ from lightningrl_training.doctor.forecast import (
     Forecast,
     ToCome,
     completion_tokens,
+    distinct_tokens,
     forecast,
     forecast_trained,
     mean_tokens,
@@ -83,6 +87,8 @@ class _Plan:
     collect: float
     """Factor for collecting: groups of the run, per group collected, rehearsed steps weighted by their tokens."""
     learn: float
+    teaching: float
+    """Share of the groups that teach a policy on whose rows advantages were planted."""
     validate: float
 
     @classmethod
@@ -100,6 +106,7 @@ class _Plan:
             tokens=groups / max(1, len(seen.groups)),
             collect=groups / max(1.0, len(seen.groups) + rehearsed),
             learn=groups / max(1.0, seen.costs.learned_groups + rehearsed),
+            teaching=0.5 / max(1, len(seen.groups)),
             validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
@@ -111,7 +118,7 @@ class _Plan:
 
     def of_rollouts(self, costs: Costs, longer: float = 1.0, validated: float = 1.0) -> Cost:
         """The part of the cost that changes with rollouts."""
-        steps = costs.collect * self.collect + costs.learn * self.learn
+        steps = costs.collect * self.collect + (costs.learn + costs.planted * self.teaching) * self.learn
         return steps * longer + costs.validate * (self.validate * validated)
 
     def present(self, seen: Observation, tokens: Callable[[Trajectory], int]) -> tuple[float, float]:
@@ -128,7 +135,7 @@ class _Outlook:
     prompts: Forecast
     completions: Forecast
     tokens: Forecast
-    """Prompt and completion tokens together."""
+    """Distinct tokens, which time goes by."""
     trained: Forecast
 
     @classmethod
@@ -140,7 +147,7 @@ class _Outlook:
             nats=moved(seen),
             validated=tuple(min(number * every, plan.steps) for number in range(plan.validations)),
         )
-        counts = prompt_tokens, completion_tokens, _both
+        counts = prompt_tokens, completion_tokens, distinct_tokens
         prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in counts)
         trained = forecast_trained(seen.steps, to_come)
         return cls(to_come=to_come, prompts=prompts, completions=completions, tokens=tokens, trained=trained)
@@ -151,15 +158,11 @@ class _Outlook:
         return f"{seen}learning leads to {100 * ahead.learned:.0f} % of that; {way}"
 
 
-def _both(trajectory: Trajectory) -> int:
-    return prompt_tokens(trajectory) + completion_tokens(trajectory)
-
-
 def _rehearsed_groups(seen: Observation) -> float:
     """Rehearsed groups, weighted by tokens: a group of twice the tokens counts twice, for it takes twice the time."""
     first, *rehearsed = seen.steps
-    mean = mean_tokens(first, _both)
-    return sum(len(step.groups) * (mean_tokens(step, _both) / mean if mean else 1.0) for step in rehearsed)
+    mean = mean_tokens(first, distinct_tokens)
+    return sum(len(step.groups) * (mean_tokens(step, distinct_tokens) / mean if mean else 1.0) for step in rehearsed)
 
 
 def _ranged(what: str, amount: float, present: float, how: str, ahead: Forecast) -> BillLine:
@@ -253,7 +256,10 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
     yield _ranged("trained tokens", bill.trained_tokens, plan.tokens * costs.trained_tokens, how, outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, how="as many each as those")
-    ends = [costs.start + plan.cost(costs, end, end) for end in (outlook.tokens.low, outlook.tokens.high)]
+    ends = [
+        costs.start + replace(plan, teaching=teaching).cost(costs, longer, longer)
+        for teaching, longer in ((0.0, outlook.tokens.low), (1.0, outlook.tokens.high))
+    ]
     low, high = (end.seconds / 60 for end in ends)
     how = _explain_minutes(plan, outlook, seen)
     yield BillLine(what="minutes", amount=bill.minutes, how=how, low=low, high=high)
@@ -274,7 +280,8 @@ def _explain_minutes(plan: _Plan, outlook: _Outlook, seen: Observation) -> str:
     present = plan.of_rollouts(costs).seconds
     longer = plan.of_rollouts(costs, ahead.amount, ahead.validated).seconds / present if present else 1.0
     has_failed = any(lesson.error for lesson in seen.lessons.values())
-    learning = f"{costs.learn.seconds * plan.learn / steps:.1f} s learning{', until it failed' if has_failed else ''}"
+    learns = costs.learn + costs.planted * plan.teaching
+    learning = f"{learns.seconds * plan.learn / steps:.1f} s learning{', until it failed' if has_failed else ''}"
     step = f"({costs.collect.seconds * plan.collect / steps:.1f} s collecting + {learning})"
     how = f"start {costs.start.seconds:.0f} s + {plan.steps} × {step}"
     if plan.validations:

@@ -151,7 +151,7 @@ class _Examination:
         rollouts_peak = memory_used()
         self._look_at_memory()
         step = credited[: recipe.loop.tasks_per_step]
-        lessons, learn, trained_tokens = await self._learn(step, credited)
+        lessons, learn, planted, trained_tokens = await self._learn(step, credited)
         rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
         lessons |= rehearsal.failed
         self.starting("a checkpoint")
@@ -164,6 +164,7 @@ class _Examination:
             draw=draw,
             collect=collect + rehearsal.collect,
             learn=learn + rehearsal.learn,
+            planted=planted,
             validate=validate,
             save=save,
             checkpoint_bytes=size,
@@ -222,17 +223,17 @@ class _Examination:
 
     async def _learn(
         self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]
-    ) -> tuple[dict[str, Lesson], Cost, int]:
-        """Learn from one step's groups, each trained policy by itself. Returns lessons, the cost of the steps without
-        the measuring, and the tokens that all collected groups would train."""
+    ) -> tuple[dict[str, Lesson], Cost, Cost, int]:
+        """Learn from one step's groups, each trained policy by itself. Returns lessons, the steps' cost without the
+        measuring (own advantages, planted ones), and the tokens that all collected groups would train."""
         self.starting("one step of the learner")
-        took: list[Cost] = []
+        took: dict[str, Cost] = {}
 
         async def learn(rows: Sequence[Sample]) -> LearnReport:
             self._look_at_memory()  # the step's own counts anew
             clock = Clock()
             reports = await self.served.policies.learn(rows)
-            took.append(clock.lap())
+            took[rows[0].policy] = clock.lap()
             return reports[rows[0].policy]
 
         build = self.parts.scorer.build
@@ -242,7 +243,11 @@ class _Examination:
             name: await teach(self.served.backends[name], [row for row in scored.samples if row.policy == name], learn)
             for name in self._trained
         }
-        return lessons, sum(took, NO_COST), int(everything.metrics["trained_tokens"])
+        learn, planted = (
+            sum((cost for name, cost in took.items() if lessons[name].is_planted == is_planted), NO_COST)
+            for is_planted in (False, True)
+        )
+        return lessons, learn, planted, int(everything.metrics["trained_tokens"])
 
     async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
         """Take further steps while there is time. `expected`: seconds of the first of them; `begun`: steps whose tasks

@@ -18,10 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, pvariance
 from typing import Final
 
-from lightningrl.types import Trajectory, TrajectoryGroup
+import numpy as np
+
+from lightningrl.types import Trajectory, TrajectoryGroup, common_tokens
 from lightningrl_training.doctor.observation import Observation, TriedStep
 from lightningrl_viewer.reading.summary import interval
 
@@ -30,6 +33,7 @@ __all__ = [
     "Spread",
     "ToCome",
     "completion_tokens",
+    "distinct_tokens",
     "forecast",
     "forecast_trained",
     "mean_tokens",
@@ -103,6 +107,18 @@ def prompt_tokens(trajectory: Trajectory) -> int:
 
 def completion_tokens(trajectory: Trajectory) -> int:
     return sum(len(call.completion_ids) for call in trajectory.transitions if call.replayed_from is None)
+
+
+def distinct_tokens(trajectory: Trajectory) -> int:
+    """Count prompt and completion tokens, those of a prefix that calls share once: engine and learner work on them
+    once, too."""
+    rows = [
+        np.concatenate([call.prompt_ids, call.completion_ids]).astype(">u4")  # bytes compare like the ids themselves
+        for call in trajectory.transitions
+        if call.replayed_from is None
+    ]
+    rows.sort(key=lambda row: row.tobytes())
+    return sum(map(len, rows)) - sum(common_tokens(row, following) for row, following in pairwise(rows))
 
 
 def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to_come: ToCome) -> Forecast:

@@ -49,7 +49,9 @@ class Costs:
     collect: Cost = Cost()
     """Cost of all groups, those of rehearsed steps included, with rewards and branches."""
     learn: Cost = Cost()
-    """Cost of the first step and the rehearsed ones."""
+    """Cost of the first step and the rehearsed ones, of policies with a row that has an advantage."""
+    planted: Cost = NO_COST
+    """Cost of the first step of the other policies, with advantages planted on all rows."""
     validate: Cost = Cost()
     """Cost of the validation rollouts that were tried."""
     save: Cost = Cost()
