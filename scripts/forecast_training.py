@@ -1,7 +1,9 @@
 """Trains and rehearses the runs of forecast_runs.py: engine, credit and learner of a run in this process.
 
 Run ─► Trial ─► train      evidence of its first step, and its gain on tasks held out     runs.jsonl
-            └─► rehearse   evidence with a rehearsal, of small policies                   rehearsals.jsonl
+            └─► rehearse   evidence with a rehearsal                                      rehearsals.jsonl
+
+Of SmolLM2's runs those of the first draw are rehearsed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from forecast_runs import PRETRAINED_POLICY, Run, make_family, make_policy, make_tasks, plan
+from forecast_runs import DRAWS, PRETRAINED_POLICY, Run, make_family, make_policy, make_tasks, plan
 from transformers import AutoTokenizer
 
 from lightningrl.backends import GenerateRequest
@@ -46,7 +48,12 @@ def make_runs(folder: Path) -> None:
     """Make what is not made yet."""
     folder.mkdir(parents=True, exist_ok=True)
     _make(folder, RUNS, _train, list(plan()))
-    _make(folder, REHEARSALS, _rehearse, [run for run in plan() if run.policy != PRETRAINED_POLICY])
+    _make(
+        folder,
+        REHEARSALS,
+        _rehearse,
+        [run for run in plan() if run.policy != PRETRAINED_POLICY or run.draw == DRAWS[0]],
+    )
 
 
 def _make(

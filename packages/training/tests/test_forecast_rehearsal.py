@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from warm import WarmCommand
 
-from lightningrl.types import Sample
-from lightningrl_training.forecast.evidence import Evidence
+from lightningrl.backends import Continuation
+from lightningrl.errors import ConfigError
+from lightningrl.types import Array, Sample, TrajectoryGroup
+from lightningrl_credit.scoring import CreditedGroup
+from lightningrl_testing.groups import make_trajectory
+from lightningrl_training.forecast.evidence import Evidence, Rehearsal
 from lightningrl_training.forecast.prediction import features
-from lightningrl_training.forecast.rehearsal import reweigh
+from lightningrl_training.forecast.rehearsal import rehearse, reweigh
 
 
 def row(rollout: str, advantage: float, *, policy: str = "policy") -> Sample:
@@ -59,6 +66,46 @@ def test_a_rollout_that_no_longer_comes_teaches_nothing() -> None:
     stays, gone = reweigh(rows, {"stays": "g", "gone": "g"}, now)
     assert abs(stays.advantages).max() < 1e-3 and abs(gone.advantages).max() < 1e-3
     assert np.isfinite(gone.advantages).all()
+
+
+class Scorer:
+    """A backend that tells log-probabilities, always the same."""
+
+    def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> Sequence[Array]:
+        return [np.full(len(one.tokens), -1.0, np.float32) for one in continuations]
+
+
+def rehearsed(backend: Any, rows: Sequence[Sample], most: int) -> tuple[Rehearsal | None, list[int], int]:
+    """The rehearsal, the steps it looked after, and how often it learned."""
+    looks: list[int] = []
+    learned: list[int] = []
+
+    async def look(number: int) -> tuple[float, float]:
+        looks.append(number)
+        return 1.0 / number, number / 16
+
+    async def learn(rows: Sequence[Sample]) -> None:
+        learned.append(len(rows))
+
+    group = TrajectoryGroup(id="g", trajectories=tuple(make_trajectory(name, []) for name in "ab"))
+    credited = [CreditedGroup(group=group, advantages=(), has_signal=True)]
+    made = asyncio.run(rehearse([rows], credited, {"policy": backend}, most=most, learn=learn, look=look))
+    return made, looks, len(learned)
+
+
+def test_it_looks_after_four_and_the_last_step_and_the_first_is_learned_already() -> None:
+    rows = [row("a", 0.5), row("b", -0.5)]
+    made, looks, learned = rehearsed(Scorer(), rows, 160)
+    assert (looks, learned) == ([4, 16], 15)
+    assert made == Rehearsal(steps=16, greedy=0.25, sampled=1.0)
+    assert rehearsed(Scorer(), rows, 10)[1:] == ([4, 10], 9)
+    assert rehearsed(Scorer(), rows, 2)[1:] == ([2], 1)
+
+
+def test_nothing_to_learn_is_no_rehearsal_and_a_backend_without_log_probabilities_is_refused() -> None:
+    assert rehearsed(object(), [row("a", 0.0), row("b", 0.0)], 16) == (None, [], 0)
+    with pytest.raises(ConfigError, match="'policy' tells no log-probabilities"):
+        rehearsed(object(), [row("a", 0.5), row("b", -0.5)], 16)
 
 
 def test_a_rehearsal_that_lifts_the_reward_promises_more(first_agent: Path, warm: WarmCommand, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def _print_forecast(page: Page, made: RecipeForecast) -> None:
     table.add_row("form", ", ".join(f"{name} {100 * share:.0f} %" for name, share in form.items()))
     page.table(table)
     if made.unlearned:
-        page.print(shown(f"no step was learned: {made.unlearned}"))
+        page.print(shown(f"a step was not learned: {made.unlearned}"))
     if made.changes:
         page.print("\nwhat would change it:")
     for change in made.changes:

@@ -146,7 +146,6 @@ class _Examination:
         rollouts = [one for group in credited for one in group.group.members]
         status, sampled = await self.served.client.status(), sum(link.tokens for link in self.served.links.values())
         stored = await asyncio.to_thread(_store_bytes, scratch / "store.sqlite")
-        self.starting("some rollouts once more")
         repeats = await self._repeat(rollouts)
         rollouts_peak = memory_used()
         self._look_at_memory()

@@ -25,7 +25,7 @@ from lightningrl_training.evaluation.statistics import pass_at_k
 from lightningrl_training.forecast.movement import Movement
 from lightningrl_training.forecast.noise import signal_to_noise
 
-__all__ = ["Answer", "Evidence", "GreedyAnswers", "Rehearsed", "best_at_k", "gather", "judge", "knowledge"]
+__all__ = ["Answer", "Evidence", "GreedyAnswers", "Rehearsal", "best_at_k", "gather", "judge", "knowledge"]
 
 NEARLY = 1e-9
 ALIKE = 1e-4
@@ -62,7 +62,7 @@ class GreedyAnswers(BaseModel):
         )
 
 
-class Rehearsed(BaseModel):
+class Rehearsal(BaseModel):
     """Evidence of a rehearsal (`lightningrl_training.forecast.rehearsal`) on validation tasks."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -122,7 +122,7 @@ class Evidence(BaseModel):
     None = no step was learned, or the backend does not say."""
     raised: float = 0.0
     """Nats by which such a step makes rollouts likelier, each by the weight of its reward; 0 where `moved` is None."""
-    rehearsed: Rehearsed | None = None
+    rehearsed: Rehearsal | None = None
     """None = no rehearsal, or nothing to learn in it."""
 
     @property
@@ -137,7 +137,7 @@ def gather(
     *,
     movement: Movement | None = None,
     greedy: GreedyAnswers | None = None,
-    rehearsed: Rehearsed | None = None,
+    rehearsed: Rehearsal | None = None,
 ) -> Evidence | None:
     """Gather evidence from a policy's groups; None where no rollout has a reward. `movement`: of a step at the full
     learning rate; `greedy`: of validation tasks, where they were asked for; `rehearsed`: where that was done."""

@@ -21,7 +21,7 @@ from lightningrl.backends import Backend, Continuation, TokenScorer
 from lightningrl.errors import ConfigError
 from lightningrl.types import Array, Sample
 from lightningrl_credit.scoring import CreditedGroup
-from lightningrl_training.forecast.evidence import Rehearsed
+from lightningrl_training.forecast.evidence import Rehearsal
 
 __all__ = ["SAMPLES", "STEPS_OF_ROLLOUTS", "rehearse", "reweigh"]
 
@@ -44,7 +44,7 @@ async def rehearse(
     most: int,
     learn: Callable[[Sequence[Sample]], Awaitable[object]],
     look: Callable[[int], Awaitable[tuple[float, float]]],
-) -> Rehearsed | None:
+) -> Rehearsal | None:
     """Rehearse at most `most` steps; None where no row has an advantage. `steps`: rows of each step, of which the
     first has been learned; `look`: mean reward of greedy and of sampled answers after so many steps. Raises ConfigError
     where a backend tells no log-probabilities, and what `learn` and `look` raise."""
@@ -60,7 +60,7 @@ async def rehearse(
         if number in (*LOOKS, last):
             shown.append(await look(number))
     greedy, sampled = zip(*shown, strict=True)
-    return Rehearsed(steps=last, greedy=max(greedy), sampled=max(sampled))
+    return Rehearsal(steps=last, greedy=max(greedy), sampled=max(sampled))
 
 
 def reweigh(rows: Sequence[Sample], groups: Mapping[str, str], now: Sequence[Array]) -> list[Sample]:
@@ -88,15 +88,15 @@ def reweigh(rows: Sequence[Sample], groups: Mapping[str, str], now: Sequence[Arr
 
 def _logprobs(rows: Sequence[Sample], backends: Mapping[str, Backend]) -> list[Array]:
     """Log-probabilities of the rows' tokens by the weights of now, 0 for the first token of each."""
-    found: dict[int, Array] = {}
+    logprobs: dict[int, Array] = {}
     for policy in sorted({row.policy for row in rows}):
         backend = backends[policy]
         if not isinstance(backend, TokenScorer):
             raise ConfigError(f"the backend of policy {policy!r} tells no log-probabilities, so nothing is rehearsed")
         own = [number for number, row in enumerate(rows) if row.policy == policy]
         scored = backend.logprobs([_continuation(rows[number]) for number in own])
-        found |= {number: np.concatenate([[0.0], values]) for number, values in zip(own, scored, strict=True)}
-    return [found[number] for number in range(len(rows))]
+        logprobs |= {number: np.concatenate([[0.0], values]) for number, values in zip(own, scored, strict=True)}
+    return [logprobs[number] for number in range(len(rows))]
 
 
 def _continuation(row: Sample) -> Continuation:

@@ -26,7 +26,7 @@ from lightningrl_credit.scoring import CreditedGroup
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.forecast.changes import Change, possible_changes
-from lightningrl_training.forecast.evidence import Evidence, GreedyAnswers, Rehearsed, gather, judge
+from lightningrl_training.forecast.evidence import Evidence, GreedyAnswers, Rehearsal, gather, judge
 from lightningrl_training.forecast.movement import Movement, measure_movement
 from lightningrl_training.forecast.prediction import GainForecast, predict
 from lightningrl_training.forecast.rehearsal import SAMPLES, STEPS_OF_ROLLOUTS, rehearse
@@ -47,7 +47,7 @@ class RecipeForecast:
     forecast: GainForecast
     changes: Sequence[Change]
     unlearned: str = ""
-    """Why no step was learned, where the learner raised; empty = one was."""
+    """Why a step was not learned, where the learner raised; empty = none failed."""
 
 
 async def forecast_recipe(
@@ -87,7 +87,7 @@ async def forecast_recipe(
             rehearsed = None
             if is_rehearsed and not unlearned:
                 steps = [rows, *[(await asyncio.to_thread(parts.scorer.build, step)).samples for step in more]]
-                rehearsed = await _rehearse(recipe, parts, served, credited, steps, starting)
+                rehearsed, unlearned = await _rehearse(recipe, parts, served, credited, steps, starting)
     evidence = gather(recipe, credited, movement=movement, greedy=greedy, rehearsed=rehearsed)
     if evidence is None:
         raise LightningError(
@@ -142,7 +142,11 @@ async def _learn(
         await served.policies.learn(rows)
         return await asyncio.to_thread(measure_movement, _trained(recipe, served), step, recipe), ""
     except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
-        return None, str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
+        return None, _sentence(error)
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
 
 
 async def _rehearse(
@@ -152,8 +156,9 @@ async def _rehearse(
     credited: Sequence[CreditedGroup],
     steps: Sequence[Sequence[Sample]],
     starting: Callable[[str], None],
-) -> Rehearsed | None:
-    """Rehearse the steps' rows, and answer validation tasks with the weights that come of it."""
+) -> tuple[Rehearsal | None, str]:
+    """Rehearse the steps' rows, and answer validation tasks with the weights that come of it; return the sentence of a
+    learner that raised, too."""
     tasks = dict(enumerate(parts.tasks.validation[:MOST_TASKS]))
 
     async def look(number: int) -> tuple[float, float]:
@@ -176,7 +181,11 @@ async def _rehearse(
         starting("a rehearsal of the learner")
         await served.policies.learn(rows)
 
-    return await rehearse(steps, credited, _trained(recipe, served), most=recipe.loop.steps, learn=learn, look=look)
+    trained = _trained(recipe, served)
+    try:
+        return await rehearse(steps, credited, trained, most=recipe.loop.steps, learn=learn, look=look), ""
+    except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
+        return None, _sentence(error)
 
 
 def _trained(recipe: Recipe, served: RunningServices) -> dict[str, Backend]:
