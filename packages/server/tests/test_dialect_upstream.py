@@ -156,6 +156,21 @@ async def test_a_listed_model_goes_to_the_upstream_and_every_other_name_to_the_p
     assert [call.model for call in await recorded(attempt)] == ["judge-large"]
 
 
+@pytest.mark.parametrize(("letters", "is_kept"), [(300_000, True), (1_100_000, False)])
+async def test_a_long_history_is_recorded_whole_as_a_teachers_rows_are_made_of_it(
+    gateway: LiveGateway, letters: int, is_kept: bool
+) -> None:
+    attempt = await gateway.attempt()
+    asked: Any = {"role": "user", "content": "x" * letters}
+    async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+        await client.chat.completions.create(model="judge-large", messages=[asked])
+    (call,) = await recorded(attempt)
+    if is_kept:
+        assert call.request["messages"] == [asked]
+    else:
+        assert call.request["model"] == "judge-large" and call.request["bytes"] > letters
+
+
 async def test_streams_pass_through_as_they_come(gateway: LiveGateway) -> None:
     attempt = await gateway.attempt()
     loop = asyncio.get_running_loop()

@@ -40,10 +40,9 @@ logger = logging.getLogger(__name__)
 
 _SENT = ("content-type", "accept", "user-agent")
 _RETURNED = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
-_KEPT_BYTES = 64 * 1024
-"""Longest request or answer that is recorded; others are recorded by their size."""
-_KEPT_STREAM_BYTES = 16 * _KEPT_BYTES
-"""Longest streamed answer that is recorded: its events take some 250 bytes for each token, and compress well."""
+_KEPT_BYTES = 2**20
+"""Longest request or answer that is recorded, some hundred thousand tokens, or four thousand as the events of a stream;
+others are recorded by their size."""
 _LAST_EVENT = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _TIMEOUT_S = 600.0
 
@@ -105,7 +104,7 @@ class Forwarder:
             request = self._client.build_request("POST", _url(upstream, call), content=body, headers=sent)
             answer = await self._client.send(request, stream=True)
             try:
-                record.begin(answer.status_code, answer.headers.get("content-type", ""))
+                record.status = answer.status_code
                 given = ((name, value) for name, value in answer.headers.items() if name in _RETURNED)
                 headers = [(name.encode(), mask.text(value).encode()) for name, value in given]
                 pieces = decoded_pieces(answer)
@@ -168,19 +167,13 @@ class _Exchange:
         self._request = _parse(call.body) if is_kept else {"model": call.model, "bytes": len(call.body)}
         self._kept: list[bytes] = []
         self._size = 0
-        self._longest = _KEPT_BYTES
         self.is_recorded = False
         self.status: int | None = None
         self.error: str | None = None
 
-    def begin(self, status: int, content_type: str) -> None:
-        self.status = status
-        if content_type.startswith("text/event-stream"):
-            self._longest = _KEPT_STREAM_BYTES
-
     def add(self, chunk: bytes) -> None:
         self._size += len(chunk)
-        if self._size <= self._longest:
+        if self._size <= _KEPT_BYTES:
             self._kept.append(chunk)
 
     def call(self) -> OtherCall:
@@ -199,7 +192,7 @@ class _Exchange:
         )
 
     def _answer(self) -> Any:
-        if self._size > self._longest:
+        if self._size > _KEPT_BYTES:
             return {"bytes": self._size}
         answer = _parse(b"".join(self._kept))
         if isinstance(answer, dict) and self._call.path == "embeddings" and isinstance(answer.get("data"), list):

@@ -97,12 +97,6 @@ def features(evidence: Evidence) -> dict[str, float]:
     greedy, likeliest = evidence.greedy, evidence.reward if evidence.likeliest is None else evidence.likeliest
     sure = likeliest if greedy is None else (likeliest + greedy.reward) / 2.0
     low, high = MOST_RAISED
-    shown = evidence.rehearsed
-    best = (
-        ()
-        if shown is None
-        else (max(shown.sampled, evidence.reward), max(shown.greedy, greedy.reward if greedy else 0.0))
-    )
     return {
         "steps": math.log(evidence.steps),
         "assured": math.log(RARE + max(0.0, evidence.assured)),
@@ -110,8 +104,16 @@ def features(evidence: Evidence) -> dict[str, float]:
         "hidden": max(0.0, evidence.reward - sure),
         "knows": evidence.knows,
         "raised": min(high, max(low, evidence.raised)),
-        "rehearsed": sum(best) - len(best) * evidence.reward,
+        "rehearsed": _rehearsed(evidence),
     }
+
+
+def _rehearsed(evidence: Evidence) -> float:
+    shown = evidence.rehearsed
+    if shown is None:
+        return 0.0
+    greedy = max(shown.greedy, evidence.greedy.reward if evidence.greedy else 0.0)
+    return greedy + max(shown.sampled, evidence.reward) - 2.0 * evidence.reward
 
 
 def most_gain(evidence: Evidence, moved: float) -> float:
