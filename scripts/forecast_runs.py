@@ -23,7 +23,17 @@ from typing import Any
 from lightningrl.types import Task
 from lightningrl_viewer.reading.model_files import find_model, read_model
 
-__all__ = ["DRAWS", "FRESH", "PRETRAINED_POLICY", "ROOT", "Run", "make_family", "make_policy", "make_tasks", "plan"]
+__all__ = [
+    "FRESH",
+    "PRETRAINED",
+    "PRETRAINED_POLICY",
+    "ROOT",
+    "Run",
+    "make_family",
+    "make_policy",
+    "make_tasks",
+    "plan",
+]
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,7 +3,7 @@
 Run ─► Trial ─► train      evidence of its first step, and its gain on tasks held out     runs.jsonl
             └─► rehearse   evidence with a rehearsal                                      rehearsals.jsonl
 
-Of SmolLM2's runs those of the first draw are rehearsed.
+Of SmolLM2's runs the first of each generator is rehearsed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from forecast_runs import DRAWS, PRETRAINED_POLICY, Run, make_family, make_policy, make_tasks, plan
+from forecast_runs import PRETRAINED, PRETRAINED_POLICY, Run, make_family, make_policy, make_tasks, plan
 from transformers import AutoTokenizer
 
 from lightningrl.backends import GenerateRequest
@@ -47,13 +47,10 @@ VALIDATION = 64
 def make_runs(folder: Path) -> None:
     """Make what is not made yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    _make(folder, RUNS, _train, list(plan()))
-    _make(
-        folder,
-        REHEARSALS,
-        _rehearse,
-        [run for run in plan() if run.policy != PRETRAINED_POLICY or run.draw == DRAWS[0]],
-    )
+    runs = list(plan())
+    _make(folder, RUNS, _train, runs)
+    pretrained = [run for run in runs if run.policy == PRETRAINED_POLICY]
+    _make(folder, REHEARSALS, _rehearse, [run for run in runs if run not in pretrained[len(PRETRAINED) :]])
 
 
 def _make(
