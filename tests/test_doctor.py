@@ -60,7 +60,7 @@ from lightningrl_training.doctor.forecast import (
     way_gone,
 )
 from lightningrl_training.doctor.machine import Machine, MemoryGrowth
-from lightningrl_training.doctor.memory_bill import step_tokens
+from lightningrl_training.doctor.memory_bill import plan_run, step_tokens
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
 from lightningrl_training.doctor.signal_checks import gain_expected
@@ -456,23 +456,25 @@ def test_what_a_large_policy_s_memory_goes_to_is_said(seen: Observation) -> None
     assert "0.27 GB are weights, 0.54 GB their gradient, 0.27 GB Adam's moments, 4.92 GB activations" in said
 
 
+PLAN = MemoryPlan(
+    parameters=10**8,
+    trained=10**8,
+    weights=4 * 10**8,
+    gradient=4 * 10**8,
+    optimizer=8 * 10**8,
+    copies=0,
+    token=10**6,
+    microbatch=10,
+    vocabulary=1,
+    key_values=10**5,
+    remembered=0,
+    max_batch=128,
+)
+
+
 def test_what_the_run_s_memory_goes_to_is_said_and_billed(seen: Observation) -> None:
     """From a plan of the policy, and from what was measured here of processes and of keys and values."""
-    plan = MemoryPlan(
-        parameters=10**8,
-        trained=10**8,
-        weights=4 * 10**8,
-        gradient=4 * 10**8,
-        optimizer=8 * 10**8,
-        copies=0,
-        token=10**6,
-        microbatch=10,
-        vocabulary=1,
-        key_values=10**5,
-        remembered=0,
-        max_batch=128,
-    )
-    planned = replace(seen, plans={"policy": plan}, memory_idle=10**9, memory_rollouts=15 * 10**8)
+    planned = replace(seen, plans={"policy": PLAN}, memory_idle=10**9, memory_rollouts=15 * 10**8)
     machine = Machine(memory=10**11, memory_used=10**9, disk_free=10**12)
     found = diagnose(replace(planned, machine=machine))
     assert found.bill is not None and found.bill.memory is not None
@@ -486,6 +488,18 @@ def test_what_the_run_s_memory_goes_to_is_said_and_billed(seen: Observation) -> 
     assert f"in rollouts and {memory.step / 1e9:.2f} GB in a step" in row_of(found, "memory")
     tight = diagnose(replace(planned, machine=replace(machine, memory=2 * 10**9))).complaints()
     assert tight["memory"].verdict is WARN, "the run will fill it, though what was tried did not"
+
+
+def test_prompts_that_a_policy_comes_to_ask_are_remembered_beside_those_measured(seen: Observation) -> None:
+    """SmolLM2's word problems: what was measured was of equal first prompts, and the bill 0.83 of the run's memory."""
+    plan = replace(PLAN, key_values=100, remembered=10**9, max_batch=1)
+    planned = replace(seen, plans={"policy": plan}, memory_idle=10**6, memory_rollouts=3 * 10**6)
+    loop, held_out = seen.recipe.loop, len(seen.tasks.validation) if seen.recipe.validation.every else 0
+    rollouts = loop.tasks_per_step * loop.group_size + held_out
+    prompts = sum(len(call.prompt_ids) for one in seen.tried for call in one.transitions) / len(seen.tried)
+    now, then = plan_run(planned), plan_run(planned, longer=1.5)
+    assert now is not None and then is not None and now.key_values >= 2 * 10**6
+    assert then.key_values - now.key_values == pytest.approx(100 * 0.5 * prompts * rollouts, rel=0.01)
 
 
 def test_a_silent_group_takes_no_memory_of_a_step(seen: Observation) -> None:
@@ -631,6 +645,7 @@ def test_where_no_group_teaches_learning_is_billed_as_if_half_a_group_did(seen: 
         for costs in (COSTS, planted)
     )
     assert 60 * (learning.amount - silent.amount) == pytest.approx(30 * 1.0 * 0.5)
+    assert learning.low is not None and silent.low is not None
     assert 60 * (learning.low - silent.low) > 15.0 and silent.high == learning.high
     assert "1.5 s learning" in silent.how
 

@@ -186,7 +186,7 @@ def make_bill(seen: Observation) -> Bill:
     whole = costs.start + plan.cost(costs, *longer)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
     checkpoints = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
-    memory = plan_run(seen, longer=outlook.prompts.amount)
+    memory = plan_run(seen, longer=max(outlook.prompts.now, outlook.prompts.at_end))
     used = [None if seen.machine is None else seen.machine.memory_used, None if memory is None else memory.peak]
     bill = Bill(
         steps=plan.steps,

@@ -97,6 +97,8 @@ class Forecast:
     high: float = 1.0
     now: float = 1.0
     """After the rehearsed steps."""
+    at_end: float = 1.0
+    """After all steps."""
     learned: float = 1.0
     """Where learning leads."""
 
@@ -203,6 +205,7 @@ def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come
         low=end(min(now * rest.low, 1.0)),
         high=end(max(now * rest.high, 1.0)),
         now=now,
+        at_end=after(way_after(to_come.nats, to_come.steps)),
         learned=now * rest.learned,
     )
 

@@ -1,8 +1,8 @@
-"""Predicted memory of the whole run, by what for: what was measured here, scaled to the run by each policy's plan.
+"""Predicted memory of the whole run, by what for: what was measured here, and what each policy's plan adds to it.
 
 processes   measured once all is served, less the weights                     Python, libraries, server, workers
 rollouts    processes + weights + Adam's moments + packed weights
-            + keys and values                                                 measured here × plan(run) ÷ plan(tried)
+            + keys and values                                                 measured here + plan(run) - plan(tried)
 a step      processes + weights + Adam's moments + gradient + activations + logits
 """
 
@@ -18,10 +18,6 @@ from lightningrl_training.memory_check import MemoryPlan, gigabytes, shared_byte
 
 __all__ = ["MemoryBill", "plan_run", "step_tokens"]
 
-LEAST_TO_SCALE: Final = 5e7
-"""Planned bytes of keys and values here, from which on those measured say how many more a run has: less is lost in what
-else the process does."""
-MOST_SCALE: Final = 2.5
 LARGE: Final = 2e8
 """Bytes of weights from which on the engine gives keys and values back before a step."""
 
@@ -83,7 +79,7 @@ class MemoryBill:
 
 def plan_run(seen: Observation, *, longer: float = 1.0) -> MemoryBill | None:
     """Predict the memory of the run; None where no policy is planned on this machine's memory, or it does not say what
-    is used. `longer`: prompts of the run, in multiples of those tried."""
+    is used. `longer`: prompts of the run's end, in multiples of those tried."""
     plans = {name: plan for name, plan in seen.plans.items() if not plan.on_gpu}
     if not plans or seen.memory_idle is None:
         return None
@@ -91,7 +87,6 @@ def plan_run(seen: Observation, *, longer: float = 1.0) -> MemoryBill | None:
     here, whole = _key_values(seen, plans, longer)
     packed = sum(plan.packed for plan in plans.values())
     grown = max(0, (seen.memory_rollouts or 0) - seen.memory_idle - packed)
-    scale = min(MOST_SCALE, grown / here) if here >= LEAST_TO_SCALE else 1.0
     prompts, completions = step_tokens(seen)
     tokens = prompts * max(1.0, longer) + completions
     largest = max(plans.values(), key=lambda plan: plan.activations(tokens))
@@ -103,13 +98,13 @@ def plan_run(seen: Observation, *, longer: float = 1.0) -> MemoryBill | None:
         activations=largest.activations(tokens),
         logits=largest.logits(completions),
         packed=packed,
-        key_values=int(max(scale * whole, grown)),
+        key_values=int(grown + max(0.0, whole - here)),
         keeps_key_values=weights < LARGE,
     )
 
 
 def _key_values(seen: Observation, plans: Mapping[str, MemoryPlan], longer: float) -> tuple[float, float]:
-    """Planned bytes of keys and values: here, and in the run."""
+    """Planned bytes of keys and values: here, and in the run, whose further calls ask what no other has asked."""
     loop, runtime = seen.recipe.loop, seen.recipe.runtime
     most = max(1, runtime.workers * runtime.concurrency)
     wave = loop.tasks_per_step * loop.group_size
@@ -120,9 +115,10 @@ def _key_values(seen: Observation, plans: Mapping[str, MemoryPlan], longer: floa
         if not calls:
             continue
         longest = max(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
-        prompts = sum(len(call.prompt_ids) for call in calls)
-        each = longer * prompts / len(seen.tried)
-        here += plan.caches(min(most, wave), longest, prompts)
+        prompts = sum(len(call.prompt_ids) for call in calls) / len(seen.tried)
+        different = sum(map(len, {tuple(call.prompt_ids.tolist()) for call in calls}))  # one that comes again is there
+        each = different / len(seen.tried) + max(0.0, longer - 1.0) * prompts
+        here += plan.caches(min(most, wave), longest, different)
         whole += plan.caches(min(most, max(wave, held_out)), longest, int(each * (wave + held_out)))
     return here, whole
 
