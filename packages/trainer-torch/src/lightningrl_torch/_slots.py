@@ -95,11 +95,10 @@ class SlotCache:
             self._write(prefixes, slice(self.end - max(lengths), self.end), first)
 
     def _write(self, prefixes: Sequence[KeyValues], window: slice, first: int) -> None:
-        """Copy prefixes into rows from `first`, each to the end of the window. Each layer's are one copy: what stands
-        left of a shorter one is a token of any."""
+        """Copy prefixes into rows from `first`, each to the end of the window, one layer after the other: all layers'
+        prefixes at once would be as large as the rows. What stands left of a shorter one is a token of any."""
         distinct = {id(kv): kv for kv in prefixes if kv}
-        parts = zip(*distinct.values(), strict=True)
-        states = [one for part in parts for one in (part[0] if len(part) == 1 else torch.cat(part, 2)).unbind()]
+        parts = list(zip(*distinct.values(), strict=True))
         starts, at = {}, 0
         for place, kv in distinct.items():
             starts[place] = at
@@ -107,8 +106,10 @@ class SlotCache:
         lengths = torch.tensor([kv[0].shape[2] if kv else 0 for kv in prefixes])
         begins = torch.tensor([starts.get(id(kv), 0) for kv in prefixes])
         behind = torch.arange(window.start - window.stop, 0)
-        tokens = (begins[:, None] + (lengths[:, None] + behind).clamp(min=0)).to(states[0].device)
-        for layer, keys, values in zip(self.layers, states[::2], states[1::2], strict=True):
+        tokens = (begins[:, None] + (lengths[:, None] + behind).clamp(min=0)).to(parts[0][0].device)
+        states = (torch.cat([kv[state] for kv in part], 1) for part in parts for state in range(len(part[0])))
+        for layer in self.layers:
+            keys, values = next(states), next(states)
             if not layer.buffers:
                 layer.make(keys, values)
             for buffer, source in zip(layer.buffers, (keys, values), strict=True):
