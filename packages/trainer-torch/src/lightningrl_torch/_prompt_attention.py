@@ -78,7 +78,8 @@ class PromptAttention:
         plan = plan_calls(lengths, past, LEAST.get(device.type, LEAST["cuda"]))
         self.order = [number for numbers in plan for number in numbers]
         self._device = device
-        self._joined, starts = _join_distinct(before)
+        self._past, starts = _distinct(before)
+        self._past_tokens = sum(states.shape[2] for states in self._past)
         self._calls: list[_Call] = []
         at = 0
         for numbers in plan:
@@ -88,20 +89,14 @@ class PromptAttention:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """All tokens of the pass, each (tokens, heads, head_dim), on what they may read: (tokens, heads · head_dim)."""
-        mixed = [self._attend(call, layer, queries, keys, values) for call in self._calls]
+        # joined here, and not once: all layers' are as large as what prompts are remembered by
+        past = (
+            torch.cat([states[2 * layer : 2 * layer + 2] for states in self._past], 2).transpose(1, 2)
+            if self._past
+            else None
+        )
+        mixed = [_attend(call, past, queries, keys, values) for call in self._calls]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
-    def _attend(self, call: _Call, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        q, k, v = (states[call.tokens] for states in (queries, keys, values))
-        if call.mask is not None:
-            assert self._joined is not None
-            past = self._joined[2 * layer : 2 * layer + 2].transpose(1, 2)
-            k, v = (torch.cat((old, new)) for old, new in zip(past, (k, v), strict=True))
-        q = _rows(q, call.queries, call.rows)
-        k, v = (_rows(states, call.queries if call.keys is None else call.keys, call.rows) for states in (k, v))
-        mixed = _attend_causally(q, k, v) if call.mask is None else _attend_masked(q, k, v, call.mask)
-        flat = mixed.transpose(1, 2).reshape(call.rows * q.shape[2], -1)
-        return flat if call.unpadded is None else flat[call.unpadded]
 
     def _plan_call(self, tokens: slice, new: Sequence[int], past: Sequence[int], starts: Sequence[int]) -> _Call:
         widest, most_past = max(new), max(past)
@@ -113,36 +108,44 @@ class PromptAttention:
             queries = torch.where(here, (lengths.cumsum(0) - lengths)[:, None] + columns, 0)
             unpadded = here.flatten().nonzero()[:, 0]
         if most_past:
-            assert self._joined is not None
             before = torch.arange(most_past)
             is_past = before < olds[:, None]
             old_keys = torch.where(is_past, torch.tensor(starts)[:, None] + before, 0)
             new_keys = queries if queries is not None else torch.arange(sum(new)).view(len(new), widest)
-            keys = torch.cat((old_keys, new_keys + self._joined.shape[2]), 1)
+            keys = torch.cat((old_keys, new_keys + self._past_tokens), 1)
             causal = columns <= columns[:, None]
             mask = torch.cat((is_past[:, None].expand(-1, widest, -1), causal.expand(len(new), -1, -1)), 2)[:, None]
         moved = [None if one is None else one.to(self._device) for one in (queries, keys, mask, unpadded)]
         return _Call(tokens=tokens, rows=len(new), queries=moved[0], keys=moved[1], mask=moved[2], unpadded=moved[3])
 
 
-def _join_distinct(before: Sequence[Tensor | None]) -> tuple[Tensor | None, list[int]]:
+def _attend(call: _Call, past: Tensor | None, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """`past` (2, tokens, heads, head_dim): keys and values that calls with a mask read, too."""
+    q, k, v = (states[call.tokens] for states in (queries, keys, values))
+    if call.mask is not None:
+        assert past is not None
+        k, v = (torch.cat((old, new)) for old, new in zip(past, (k, v), strict=True))
+    q = _rows(q, call.queries, call.rows)
+    k, v = (_rows(states, call.queries if call.keys is None else call.keys, call.rows) for states in (k, v))
+    mixed = _attend_causally(q, k, v) if call.mask is None else _attend_masked(q, k, v, call.mask)
+    flat = mixed.transpose(1, 2).reshape(call.rows * q.shape[2], -1)
+    return flat if call.unpadded is None else flat[call.unpadded]
+
+
+def _distinct(before: Sequence[Tensor | None]) -> tuple[list[Tensor], list[int]]:
     """States before any sequence, (states, heads, tokens, head_dim), each once, and where each sequence's
-    begins. Views that begin at the same place are beginnings of one prompt."""
+    begins when they are joined. Views that begin at the same place are beginnings of one prompt."""
     longest: dict[int, Tensor] = {}
     for states in before:
         if states is not None:
             place = states.data_ptr()
             if place not in longest or longest[place].shape[2] < states.shape[2]:
                 longest[place] = states
-    if not longest:
-        return None, [0] * len(before)
     starts, at = {}, 0
     for place, states in longest.items():
         starts[place] = at
         at += states.shape[2]
-    return torch.cat(list(longest.values()), 2), [
-        0 if states is None else starts[states.data_ptr()] for states in before
-    ]
+    return list(longest.values()), [0 if states is None else starts[states.data_ptr()] for states in before]
 
 
 def _rows(states: Tensor, places: Tensor | None, rows: int) -> Tensor:

@@ -91,11 +91,11 @@ class MemoryPlan:
 
     def caches(self, calls: int, longest: int, prompts: int) -> int:
         """Bytes of keys and values while `calls` are decoded together: of running calls, the longest of `longest`
-        tokens, and of `prompts` tokens that are remembered."""
+        tokens; of their prompts when they join; and of `prompts` tokens that are remembered."""
         rows = min(calls, self.max_batch)
         columns = SLOT_COLUMNS * math.ceil((longest + 1 + longest // 2) / SLOT_COLUMNS)
         running = SLOT_ROWS * math.ceil(rows / SLOT_ROWS) * columns
-        return (running + min(prompts, self.remembered)) * self.key_values
+        return (running + rows * longest + min(prompts, self.remembered)) * self.key_values
 
 
 def activation_bytes(config: Mapping[str, Any], *, recomputed: bool = False) -> int:
