@@ -60,7 +60,7 @@ def test_a_plan_has_the_keys_and_values_that_running_calls_take(make_backend: Ma
     )
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the largest tensor that was made."""
 
     nbytes = 0
