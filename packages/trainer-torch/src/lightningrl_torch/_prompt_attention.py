@@ -89,7 +89,7 @@ class PromptAttention:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """All tokens of the pass, each (tokens, heads, head_dim), on what they may read: (tokens, heads · head_dim)."""
-        # joined here, and not once: all layers' are as large as what prompts are remembered by
+        # a layer's at a time: all layers' together are as large as the remembered prompts
         past = (
             torch.cat([states[2 * layer : 2 * layer + 2] for states in self._past], 2).transpose(1, 2)
             if self._past
