@@ -72,7 +72,8 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def largest_made(act: Callable[[], object]) -> int:
-    with Largest() as largest:  # type: ignore[no-untyped-call]
+    largest = Largest()  # type: ignore[no-untyped-call]
+    with largest:
         act()
     return largest.nbytes
 
