@@ -4,7 +4,8 @@
     python scripts/bill.py examples/calculator_smollm2 --set loop.steps=2 --set learner.lora=true
     python scripts/bill.py examples/calculator_smollm2/reasoning_gym.toml --set loop.steps=3 --set loop.tasks_per_step=3
 
-Memory is the trainer's at its peak and what the others hold for themselves then, as the doctor counts it.
+Memory is the trainer's at its peak and what the others hold for themselves then, as the doctor counts it. The recipe is
+examined before the run and after it: machines become slower and faster while they work. Bills are the mean of both.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lightningrl_training.memory_check import gigabytes
@@ -80,20 +82,29 @@ def watch(command: list[str]) -> tuple[float, int, dict[int, Process]]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, peak, seen
 
 
+def examine(words: list[str]) -> dict[str, Any]:
+    """Examine a recipe and return its bill."""
+    looked = subprocess.run(lightningrl("doctor", *words, "--json"), stdout=subprocess.PIPE)
+    bill: dict[str, Any] = json.loads(looked.stdout)["bill"] or sys.exit(looked.stdout.decode())
+    return bill
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     asked = parser.parse_args()
     words = [asked.recipe, *(f"--set={setting}" for setting in asked.settings)]
-    looked = subprocess.run(lightningrl("doctor", *words, "--json"), stdout=subprocess.PIPE)
-    bill: dict[str, Any] = json.loads(looked.stdout)["bill"] or sys.exit(looked.stdout.decode())
+    bills = [examine(words)]
     with tempfile.TemporaryDirectory(prefix="lightningrl-bill-") as folder:
         seconds, peak, each = watch(lightningrl("train", *words, "--run", f"{folder}/run"))
-    print(json.dumps(bill["memory"], indent=1))
-    ratios = bill["cpu_minutes"] / (seconds / 60), bill["memory_bytes"] / peak
+    bills.append(examine(words))
+    print(json.dumps(bills[0]["memory"], indent=1))
+    cpu_minutes, memory = (fmean(bill[name] for bill in bills) for name in ("cpu_minutes", "memory_bytes"))
+    ratios = cpu_minutes / (seconds / 60), memory / peak
     print(f"{'':20}{'CPU minutes':>12}{'memory':>10}")
-    print(f"{'billed':20}{bill['cpu_minutes']:12.2f}{gigabytes(bill['memory_bytes']):>10}")
+    for when, bill in zip(("before", "after"), bills, strict=True):
+        print(f"{f'billed {when}':20}{bill['cpu_minutes']:12.2f}{gigabytes(bill['memory_bytes']):>10}")
     print(f"{'measured':20}{seconds / 60:12.2f}{gigabytes(peak):>10}")
     print(f"{'billed ÷ measured':20}{ratios[0]:12.2f}{ratios[1]:10.2f}")
     for pid, process in each.items():

@@ -32,7 +32,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.types import FinishReason
+from lightningrl.types import FinishReason, TrajectoryGroup
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.unread import unread_rewards
 from lightningrl_testing.groups import make_trajectory, make_transition
@@ -56,7 +56,9 @@ from lightningrl_training.doctor.forecast import (
     ToCome,
     distinct_tokens,
     forecast,
+    moved,
     prompt_tokens,
+    signals_to_come,
     way_gone,
 )
 from lightningrl_training.doctor.machine import Machine, MemoryGrowth
@@ -64,7 +66,7 @@ from lightningrl_training.doctor.memory_bill import plan_run, step_tokens
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
 from lightningrl_training.doctor.signal_checks import gain_expected
-from lightningrl_training.doctor.trial_step import teach
+from lightningrl_training.doctor.trial_step import falls_silent, teach
 from lightningrl_training.memory_check import FreeMemory
 from lightningrl_training.tasks import TaskSets
 
@@ -650,6 +652,68 @@ def test_where_no_group_teaches_learning_is_billed_as_if_half_a_group_did(seen: 
     assert "1.5 s learning" in silent.how
 
 
+def mixed_group(seen: Observation, *rewards: float) -> TrajectoryGroup:
+    """A group of equal rollouts that earned these rewards."""
+    one = only(seen, "converse").rollouts[0]
+    members = tuple(replace(one, reward=reward) for reward in rewards)
+    return replace(only(seen, "converse").groups[0], trajectories=members, branches=())
+
+
+def test_learning_is_billed_less_as_groups_fall_silent(seen: Observation) -> None:
+    """SmolLM2's sums: 8 of 8 groups had an advantage in step 2 and 1 of 8 in step 10, and the bill had 1.13 to 1.27
+    times the run's CPU minutes."""
+    healthy = replace(
+        only(seen, "converse"), costs=COSTS, validation=(), signals=(True,), groups=(mixed_group(seen, 1, 0, 1, 0),)
+    )
+    pace = math.log(2) * moved(healthy) / HALF_WAY_NATS
+    assert pace > 0
+    tried = with_loop(healthy, steps=10, tasks_per_step=1, validation=0)
+    as_before = make_bill(replace(tried, falls_silent=False))
+    # of two rollouts that earned less
+    signals = [1 - pace * n / (pace * n + 1) * 2 * pace * n / (2 * pace * n + 1) for n in range(1, 10)]
+    fewer = sum(1 - signal for signal in signals)
+    bill = make_bill(replace(tried, falls_silent=True))
+    assert 60 * (as_before.minutes - bill.minutes) == pytest.approx(fewer * COSTS.learn.seconds)
+    assert bill.trained_tokens == pytest.approx((10 - fewer) * COSTS.trained_tokens)
+    (minutes, trained) = (line for line in bill.lines if line.what in ("minutes", "trained tokens"))
+    for line in (minutes, trained):
+        assert line.low is not None and line.high is not None and line.low < line.amount < line.high
+    assert f"{100 * sum(signals) / 9:.0f} % of those to come" in (minutes.how + trained.how)
+    chosen = replace(tried, recipe=with_settings(tried.recipe, {"loop.dynamic_sampling": 2}))
+    assert make_bill(replace(chosen, falls_silent=True)).minutes == make_bill(chosen).minutes, "others stand in"
+
+
+def test_groups_fall_silent_as_fast_as_what_is_left_to_earn_fell_in_a_rehearsal(seen: Observation) -> None:
+    first, later = (
+        TriedStep(groups=(mixed_group(seen, *rewards),), signals=(True,)) for rewards in ((1, 0, 0, 0), (1, 1, 1, 0))
+    )
+    to_come = ToCome(steps=1, groups=1, nats=1e9, falls_silent=True)
+    assert signals_to_come([first, later], to_come) == pytest.approx(0.0, abs=1e-6), "a step moves it so far"
+    # from 0.75 to 0.25 in 2.5 steps, and one rollout is left; steps of the last four are 4, 3, 2 and 1 steps away
+    pace = math.log(3) / 2.5
+    left = sum(1 - n * pace / (n * pace + 1) for n in (1, 2, 3, 4)) / 4
+    assert signals_to_come([first, *[later] * 4], to_come) == pytest.approx(left)
+    assert signals_to_come([first] * 5, to_come) == 1.0, "it does not learn"
+    assert signals_to_come([first, *[later] * 4], replace(to_come, falls_silent=False)) == 1.0
+
+
+def test_it_is_tried_whether_a_group_of_equal_rewards_is_silent(seen: Observation) -> None:
+    """Its own rewards of calls differ still, and `turns` reads them."""
+    group = mixed_group(seen, 1.0, 0.0)
+    trajectories = tuple(
+        replace(one, transitions=tuple(replace(call, rewards={"each": one.reward or 0.0}) for call in one.transitions))
+        for one in group.trajectories
+    )
+    for method, is_silent in (("grpo", True), ("turns", False)):
+        settings = {"credit.use": method, "intermediate_rewards.each.use": f"{HERE}:of_calls"}
+        _, scorer = build_credit(with_settings(seen.recipe, settings), load_plugins())
+        credited = scorer.credit(trajectories)
+        assert [one.has_signal for one in credited] == [True]
+        assert falls_silent(scorer, [one.group for one in credited]) is is_silent
+        assert not falls_silent(scorer, [])
+    assert seen.falls_silent, "the examination asks"
+
+
 def test_curves_that_are_drawn_beside_the_work_are_in_cpu_minutes_alone(seen: Observation) -> None:
     tried = with_loop(only(seen, "converse"), steps=10, tasks_per_step=3, validation=4)
 
@@ -663,10 +727,11 @@ def test_curves_that_are_drawn_beside_the_work_are_in_cpu_minutes_alone(seen: Ob
 
 
 def test_the_bill_ends_with_the_recipes_minutes(seen: Observation) -> None:
-    bill = make_bill(
-        with_loop(replace(only(seen, "converse"), costs=COSTS), steps=1000, tasks_per_step=1, validation=0, minutes=1.0)
-    )
-    assert bill.steps == pytest.approx(20, rel=0.1)  # of some 3 s each
+    healthy = replace(only(seen, "converse"), costs=COSTS)
+    learning = with_loop(healthy, steps=1000, tasks_per_step=1, validation=0, minutes=1.0)
+    bill = make_bill(replace(learning, lessons={}))
+    assert bill.steps == 20  # of 3 s each
+    assert bill.steps < make_bill(learning).steps < 30, "more steps of less learning; each takes 2 s to collect"
     assert "loop.minutes = 1 ends it" in bill.lines[0].how
     assert 60 * bill.minutes == pytest.approx(60 + 6, abs=4)
 

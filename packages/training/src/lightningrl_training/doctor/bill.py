@@ -3,8 +3,9 @@
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
     + in CPU time a curve drawn for each step and validation
 
-Learning takes what it took. Where no group had an advantage, rows were given one to try the learner; then half a group
-of all that were tried is billed, and the range goes from none to all.
+Learning goes by groups with an advantage, of which fewer are left as more rollouts earn the most. Where no group had an
+advantage, rows were given one to try the learner; then half a group of all that were tried is billed, and the range
+goes from none to all.
 
 Rollouts change while the policy learns. `lightningrl_training.doctor.forecast` says how far they will have changed on
 average, which is billed, and at least and at most, which is the range of the bill's rows.
@@ -13,8 +14,10 @@ average, which is billed, and at least and at most, which is the range of the bi
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from lightningrl.types import OtherCallKind, Trajectory
 from lightningrl_training.doctor.forecast import (
@@ -27,6 +30,7 @@ from lightningrl_training.doctor.forecast import (
     mean_tokens,
     moved,
     prompt_tokens,
+    signals_to_come,
 )
 from lightningrl_training.doctor.memory_bill import MemoryBill, plan_run
 from lightningrl_training.doctor.observation import Cost, Costs, Observation
@@ -74,6 +78,15 @@ class Bill:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    """Factors for what was tried, as the policy learns."""
+
+    collect: float = 1.0
+    learn: float = 1.0
+    validate: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
     """A run of some number of steps, in multiples of what was tried."""
 
@@ -110,16 +123,16 @@ class _Plan:
             validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
-    def cost(self, costs: Costs, longer: float = 1.0, validated: float = 1.0) -> Cost:
-        """Cost of the loop, where rollouts of steps take `longer` times what they took, and of validations
-        `validated` times."""
-        rollouts = self.of_rollouts(costs, longer, validated)
+    def cost(self, costs: Costs, change: _Change = _Change()) -> Cost:
+        """Cost of the loop."""
+        rollouts = self.of_rollouts(costs, change)
         return rollouts + costs.save * self.checkpoints + costs.draw * (self.steps + self.validations)
 
-    def of_rollouts(self, costs: Costs, longer: float = 1.0, validated: float = 1.0) -> Cost:
+    def of_rollouts(self, costs: Costs, change: _Change = _Change()) -> Cost:
         """The part of the cost that changes with rollouts."""
-        steps = costs.collect * self.collect + (costs.learn + costs.planted * self.teaching) * self.learn
-        return steps * longer + costs.validate * (self.validate * validated)
+        learn = (costs.learn + costs.planted * self.teaching) * (self.learn * change.learn)
+        validate = costs.validate * (self.validate * change.validate)
+        return costs.collect * (self.collect * change.collect) + learn + validate
 
     def present(self, seen: Observation, tokens: Callable[[Trajectory], int]) -> tuple[float, float]:
         """Tokens of all steps, and of all validations, if every rollout is as those that were tried."""
@@ -137,6 +150,8 @@ class _Outlook:
     tokens: Forecast
     """Distinct tokens, which time goes by."""
     trained: Forecast
+    signals: float
+    """Share of groups with an advantage in the steps to come."""
 
     @classmethod
     def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
@@ -146,11 +161,40 @@ class _Outlook:
             groups=plan.groups * (left + 1) / max(1, plan.steps),
             nats=moved(seen),
             validated=tuple(min(number * every, plan.steps) for number in range(plan.validations)),
+            falls_silent=seen.falls_silent,
         )
         counts = prompt_tokens, completion_tokens, distinct_tokens
         prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in counts)
-        trained = forecast_trained(seen.steps, to_come)
-        return cls(to_come=to_come, prompts=prompts, completions=completions, tokens=tokens, trained=trained)
+        return cls(
+            to_come=to_come,
+            prompts=prompts,
+            completions=completions,
+            tokens=tokens,
+            trained=forecast_trained(seen.steps, to_come),
+            signals=signals_to_come(seen.steps, to_come),
+        )
+
+    def changes(self, seen: Observation) -> tuple[_Change, _Change, _Change]:
+        """The least, the expected and the most that what was tried will change by."""
+        rollouts = self.tokens.low, self.tokens.amount, self.tokens.high
+        validations = self.tokens.low, self.tokens.validated, self.tokens.high
+        least, expected, most = (
+            _Change(collect=longer, learn=longer * teaching, validate=validated)
+            for longer, teaching, validated in zip(rollouts, self._teaching(seen), validations, strict=True)
+        )
+        return least, expected, most
+
+    def _teaching(self, seen: Observation) -> tuple[float, float, float]:
+        """Factors for the groups with an advantage, relative to the steps that were learned: half of those that are
+        expected, these, and all."""
+        signals = list(seen.signals[: seen.costs.learned_groups])
+        now = fmean(signals + [signal for step in seen.rehearsed for signal in step.signals]) if signals else 0.0
+        if not now or not seen.falls_silent or seen.recipe.loop.dynamic_sampling:
+            return 1.0, 1.0, 1.0
+        done, left = len(seen.steps), self.to_come.steps
+        shares = self.signals / 2, self.signals, 1.0
+        least, expected, most = ((done + left * share / now) / (done + left) for share in shares)
+        return least, expected, most
 
     def explain(self, ahead: Forecast, rehearsed: int) -> str:
         seen = f"{100 * ahead.now:.0f} % of that after {rehearsed} rehearsed steps; " if rehearsed else ""
@@ -175,7 +219,7 @@ def make_bill(seen: Observation) -> Bill:
     recipe, costs = seen.recipe, seen.costs
     plan = _Plan.of(seen, _steps(seen))
     outlook = _Outlook.of(seen, plan)
-    longer = outlook.tokens.amount, outlook.tokens.validated
+    _, change, _ = outlook.changes(seen)
     members = [member for group in seen.groups for member in group.members]
     judged = sum(call.kind is OtherCallKind.JUDGE for member in members for call in member.other_calls)
 
@@ -183,7 +227,7 @@ def make_bill(seen: Observation) -> Bill:
         of_steps, of_validations = plan.present(seen, tokens)
         return of_steps * ahead.amount + of_validations * ahead.validated
 
-    whole = costs.start + plan.cost(costs, *longer)
+    whole = costs.start + plan.cost(costs, change)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
     checkpoints = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
     memory = plan_run(seen, longer=max(outlook.prompts.now, outlook.prompts.at_end))
@@ -224,10 +268,11 @@ def _steps(seen: Observation) -> int:
         return loop.steps
 
     def seconds(steps: int) -> float:
-        return _Plan.of(seen, steps).cost(seen.costs).seconds
+        plan = _Plan.of(seen, steps)
+        _, expected, _ = _Outlook.of(seen, plan).changes(seen)
+        return plan.cost(seen.costs, expected).seconds
 
-    per_step = (seconds(loop.steps) - seconds(0)) / loop.steps
-    return min(loop.steps, max(1, math.ceil((60 * loop.minutes - seconds(0)) / max(per_step, 1e-9))))
+    return min(loop.steps, 1 + bisect_left(range(1, loop.steps + 1), 60 * loop.minutes, key=seconds))
 
 
 def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkpoints: int) -> Iterator[BillLine]:
@@ -252,16 +297,17 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
             ahead,
         )
     signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage"
-    how = f"{signal}; from half, as groups fall silent, to all of them"
+    how = f"{signal}, {100 * outlook.signals:.0f} % of those to come; from half of these to all groups"
     yield _ranged("trained tokens", bill.trained_tokens, plan.tokens * costs.trained_tokens, how, outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, how="as many each as those")
+    least, expected, most = outlook.changes(seen)
     ends = [
-        costs.start + replace(plan, teaching=teaching).cost(costs, longer, longer)
-        for teaching, longer in ((0.0, outlook.tokens.low), (1.0, outlook.tokens.high))
+        costs.start + replace(plan, teaching=teaching).cost(costs, change)
+        for teaching, change in ((0.0, least), (1.0, most))
     ]
     low, high = (end.seconds / 60 for end in ends)
-    how = _explain_minutes(plan, outlook, seen)
+    how = _explain_minutes(plan, expected, seen)
     yield BillLine(what="minutes", amount=bill.minutes, how=how, low=low, high=high)
     if bill.cpu_minutes is not None:
         low, high = ((end.cpu_seconds or 0.0) / 60 for end in ends)
@@ -275,10 +321,10 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
     yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=how)
 
 
-def _explain_minutes(plan: _Plan, outlook: _Outlook, seen: Observation) -> str:
-    costs, ahead, steps = seen.costs, outlook.tokens, max(1, plan.steps)
+def _explain_minutes(plan: _Plan, change: _Change, seen: Observation) -> str:
+    costs, steps = seen.costs, max(1, plan.steps)
     present = plan.of_rollouts(costs).seconds
-    longer = plan.of_rollouts(costs, ahead.amount, ahead.validated).seconds / present if present else 1.0
+    longer = plan.of_rollouts(costs, change).seconds / present if present else 1.0
     has_failed = any(lesson.error for lesson in seen.lessons.values())
     learns = costs.learn + costs.planted * plan.teaching
     learning = f"{learns.seconds * plan.learn / steps:.1f} s learning{', until it failed' if has_failed else ''}"

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
@@ -37,10 +36,11 @@ from lightningrl_training.doctor.machine import (
     memory_now,
     memory_used,
     read_machine,
+    store_bytes,
 )
 from lightningrl_training.doctor.observation import NO_COST, Cost, Costs, Lesson, Observation, Repeat, TriedStep
 from lightningrl_training.doctor.reward_attack import attack_rewards
-from lightningrl_training.doctor.trial_step import failed_lesson, teach
+from lightningrl_training.doctor.trial_step import failed_lesson, falls_silent, teach
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.memory_check import plan_policies
@@ -145,7 +145,7 @@ class _Examination:
         credited, steps, collect = await self._collect_steps()
         rollouts = [one for group in credited for one in group.group.members]
         status, sampled = await self.served.client.status(), sum(link.tokens for link in self.served.links.values())
-        stored = await asyncio.to_thread(_store_bytes, scratch / "store.sqlite")
+        stored = await asyncio.to_thread(store_bytes, scratch / "store.sqlite")
         repeats = await self._repeat(rollouts)
         rollouts_peak = memory_used()
         self._look_at_memory()
@@ -177,6 +177,7 @@ class _Examination:
             tasks=self.parts.tasks,
             groups=tuple(one.group for one in credited),
             signals=tuple(one.has_signal for one in credited),
+            falls_silent=falls_silent(scorer, [one.group for one in credited if one.has_signal]),
             rehearsed=tuple(rehearsal.steps),
             requires=scorer.requires,
             missing_roles=scorer.missing_roles(rollouts) if any(one.transitions for one in rollouts) else None,
@@ -380,13 +381,6 @@ def _draw(scratch: Path) -> tuple[Cost, Cost]:
             return NO_COST, NO_COST
         taken.append(replace(clock.lap(), seconds=0.0))
     return taken[0], taken[1]
-
-
-def _store_bytes(path: Path) -> int:
-    """Bytes of a database's pages, those in its write-ahead log included."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        (pages,), (size,) = (database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
-    return int(pages * size)
 
 
 def _some(tasks: Sequence[Task], most: int) -> Sequence[Task]:

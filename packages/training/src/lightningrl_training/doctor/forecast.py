@@ -7,6 +7,11 @@ beyond  = present + BEYOND · (learned - present)
 half    = t · s · sqrt(1 / groups tried + 1 / groups to come): where nothing is learned, 95 % of runs lie within it
 Spread  = the least and the most of present ± half and beyond ± half, in multiples of present's mean
 way gone after n steps = 1 - 2^(-n · nats that a step moves a rollout by ÷ HALF_WAY_NATS)
+silent  = Π i · x ÷ (i · x + 1), i from 1 to the rollouts of a group that earned less than its best, x = steps · pace:
+          so likely is it that all of them have come to earn as much, where some tasks are learned sooner than others
+          (their paces have an exponential distribution)
+pace    = ln(reward left to earn at first ÷ in the last steps) ÷ steps between them; ln 2 · nats ÷ HALF_WAY_NATS where
+          few steps were tried
 run     = first step and those rehearsed, as they were + each step to come: now + way gone · (learned - now)
 now     = the last steps that were rehearsed
 
@@ -39,6 +44,7 @@ __all__ = [
     "mean_tokens",
     "moved",
     "prompt_tokens",
+    "signals_to_come",
     "way_after",
     "way_at_end",
     "way_gone",
@@ -78,6 +84,8 @@ class ToCome:
     """Nats that a step moves a rollout by."""
     validated: tuple[int, ...] = ()
     """Steps of the run that each of its validations follows."""
+    falls_silent: bool = False
+    """A group has no advantage once its rollouts all earn the same."""
 
     @property
     def gone(self) -> float:
@@ -131,17 +139,33 @@ def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to
 
 
 def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
-    """Forecast tokens with an advantage. Groups that teach nothing now may come to; those that teach may fall silent
-    one after the other until, at the end of the run, none is left: half of now."""
+    """Forecast tokens with an advantage: as many more or fewer as completions have, in the groups that have one.
+    At most all have; at least half of those that are expected."""
     last = [present for step in tried[-LAST:] for present in _trained_by_group(step)]
+    now = _mean([signal for step in tried[-LAST:] for signal in step.signals])
+    teaching = signals_to_come(tried, to_come) / now if now else 1.0
     spread = Spread()
     if mean := _mean(last):
         groups = [group for step in tried[-LAST:] for group in step.groups]
         longer, (low, high) = _spread(groups, completion_tokens, to_come.groups), _ends(last, to_come.groups)
-        least = max(0.0, min(low / mean, longer.low) / 2)
+        least = max(0.0, min(low / mean, longer.low) * min(1.0, teaching) / 2)
         all_teach = longer.high * fmean(_by_group(groups, completion_tokens))
         spread = Spread(low=least, learned=longer.learned, high=max(high, all_teach) / mean)
-    return _of_run([_mean(_trained_by_group(step)) for step in tried], last, spread, to_come)
+    return _of_run([_mean(_trained_by_group(step)) for step in tried], last, spread, to_come, teaching)
+
+
+def signals_to_come(tried: Sequence[TriedStep], to_come: ToCome) -> float:
+    """Share of groups with an advantage, on average over the steps to come. Each group that was tried is as far from
+    such a step as the policy has steps to make from the one to the other."""
+    made, pace = list(enumerate(tried))[-LAST:], _pace(tried, to_come) if to_come.falls_silent else 0.0
+    return _mean(
+        [
+            signal * (1.0 - _silent(group, (step - before) * pace))
+            for step in range(len(tried), len(tried) + max(1, to_come.steps))
+            for before, one in made
+            for group, signal in zip(one.groups, one.signals, strict=True)
+        ]
+    )
 
 
 def way_gone(moved: float, steps: int) -> float:
@@ -180,9 +204,11 @@ def mean_tokens(step: TriedStep, tokens: Callable[[Trajectory], int]) -> float:
     return _mean(_by_group(step.groups, tokens))
 
 
-def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come: ToCome) -> Forecast:
-    """`means`: of the steps tried. `last`: by group, what the steps to come begin with. `rest`: where those may
-    lead."""
+def _of_run(
+    means: Sequence[float], last: Sequence[float], rest: Spread, to_come: ToCome, times: float = 1.0
+) -> Forecast:
+    """`means`: of the steps tried. `last`: by group, what the steps to come begin with. `rest`: where those may lead.
+    `times`: factor for the expected mean of these."""
     first, *rehearsed = means
     steps = len(means) + to_come.steps
     if not first:
@@ -200,7 +226,7 @@ def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come
         for step in to_come.validated
     ]
     return Forecast(
-        amount=(sum(means) / first + to_come.steps * after(to_come.gone)) / steps,
+        amount=(sum(means) / first + to_come.steps * times * after(to_come.gone)) / steps,
         validated=_mean(validated) if validated else 1.0,
         low=end(min(now * rest.low, 1.0)),
         high=end(max(now * rest.high, 1.0)),
@@ -258,6 +284,27 @@ def _halves(group: TrajectoryGroup) -> tuple[Sequence[Trajectory], Sequence[Traj
         return group.trajectories, ()
     best = [one for one in group.trajectories if one.reward == max(rewards)]
     return best, [one for one in group.trajectories if one.reward is not None and one.reward < max(rewards)]
+
+
+def _pace(tried: Sequence[TriedStep], to_come: ToCome) -> float:
+    """Natural logarithm of the factor by which a step divides what the policy has left to earn."""
+    if len(tried) <= LAST:
+        return math.log(2.0) * max(0.0, to_come.nats) / HALF_WAY_NATS
+    rewards = [
+        [one.reward for group in step.groups for one in group.trajectories if one.reward is not None] for step in tried
+    ]
+    most = max((reward for step in rewards for reward in step), default=0.0)
+    before, after = most - _mean(rewards[0]), most - _mean([reward for step in rewards[-LAST:] for reward in step])
+    if before <= 0.0 or after <= 0.0:
+        return 0.0
+    return max(0.0, math.log(before / after)) / (len(tried) - (LAST + 1) / 2)
+
+
+def _silent(group: TrajectoryGroup, gone: float) -> float:
+    """Probability that all rollouts of a group earn the same. `gone`: steps · pace. 0 where they earn the same now and
+    have an advantage all the same."""
+    _, rest = _halves(group)
+    return math.prod(number * gone / (number * gone + 1.0) for number in range(1, len(rest) + 1)) if rest else 0.0
 
 
 def _ends(values: Sequence[float], wanted: float) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ __all__ = [
     "memory_now",
     "memory_used",
     "read_machine",
+    "store_bytes",
 ]
 
 PROC: Final = Path("/proc")
@@ -97,6 +99,13 @@ def free_disk(where: Path) -> int:
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def store_bytes(path: Path) -> int:
+    """Bytes of a SQLite database's pages, those in its write-ahead log included."""
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        (pages,), (size,) = (database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    return int(pages * size)
 
 
 def _processes() -> dict[int, list[str]]:

@@ -131,6 +131,8 @@ class Observation:
     """Credited groups; calls of roles that are not trained are not `trainable`."""
     signals: tuple[bool, ...]
     """True for each group in which a trained call has an advantage other than 0."""
+    falls_silent: bool = False
+    """A group has no advantage once its rollouts all earn the same."""
     rehearsed: tuple[TriedStep, ...] = ()
     """Further steps of the run, each collected with the weights that the steps before it left, and learned."""
     requires: frozenset[str] = frozenset()

@@ -3,6 +3,8 @@
 log π(tokens) ─► learn(rows) ─► log π(tokens)      gain = mean of sign(A) · Δ log π, over tokens with an advantage
 
 A learner that raises gives a lesson, too: what the rollouts have shown stays.
+
+Credit of a group whose rollouts all earn the same is tried by changing their rewards: most methods give it none.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import numpy as np
 from lightningrl.advantages import teaching_rows
 from lightningrl.backends import Backend, Continuation, LearnReport, TokenScorer
 from lightningrl.errors import LightningError
-from lightningrl.types import Array, Sample
+from lightningrl.types import Array, Sample, Trajectory, TrajectoryGroup
+from lightningrl_credit.scoring import Scorer
 from lightningrl_training.doctor.machine import MemoryGrowth
 from lightningrl_training.doctor.observation import GpuMemory, Lesson
 
-__all__ = ["failed_lesson", "teach"]
+__all__ = ["failed_lesson", "falls_silent", "teach"]
 
 MOST_ROWS = 64
 """Rows that are scored; all are learned from."""
@@ -68,6 +71,24 @@ def failed_lesson(error: Exception, *, rows: int, is_planted: bool = False) -> L
         error=str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}",
         is_out_of_memory=_is_out_of_memory(error),
     )
+
+
+def falls_silent(scorer: Scorer, groups: Sequence[TrajectoryGroup]) -> bool:
+    """True if no group has an advantage once all its rollouts earn what its best one does. `groups`: some that have
+    one now."""
+    return bool(groups) and not any(scorer.credit_group(_alike(group)).has_signal for group in groups)
+
+
+def _alike(group: TrajectoryGroup) -> TrajectoryGroup:
+    rewarded = [one for one in group.members if one.reward is not None]
+    if not rewarded:
+        return group
+    best = max(rewarded, key=lambda one: one.reward or 0.0)
+
+    def earn(members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        return tuple(replace(one, reward=best.reward, rewards=best.rewards) for one in members)
+
+    return replace(group, trajectories=earn(group.trajectories), branches=earn(group.branches))
 
 
 def _is_out_of_memory(error: Exception) -> bool:
