@@ -284,6 +284,35 @@ async def test_slow_ones_are_given_more_processes_up_to_the_limit_and_each_call_
     assert len(list(tmp_path.iterdir())) == 3
 
 
+async def test_a_first_call_that_imports_much_makes_no_more_processes_that_do_so(tmp_path: Path) -> None:
+    """A game's reward took 3 s to import and milliseconds to call; 16 processes imported it at a time, for 30 s."""
+    loaded: list[int] = []
+
+    def imports(task: Any, output: Any, trajectory: Any) -> float:
+        if not loaded:
+            (tmp_path / str(os.getpid())).touch()
+            time.sleep(2.5)
+            loaded.append(1)
+        return 1.0
+
+    rewards = one(imports)
+    assert await asyncio.gather(*(score(rewards) for _ in range(40))) == [(1.0, None)] * 40
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+async def test_where_the_first_call_ends_its_process_the_others_have_another(tmp_path: Path) -> None:
+    def ends_once(task: Any, output: Any, trajectory: Any) -> float:
+        if not list(tmp_path.iterdir()):
+            (tmp_path / str(os.getpid())).touch()
+            time.sleep(1.5)
+            os._exit(3)
+        return 1.0
+
+    rewards = one(ends_once)
+    values = await asyncio.wait_for(asyncio.gather(*(score(rewards) for _ in range(8))), PATIENCE_S)
+    assert sorted(value or 0.0 for value, _ in values) == [0.0, *[1.0] * 7]
+
+
 async def test_cancelled_calls_leave_no_place_taken(tmp_path: Path) -> None:
     def takes_a_moment(task: Any, output: Any, trajectory: Any) -> float:
         time.sleep(0.01)

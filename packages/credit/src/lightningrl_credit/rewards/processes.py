@@ -26,6 +26,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -40,6 +41,9 @@ __all__ = ["DaemonThreads", "FunctionProcesses", "ProcessEnded", "is_function_pr
 
 PATIENCE_S: Final = 1.0
 """Wait for a turn after which a call gets another process, up to the limit: quick ones keep to one, with its state."""
+FIRST_CALL_S: Final = 15.0
+"""Time that the first call of all may take before the others count it as slow: it may import much, which each further
+process would do as well."""
 WATCH_S: Final = 0.25
 """Time between two looks of the fork server for its parent."""
 _LENGTH: Final = struct.Struct("<Q")
@@ -108,11 +112,14 @@ class _Pool:
         self._name = name
         self._limit = limit
         self._alive = 0
+        self._has_answered = False
+        self._began = 0.0
         self._idle: list[_Process] = []
         self._waiting: deque[asyncio.Future[_Process | None]] = deque()
 
     async def take(self) -> _Process:
-        """Take an idle process, or a new one where the last has ended or this call has waited for long."""
+        """Take an idle process, or a new one where the last has ended or this call has waited for long, not counting the
+        first call of all."""
         loop = asyncio.get_running_loop()
         if self._idle:
             return self._idle.pop()
@@ -122,11 +129,12 @@ class _Pool:
         while True:
             turn: asyncio.Future[_Process | None] = loop.create_future()
             self._waiting.append(turn)
+            is_first = False
             try:
                 async with asyncio.timeout(patience):
                     process = await turn
             except TimeoutError:
-                process, patience = None, None
+                process, is_first = None, self._is_at_first_call()
             except BaseException:
                 if turn.done() and not turn.cancelled() and (given := turn.result()) is not None:
                     self.give_back(given, is_well=True)
@@ -138,11 +146,15 @@ class _Pool:
                 process = turn.result()
             if process is not None:
                 return process
+            if is_first and self._alive:
+                continue
             if self._alive < self._limit:
                 return self._start()
+            patience = None
 
     def give_back(self, process: _Process, *, is_well: bool) -> None:
         """Hand a process to whoever waits; end one that is not well."""
+        self._has_answered |= is_well
         if not is_well:
             self._alive -= 1
             process.end()
@@ -154,8 +166,13 @@ class _Pool:
         if is_well:
             self._idle.append(process)
 
+    def _is_at_first_call(self) -> bool:
+        return not self._has_answered and time.monotonic() - self._began < FIRST_CALL_S
+
     def _start(self) -> _Process:
         process = self._server.start(self._name)
+        if not self._alive:
+            self._began = time.monotonic()
         self._alive += 1
         return process
 
