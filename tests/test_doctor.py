@@ -61,9 +61,9 @@ from lightningrl_training.doctor.forecast import (
     signals_to_come,
     way_gone,
 )
-from lightningrl_training.doctor.machine import Machine, MemoryGrowth
+from lightningrl_training.doctor.machine import Cost, Machine, MemoryGrowth
 from lightningrl_training.doctor.memory_bill import plan_run, step_tokens
-from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
+from lightningrl_training.doctor.observation import Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
 from lightningrl_training.doctor.signal_checks import gain_expected
 from lightningrl_training.doctor.trial_step import falls_silent, teach
@@ -283,6 +283,7 @@ def only(seen: Observation, agent: str) -> Observation:
         repeats=tuple(repeat for repeat in seen.repeats if repeat.recorded.task.input["fault"] == agent),
         overridden=seen.overridden if agent == "asks_for_no_chance" else {},
         sampled_tokens=None,
+        first=(),
     )
     return replace(part, attempts=len(part.every))
 
@@ -619,6 +620,34 @@ def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of(seen: Obser
 
 
 # ------------------------------------------------------------------ the bill
+
+
+def test_what_an_agent_imports_for_its_first_rollout_is_billed_once(tmp_path: Path) -> None:
+    recipe = make_recipe(
+        tmp_path, **{"tasks.options.faults": ["is_slow_at_first"], "loop.tasks_per_step": 1, "validation.every": 0}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examination, "ENOUGH_S", 0.0)
+        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path / "scratch", tmp_path))
+    assert seen.costs.start.seconds > faulty_agent.IMPORT_S > 2 * seen.costs.collect.seconds
+    assert {one.rollout_id for one in seen.first} == {"g000000-000-first", "g000000-001-first"}
+    assert seen.attempts == len(seen.every) and not complaints(diagnose(replace(seen, attack=None)))
+
+
+def test_a_step_moves_no_group_without_an_advantage(seen: Observation) -> None:
+    """GEM's games: one group of eight had one, and the bill had 3.4 times the run's prompt tokens."""
+    groups = (mixed_group(seen, 1, 0), mixed_group(seen, 0, 0), mixed_group(seen, 0, 0), mixed_group(seen, 0, 0))
+    short = replace(groups[0].trajectories[1], transitions=groups[0].trajectories[1].transitions[:1])
+    first = replace(groups[0], trajectories=(groups[0].trajectories[0], short))
+    healthy = replace(only(seen, "converse"), costs=COSTS, validation=(), groups=(first, *groups[1:]))
+    tried = with_loop(healthy, steps=3, tasks_per_step=4, validation=0)
+    (few, all_of_them) = (
+        next(line.how for line in make_bill(replace(tried, signals=signals)).lines if line.what == "prompt tokens")
+        for signals in ((True, False, False, False), (True, True, True, True))
+    )
+    nats = moved(tried)
+    assert f"{100 * way_gone(nats / 4, 2):.0f} % of the way in 2 steps" in few
+    assert f"{100 * way_gone(nats, 2):.0f} % of the way in 2 steps" in all_of_them
 
 
 def test_the_bill_multiplies_what_was_tried(seen: Observation) -> None:

@@ -21,6 +21,7 @@ SCHEMA = "- singers : singer_id name age"
 QUESTION = "how many singers are there whose age is above 40?"
 PROMPT = f"Write one SQLite query that answers the question.\n{SCHEMA}\nQuestion: {QUESTION}\nAnswer with SQL only."
 
+IMPORT_S = 8.0
 NO_END_IN_SIGHT = "1 2 3 4 5 6 7 8 9 " * 30
 """The policy of the tests goes on from here for hundreds of tokens, so that no stream ends before it is left."""
 
@@ -43,6 +44,17 @@ def converse(more: str = "", **settings: Any) -> str:
 
 
 # ------------------------------------------------------------------ faults
+
+
+def is_slow_at_first() -> str:
+    """Its first rollout in a process takes long, as if it imported much."""
+    imports_much()
+    return converse()
+
+
+@functools.cache
+def imports_much() -> None:
+    time.sleep(IMPORT_S)
 
 
 def makes_no_call() -> str:
@@ -143,6 +155,7 @@ FAULTS: Mapping[str, Callable[[], str]] = {
     function.__name__: function
     for function in (
         converse,
+        is_slow_at_first,
         makes_no_call,
         calls_another_endpoint,
         raises,

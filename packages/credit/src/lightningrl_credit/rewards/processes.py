@@ -118,8 +118,8 @@ class _Pool:
         self._waiting: deque[asyncio.Future[_Process | None]] = deque()
 
     async def take(self) -> _Process:
-        """Take an idle process, or a new one where the last has ended or this call has waited for long, not counting the
-        first call of all."""
+        """Take an idle process, or a new one where the last has ended or this call has waited for long: since the first
+        call of all was answered, that is."""
         loop = asyncio.get_running_loop()
         if self._idle:
             return self._idle.pop()

@@ -32,8 +32,9 @@ from lightningrl_training.doctor.forecast import (
     prompt_tokens,
     signals_to_come,
 )
+from lightningrl_training.doctor.machine import Cost
 from lightningrl_training.doctor.memory_bill import MemoryBill, plan_run
-from lightningrl_training.doctor.observation import Cost, Costs, Observation
+from lightningrl_training.doctor.observation import Costs, Observation
 
 __all__ = ["Bill", "BillLine", "make_bill"]
 
@@ -159,7 +160,7 @@ class _Outlook:
         to_come = ToCome(
             steps=left,
             groups=plan.groups * (left + 1) / max(1, plan.steps),
-            nats=moved(seen),
+            nats=moved(seen) * fmean(signal for step in seen.steps for signal in step.signals or (False,)),
             validated=tuple(min(number * every, plan.steps) for number in range(plan.validations)),
             falls_silent=seen.falls_silent,
         )
@@ -250,7 +251,7 @@ def make_bill(seen: Observation) -> Bill:
 
 def _stored(seen: Observation) -> float:
     """Bytes of a rollout in the store."""
-    return seen.costs.store_bytes / max(1, len(seen.tried))
+    return seen.costs.store_bytes / max(1, len(seen.first) + len(seen.tried))
 
 
 def _groups_per_step(seen: Observation) -> float:

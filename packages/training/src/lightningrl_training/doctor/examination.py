@@ -1,7 +1,7 @@
 """The examination: the real agent, server, workers, engine and learner for one validation, a step or a few, and one
 lesson.
 
-serve ─► validation ─► groups of training tasks ─► some again, answered as before
+serve ─► first rollouts ─► validation ─► groups of training tasks ─► some again, answered as before
       ─► one step ─► more steps ─► one checkpoint
 
 All of it happens in a scratch folder; the weights are a copy and go with it.
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from lightningrl.backends import Engine, LearnReport
@@ -29,8 +29,10 @@ from lightningrl_credit.unread import unread_rewards
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.doctor.machine import (
+    NO_COST,
+    Clock,
+    Cost,
     MemoryGrowth,
-    cpu_seconds,
     folder_bytes,
     free_disk,
     memory_now,
@@ -38,7 +40,7 @@ from lightningrl_training.doctor.machine import (
     read_machine,
     store_bytes,
 )
-from lightningrl_training.doctor.observation import NO_COST, Cost, Costs, Lesson, Observation, Repeat, TriedStep
+from lightningrl_training.doctor.observation import Costs, Lesson, Observation, Repeat, TriedStep
 from lightningrl_training.doctor.reward_attack import attack_rewards
 from lightningrl_training.doctor.trial_step import failed_lesson, falls_silent, teach
 from lightningrl_training.evaluator import Evaluator
@@ -49,12 +51,14 @@ from lightningrl_training.tasks import plan_branches, plan_group, plan_validatio
 if TYPE_CHECKING:
     from lightningrl_training.serving import RunningServices
 
-__all__ = ["Clock", "WeightHolder", "forget_prompts", "observe", "reward"]
+__all__ = ["WeightHolder", "forget_prompts", "observe", "reward"]
 
 ENOUGH_S = 20.0
 """Seconds of collecting after which no further step is begun."""
 MOST_STEPS = 4
 """Steps that are collected before the first is learned."""
+FIRST = 2
+"""Rollouts before all others, by worker."""
 REPEATS = 8
 """Rollouts that are run again, each of another task."""
 REHEARSED: Final = 1 / 3
@@ -82,19 +86,6 @@ async def observe(
         examination = _Examination(recipe=recipe, parts=parts, served=served, starting=starting, rehearse=rehearse)
         seen = await examination.run(scratch, runs)
     return replace(seen, costs=replace(seen.costs, start=start + seen.costs.start))
-
-
-class Clock:
-    """Wall and CPU time since the last lap."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.monotonic(), cpu_seconds()
-
-    def lap(self) -> Cost:
-        before = self._wall, self._cpu
-        self._wall, self._cpu = time.monotonic(), cpu_seconds()
-        cpu = None if self._cpu is None or before[1] is None else max(0.0, self._cpu - before[1])
-        return Cost(seconds=self._wall - before[0], cpu_seconds=cpu)
 
 
 @runtime_checkable
@@ -141,6 +132,7 @@ class _Examination:
 
     async def run(self, scratch: Path, runs: Path) -> Observation:
         recipe, scorer, idle = self.recipe, self.parts.scorer, self._look_at_idle()
+        first, warm_up = await self._warm_up()
         validation, validate = await self._validate()
         credited, steps, collect = await self._collect_steps()
         rollouts = [one for group in credited for one in group.group.members]
@@ -156,10 +148,10 @@ class _Examination:
         self.starting("a checkpoint")
         clock, has_failed = Clock(), any(lesson.error for lesson in lessons.values())
         size, save = await asyncio.to_thread(self._save, scratch, is_written=not has_failed), clock.lap()
-        first, draw = await asyncio.to_thread(_draw, scratch)
+        first_curve, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
         costs = Costs(
-            start=first,
+            start=first_curve + warm_up.beyond(fmean(one.duration_s for one in rollouts)),
             draw=draw,
             collect=collect + rehearsal.collect,
             learn=learn + rehearsal.learn,
@@ -177,6 +169,7 @@ class _Examination:
             tasks=self.parts.tasks,
             groups=tuple(one.group for one in credited),
             signals=tuple(one.has_signal for one in credited),
+            first=tuple(first),
             falls_silent=falls_silent(scorer, [one.group for one in credited if one.has_signal]),
             rehearsed=tuple(rehearsal.steps),
             requires=scorer.requires,
@@ -201,6 +194,15 @@ class _Examination:
             memory_rollouts=rollouts_peak,
         )
 
+    async def _warm_up(self) -> tuple[list[Trajectory], Cost]:
+        """Run a few rollouts for each worker, so that what it imports for the first of them is billed once."""
+        clock = Clock()
+        self.starting("the first rollouts")
+        specs = plan_group(self.parts.tasks.train, self.recipe, 0)[: FIRST * self.recipe.runtime.workers]
+        rollouts = await self._try([replace(spec, id=f"{spec.id}-first") for spec in specs])
+        await self._forget_prompts()
+        return rollouts, clock.lap()
+
     async def _validate(self) -> tuple[list[Trajectory], Cost]:
         clock = Clock()
         self.starting("a validation")
@@ -215,11 +217,14 @@ class _Examination:
         collect, steps = NO_COST, 0
         while steps < MOST_STEPS and (not steps or collect.seconds * (steps + 1) / steps < ENOUGH_S):
             self.starting(f"the agent on the tasks of step {steps + 1}")
-            for name in self._trained:
-                await asyncio.to_thread(forget_prompts, self.served.backends[name].engine)
+            await self._forget_prompts()
             credited += await self._collect(steps)
             collect, steps = collect + clock.lap(), steps + 1
         return credited, steps, collect
+
+    async def _forget_prompts(self) -> None:
+        for name in self._trained:
+            await asyncio.to_thread(forget_prompts, self.served.backends[name].engine)
 
     async def _learn(
         self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]

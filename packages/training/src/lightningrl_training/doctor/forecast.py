@@ -81,7 +81,7 @@ class ToCome:
     groups: float
     """Groups of all these steps, and of the first, whose rollouts will be others."""
     nats: float
-    """Nats that a step moves a rollout by."""
+    """Nats that a step moves a rollout by; those of groups without an advantage stay where they are."""
     validated: tuple[int, ...] = ()
     """Steps of the run that each of its validations follows."""
     falls_silent: bool = False

@@ -1,4 +1,4 @@
-"""Use of the machine by this process and those that it has started (CPU seconds, memory), and what the machine has.
+"""Use of the machine by this process and those that it has started (time, memory), and what the machine has.
 Linux tells in /proc; elsewhere the answers are None."""
 
 from __future__ import annotations
@@ -7,12 +7,17 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 __all__ = [
+    "NO_COST",
+    "UNTIMED",
+    "Clock",
+    "Cost",
     "Machine",
     "MemoryGrowth",
     "cpu_seconds",
@@ -40,6 +45,45 @@ class Machine:
     """Free bytes where runs are written."""
     gpus: int = 0
     """GPUs that a process here may use; only NVIDIA's are seen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Time that something took."""
+
+    seconds: float = 0.0
+    cpu_seconds: float | None = None
+    """CPU seconds of all our processes; None = the system does not say."""
+
+    def __add__(self, other: Cost) -> Cost:
+        pair = self.cpu_seconds, other.cpu_seconds
+        cpu = None if pair[0] is None or pair[1] is None else pair[0] + pair[1]
+        return Cost(seconds=self.seconds + other.seconds, cpu_seconds=cpu)
+
+    def __mul__(self, times: float) -> Cost:
+        cpu = None if self.cpu_seconds is None else self.cpu_seconds * times
+        return Cost(seconds=self.seconds * times, cpu_seconds=cpu)
+
+    def beyond(self, seconds: float) -> Cost:
+        """The part after so many seconds."""
+        return self * (max(0.0, 1.0 - seconds / self.seconds) if self.seconds else 0.0)
+
+
+NO_COST: Final = Cost(cpu_seconds=0.0)
+UNTIMED: Final = Cost()
+
+
+class Clock:
+    """Wall and CPU time since the last lap."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.monotonic(), cpu_seconds()
+
+    def lap(self) -> Cost:
+        before = self._wall, self._cpu
+        self._wall, self._cpu = time.monotonic(), cpu_seconds()
+        cpu = None if self._cpu is None or before[1] is None else max(0.0, self._cpu - before[1])
+        return Cost(seconds=self._wall - before[0], cpu_seconds=cpu)
 
 
 class MemoryGrowth:

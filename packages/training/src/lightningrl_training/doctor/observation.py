@@ -5,56 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
 
 from lightningrl.backends import Speed
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
-from lightningrl_training.doctor.machine import Machine
+from lightningrl_training.doctor.machine import NO_COST, UNTIMED, Cost, Machine
 from lightningrl_training.memory_check import MemoryPlan
 from lightningrl_training.redteam.report import RedTeamReport
 from lightningrl_training.tasks import TaskSets
 
-__all__ = ["NO_COST", "Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """Time that something took."""
-
-    seconds: float = 0.0
-    cpu_seconds: float | None = None
-    """CPU seconds of all our processes; None = the system does not say."""
-
-    def __add__(self, other: Cost) -> Cost:
-        pair = self.cpu_seconds, other.cpu_seconds
-        cpu = None if pair[0] is None or pair[1] is None else pair[0] + pair[1]
-        return Cost(seconds=self.seconds + other.seconds, cpu_seconds=cpu)
-
-    def __mul__(self, times: float) -> Cost:
-        cpu = None if self.cpu_seconds is None else self.cpu_seconds * times
-        return Cost(seconds=self.seconds * times, cpu_seconds=cpu)
-
-
-NO_COST: Final = Cost(cpu_seconds=0.0)
+__all__ = ["Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
     """Measurements for the bill."""
 
-    start: Cost = Cost()
-    """Cost until the policy was served and the workers were ready; its CPU time includes importing what draws
-    curves."""
-    collect: Cost = Cost()
+    start: Cost = UNTIMED
+    """Cost until the policy was served and the workers were ready, and of what the first rollouts took longer than
+    others; its CPU time includes importing what draws curves."""
+    collect: Cost = UNTIMED
     """Cost of all groups, those of rehearsed steps included, with rewards and branches."""
-    learn: Cost = Cost()
+    learn: Cost = UNTIMED
     """Cost of the first step and the rehearsed ones, of policies with a row that has an advantage."""
     planted: Cost = NO_COST
     """Cost of the first step of the other policies, with advantages planted on all rows."""
-    validate: Cost = Cost()
+    validate: Cost = UNTIMED
     """Cost of the validation rollouts that were tried."""
-    save: Cost = Cost()
+    save: Cost = UNTIMED
     """Cost of one checkpoint."""
     draw: Cost = NO_COST
     """CPU time of one curve. Each step and each validation has it drawn beside the work, so it takes no seconds."""
@@ -131,6 +109,8 @@ class Observation:
     """Credited groups; calls of roles that are not trained are not `trainable`."""
     signals: tuple[bool, ...]
     """True for each group in which a trained call has an advantage other than 0."""
+    first: tuple[Trajectory, ...] = ()
+    """Rollouts before all others, in which the workers import what the agent needs."""
     falls_silent: bool = False
     """A group has no advantage once its rollouts all earn the same."""
     rehearsed: tuple[TriedStep, ...] = ()
@@ -190,8 +170,8 @@ class Observation:
 
     @cached_property
     def every(self) -> tuple[Trajectory, ...]:
-        """All rollouts: of groups, branches and validation."""
-        return (*self.validation, *(member for group in self.groups for member in group.members))
+        """All rollouts: the first, and those of groups, branches and validation."""
+        return (*self.first, *self.validation, *(member for group in self.groups for member in group.members))
 
     @cached_property
     def calls(self) -> tuple[Transition, ...]:
