@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightningrl.console import write_json
-from lightningrl_training.commands.printing import make_table
+from lightningrl_training.commands.printing import make_table, show_warnings
 from lightningrl_training.commands.stopping import stoppable
 from lightningrl_training.run import doctor
 from lightningrl_training.run_sync import run_sync
@@ -33,6 +33,7 @@ def doctor_command(
 ) -> None:
     from lightningrl_training.doctor import Verdict
 
+    show_warnings()
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
 
         def starting(what: str) -> None:

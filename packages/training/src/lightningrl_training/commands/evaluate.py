@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightningrl.console import write_json
-from lightningrl_training.commands.printing import Page, make_table, shown
+from lightningrl_training.commands.printing import Page, make_table, show_warnings, shown
 from lightningrl_training.commands.stopping import progress_bar
 from lightningrl_training.evaluation.report import EvaluationReport
 from lightningrl_training.evaluation.result import Comparison, Evaluation
@@ -19,6 +19,7 @@ __all__ = ["evaluate_command"]
 
 def evaluate_command(policy: str, *, as_json: bool, **options: Any) -> None:
     """`options`: of `lightningrl.evaluate`."""
+    show_warnings()
     with progress_bar("stopped; what has run lies in the folder of its rollouts, without results") as show:
         report = evaluate(policy, show=show, **options)
     if as_json:

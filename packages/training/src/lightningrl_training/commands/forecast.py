@@ -12,7 +12,7 @@ from rich.table import Column
 
 from lightningrl.console import write_json
 from lightningrl.errors import ConfigError
-from lightningrl_training.commands.printing import Page, make_table, shown
+from lightningrl_training.commands.printing import Page, make_table, show_warnings, shown
 from lightningrl_training.commands.stopping import stoppable
 from lightningrl_training.forecast.history import PastRun, make_account, read_runs
 from lightningrl_training.forecast.prediction import GainForecast, load_calibration
@@ -30,6 +30,7 @@ WIDTH: Final = 41
 def forecast_command(
     source: Path, *, rollouts: int, is_rehearsed: bool, as_json: bool, settings: Mapping[str, Any]
 ) -> None:
+    show_warnings()
     recipe, wrong = read_source(source, settings)
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
         made = run_sync(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from rich.console import Console, RenderableType
+from rich.logging import RichHandler
 from rich.table import Column, Table
 
 from lightningrl.console import escape
 from lightningrl.sanitize import printable
 
-__all__ = ["Page", "make_table", "shown"]
+__all__ = ["Page", "make_table", "show_warnings", "shown"]
 
 
 class Page(Console):
@@ -25,6 +28,13 @@ class Page(Console):
 def make_table(*columns: Column | str, numbers: tuple[str, ...] = (), gap: int = 2) -> Table:
     """Make a table without lines. `numbers`: names of columns after the others, whose cells stand at the right."""
     return Table(*columns, *(Column(name, justify="right") for name in numbers), box=None, padding=(0, gap, 0, 0))
+
+
+def show_warnings(console: Console | None = None) -> None:
+    """Print logged warnings, by default to stderr. To be called before an agent is imported: some libraries set up
+    logging as they are imported, and would print a line for each of our requests."""
+    handler = RichHandler(console=console or Console(stderr=True), show_path=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
 
 
 def shown(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 
 from lightningrl.console import write_json
-from lightningrl_training.commands.printing import Page, shown
+from lightningrl_training.commands.printing import Page, show_warnings, shown
 from lightningrl_training.commands.stopping import progress_bar
 from lightningrl_training.redteam.attacks import Severity
 from lightningrl_training.redteam.recipe_attack import attack_recipe
@@ -23,6 +23,7 @@ STYLES: Final = {Severity.HIGH: "bold red", Severity.MEDIUM: "yellow", Severity.
 
 def redteam_command(source: Path, *, as_json: bool, **options: Any) -> None:
     """`options`: of `attack_recipe`."""
+    show_warnings()
     with progress_bar("stopped; nothing was written") as show:
         report = run_sync(attack_recipe(source, show=show, **options))
     if as_json:

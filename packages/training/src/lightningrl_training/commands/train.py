@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.logging import RichHandler
 
 from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Interruption
 from lightningrl.recipe import Recipe
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState, best_checkpoint
-from lightningrl_training.commands.printing import Page
+from lightningrl_training.commands.printing import Page, show_warnings
 from lightningrl_training.serving import Address
 from lightningrl_training.start import OpenRun, begin_run
 
@@ -28,9 +26,7 @@ def train_command(
     source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]
 ) -> None:
     console, page = Console(), Page()
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-    )
+    show_warnings(console)
     if source is None and not resume:
         raise ConfigError(
             "no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the "

@@ -22,7 +22,7 @@ from lightningrl_credit.trained_calls import explain_left_out
 from lightningrl_training.build import Parts
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.commands.printing import Page
+from lightningrl_training.commands.printing import Page, show_warnings
 from lightningrl_training.commands.stopping import scratch_folder
 from lightningrl_training.explanations import explain_ignored, explain_malformed
 from lightningrl_viewer.listing import show_command
@@ -60,6 +60,7 @@ def has_changed(task: Task, output: Any, trajectory: Trajectory) -> float:
 
 
 def _try(recipe: Recipe, wrong: Sequence[str], *, task: str | None, full: bool) -> None:
+    show_warnings()
     parts = build_checked(recipe, load_plugins(), wrong=wrong)
     chosen = _task(parts, task)
     page = Page()

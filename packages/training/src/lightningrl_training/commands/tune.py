@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
-from lightningrl_training.commands.printing import Page
+from lightningrl_training.commands.printing import Page, show_warnings
 from lightningrl_training.models import check_on_hub, check_rendering, resolve_model
 from lightningrl_training.run_folder import RunFolder, default_run
 from lightningrl_training.start import read_source
@@ -32,9 +30,7 @@ def tune_command(
     source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]
 ) -> None:
     console = Console()
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-    )
+    show_warnings(console)
     if resume:
         folder, recipe = RunFolder.resume(run or newest_run(runs), settings, source, tunes=True)
         try:

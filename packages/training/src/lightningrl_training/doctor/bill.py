@@ -4,8 +4,8 @@ run = start + checkpoints + steps · (groups of a step · what a group took + le
     + in CPU time a curve drawn for each step and validation
 
 Learning goes by groups with an advantage, of which fewer are left as more rollouts earn the most. Where no group had an
-advantage, rows were given one to try the learner; then half a group of all that were tried is billed, and the range
-goes from none to all.
+advantage, rows were given one to try the learner: whether any will have one is not known, so half of them are billed,
+and the range goes from none to all.
 
 Rollouts change while the policy learns. `lightningrl_training.doctor.forecast` says how far they will have changed on
 average, which is billed, and at least and at most, which is the range of the bill's rows.
@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Final
 
 from lightningrl.types import OtherCallKind, Trajectory
 from lightningrl_training.doctor.forecast import (
@@ -37,6 +38,10 @@ from lightningrl_training.doctor.memory_bill import MemoryBill, plan_run
 from lightningrl_training.doctor.observation import Costs, Observation
 
 __all__ = ["Bill", "BillLine", "make_bill"]
+
+
+UNKNOWN: Final = 0.5
+"""Share of groups that are billed as having an advantage, where none of those tried had one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +125,7 @@ class _Plan:
             tokens=groups / max(1, len(seen.groups)),
             collect=groups / max(1.0, len(seen.groups) + rehearsed),
             learn=groups / max(1.0, seen.costs.learned_groups + rehearsed),
-            teaching=0.5 / max(1, len(seen.groups)),
+            teaching=UNKNOWN,
             validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
@@ -160,12 +165,12 @@ class _Outlook:
         to_come = ToCome(
             steps=left,
             groups=plan.groups * (left + 1) / max(1, plan.steps),
-            nats=moved(seen) * fmean(signal for step in seen.steps for signal in step.signals or (False,)),
+            nats=_nats(seen),
             validated=tuple(min(number * every, plan.steps) for number in range(plan.validations)),
             falls_silent=seen.falls_silent,
         )
         counts = prompt_tokens, completion_tokens, distinct_tokens
-        prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in counts)
+        prompts, completions, tokens = (forecast(seen.steps, count, to_come, seen.validation) for count in counts)
         return cls(
             to_come=to_come,
             prompts=prompts,
@@ -201,6 +206,12 @@ class _Outlook:
         seen = f"{100 * ahead.now:.0f} % of that after {rehearsed} rehearsed steps; " if rehearsed else ""
         way = f"{100 * self.to_come.gone:.0f} % of the way in {self.to_come.steps} steps"
         return f"{seen}learning leads to {100 * ahead.learned:.0f} % of that; {way}"
+
+
+def _nats(seen: Observation) -> float:
+    """Nats that a step of the run moves a rollout by: those of groups without an advantage stay where they are."""
+    signals = [signal for step in seen.steps for signal in step.signals]
+    return moved(seen) * fmean(signals) if any(signals) else moved(seen, is_planted=True) * UNKNOWN
 
 
 def _rehearsed_groups(seen: Observation) -> float:
@@ -297,8 +308,11 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, checkp
             f"{here}; {outlook.explain(ahead, len(seen.rehearsed))}",
             ahead,
         )
-    signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage"
-    how = f"{signal}, {100 * outlook.signals:.0f} % of those to come; from half of these to all groups"
+    how = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage"
+    if bill.trained_tokens:
+        how += f", {100 * outlook.signals:.0f} % of those to come; from half of these to all groups"
+    else:
+        how += f"; the rows below count with {100 * UNKNOWN:.0f} % of those to come"
     yield _ranged("trained tokens", bill.trained_tokens, plan.tokens * costs.trained_tokens, how, outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, how="as many each as those")

@@ -131,10 +131,16 @@ def distinct_tokens(trajectory: Trajectory) -> int:
     return sum(map(len, rows)) - sum(common_tokens(row, following) for row, following in pairwise(rows))
 
 
-def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to_come: ToCome) -> Forecast:
-    """Forecast the tokens that `tokens` counts. `tried`: the untrained policy, then each rehearsed step."""
+def forecast(
+    tried: Sequence[TriedStep],
+    tokens: Callable[[Trajectory], int],
+    to_come: ToCome,
+    validation: Sequence[Trajectory] = (),
+) -> Forecast:
+    """Forecast the tokens that `tokens` counts. `tried`: the untrained policy, then each rehearsed step. `validation`
+    shows where learning leads if no group does."""
     last = [group for step in tried[-LAST:] for group in step.groups]
-    means, spread = [mean_tokens(step, tokens) for step in tried], _spread(last, tokens, to_come.groups)
+    means, spread = [mean_tokens(step, tokens) for step in tried], _spread(last, tokens, to_come.groups, validation)
     return _of_run(means, _by_group(last, tokens), spread, to_come)
 
 
@@ -180,14 +186,15 @@ def way_after(moved: float, steps: int) -> float:
     return 1.0 - math.pow(2.0, -min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST))
 
 
-def moved(seen: Observation) -> float:
-    """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
+def moved(seen: Observation, *, is_planted: bool = False) -> float:
+    """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says.
+    `is_planted`: by lessons with planted advantages, in place of those with their own."""
     trained = sum(len(call.completion_ids) for call in seen.calls if call.trainable)
     warmup = seen.recipe.backend_options.get("warmup_steps") or 1  # the lesson is a step at the first part of it
     gains = [
         lesson.gain * (float(warmup) if lesson.learning_rate else 1.0)
         for lesson in seen.lessons.values()
-        if lesson.gain is not None and not lesson.is_planted
+        if lesson.gain is not None and lesson.is_planted == is_planted
     ]
     return fmean(gains) * trained / len(seen.rollouts) if gains and seen.rollouts else 0.0
 
@@ -236,10 +243,15 @@ def _of_run(
     )
 
 
-def _spread(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:
+def _spread(
+    groups: Sequence[TrajectoryGroup],
+    tokens: Callable[[Trajectory], int],
+    wanted: float,
+    validation: Sequence[Trajectory] = (),
+) -> Spread:
     """Spread of the mean of `wanted` more groups like these."""
     present = _by_group(groups, tokens)
-    learned = _learned_by_group(groups, tokens)
+    learned = _learned_by_group(groups, tokens, validation)
     beyond = [max(0.0, now + BEYOND * (then - now)) for now, then in zip(present, learned, strict=True)]
     mean = _mean(present)
     if not mean:
@@ -264,26 +276,32 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _learned_by_group(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int]) -> list[float]:
+def _learned_by_group(
+    groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], validation: Sequence[Trajectory]
+) -> list[float]:
     """Mean tokens of the rollouts of each group that earned the most. Where all of a group earned the same, and less
-    than others did, nobody shows the way: it is as much longer as those of the other groups are than their rest."""
-    halves = [_halves(group) for group in groups if group.trajectories]
-    pairs = [(fmean(map(tokens, best)), fmean(map(tokens, rest))) for best, rest in halves if rest]
+    than others did, nobody shows the way: it is as much longer as those of the other groups are than their rest, or of
+    validation where no group has a rest."""
+    halves = [_halves(group.trajectories) for group in groups if group.trajectories]
+    shown = halves if any(rest for _, rest in halves) else [_halves(validation)]
+    pairs = [(fmean(map(tokens, best)), fmean(map(tokens, rest))) for best, rest in shown if rest]
     longer = sum(best for best, _ in pairs) / sum(rest for _, rest in pairs) if any(rest for _, rest in pairs) else 1.0
-    most = max((reward for best, _ in halves if (reward := best[0].reward) is not None), default=0.0)
+    most = max(
+        (reward for best, _ in (*halves, *shown) if best and (reward := best[0].reward) is not None), default=0.0
+    )
     return [
         fmean(map(tokens, best)) * (1.0 if rest or (earned := best[0].reward) is None or earned >= most else longer)
         for best, rest in halves
     ]
 
 
-def _halves(group: TrajectoryGroup) -> tuple[Sequence[Trajectory], Sequence[Trajectory]]:
+def _halves(rollouts: Sequence[Trajectory]) -> tuple[Sequence[Trajectory], Sequence[Trajectory]]:
     """The rollouts that earned the most, and those that earned less; all and none where nobody earned."""
-    rewards = [one.reward for one in group.trajectories if one.reward is not None]
+    rewards = [one.reward for one in rollouts if one.reward is not None]
     if not rewards:
-        return group.trajectories, ()
-    best = [one for one in group.trajectories if one.reward == max(rewards)]
-    return best, [one for one in group.trajectories if one.reward is not None and one.reward < max(rewards)]
+        return rollouts, ()
+    best = [one for one in rollouts if one.reward == max(rewards)]
+    return best, [one for one in rollouts if one.reward is not None and one.reward < max(rewards)]
 
 
 def _pace(tried: Sequence[TriedStep], to_come: ToCome) -> float:
@@ -303,7 +321,7 @@ def _pace(tried: Sequence[TriedStep], to_come: ToCome) -> float:
 def _silent(group: TrajectoryGroup, gone: float) -> float:
     """Probability that all rollouts of a group earn the same. `gone`: steps · pace. 0 where they earn the same now and
     have an advantage all the same."""
-    _, rest = _halves(group)
+    _, rest = _halves(group.trajectories)
     return math.prod(number * gone / (number * gone + 1.0) for number in range(1, len(rest) + 1)) if rest else 0.0
 
 
