@@ -139,15 +139,12 @@ class _Examination:
         status, sampled = await self.served.client.status(), sum(link.tokens for link in self.served.links.values())
         stored = await asyncio.to_thread(store_bytes, scratch / "store.sqlite")
         repeats = await self._repeat(rollouts)
-        rollouts_peak = memory_used()
-        self._look_at_memory()
+        rollouts_peak = self._look_at_memory()
         step = credited[: recipe.loop.tasks_per_step]
         lessons, learn, planted, trained_tokens = await self._learn(step, credited)
         rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
         lessons |= rehearsal.failed
-        self.starting("a checkpoint")
-        clock, has_failed = Clock(), any(lesson.error for lesson in lessons.values())
-        size, save = await asyncio.to_thread(self._save, scratch, is_written=not has_failed), clock.lap()
+        size, save = await self._checkpoint(scratch, lessons)
         first_curve, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
         costs = Costs(
@@ -200,7 +197,6 @@ class _Examination:
         self.starting("the first rollouts")
         specs = plan_group(self.parts.tasks.train, self.recipe, 0)[: FIRST * self.recipe.runtime.workers]
         rollouts = await self._try([replace(spec, id=f"{spec.id}-first") for spec in specs])
-        await self._forget_prompts()
         return rollouts, clock.lap()
 
     async def _validate(self) -> tuple[list[Trajectory], Cost]:
@@ -217,14 +213,11 @@ class _Examination:
         collect, steps = NO_COST, 0
         while steps < MOST_STEPS and (not steps or collect.seconds * (steps + 1) / steps < ENOUGH_S):
             self.starting(f"the agent on the tasks of step {steps + 1}")
-            await self._forget_prompts()
+            for name in self._trained:
+                await asyncio.to_thread(forget_prompts, self.served.backends[name].engine)
             credited += await self._collect(steps)
             collect, steps = collect + clock.lap(), steps + 1
         return credited, steps, collect
-
-    async def _forget_prompts(self) -> None:
-        for name in self._trained:
-            await asyncio.to_thread(forget_prompts, self.served.backends[name].engine)
 
     async def _learn(
         self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]
@@ -340,14 +333,21 @@ class _Examination:
     def _trained(self) -> list[str]:
         return [name for name, policy in self.recipe.all_policies.items() if policy.trainable]
 
-    def _look_at_memory(self) -> None:
-        self.memory_used = max((used for used in (self.memory_used, memory_used()) if used is not None), default=None)
+    def _look_at_memory(self) -> int | None:
+        used = memory_used()
+        self.memory_used = max((most for most in (self.memory_used, used) if most is not None), default=None)
+        return used
 
     def _look_at_idle(self) -> int | None:
         """Bytes before the first rollout; peaks are of rollouts from here on."""
         self._look_at_memory()
         MemoryGrowth()
         return memory_now()
+
+    async def _checkpoint(self, scratch: Path, lessons: Mapping[str, Lesson]) -> tuple[int, Cost]:
+        self.starting("a checkpoint")
+        clock, has_failed = Clock(), any(lesson.error for lesson in lessons.values())
+        return await asyncio.to_thread(self._save, scratch, is_written=not has_failed), clock.lap()
 
     def _save(self, scratch: Path, *, is_written: bool) -> int:
         """Size of a checkpoint. It is written where no learner failed and there is surely room for it, else guessed:

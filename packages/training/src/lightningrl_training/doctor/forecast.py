@@ -168,8 +168,8 @@ def signals_to_come(tried: Sequence[TriedStep], to_come: ToCome) -> float:
         [
             signal * (1.0 - _silent(group, (step - before) * pace))
             for step in range(len(tried), len(tried) + max(1, to_come.steps))
-            for before, one in made
-            for group, signal in zip(one.groups, one.signals, strict=True)
+            for before, step_made in made
+            for group, signal in zip(step_made.groups, step_made.signals, strict=True)
         ]
     )
 

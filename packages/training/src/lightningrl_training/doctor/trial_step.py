@@ -80,13 +80,13 @@ def falls_silent(scorer: Scorer, groups: Sequence[TrajectoryGroup]) -> bool:
 
 
 def _alike(group: TrajectoryGroup) -> TrajectoryGroup:
-    rewarded = [one for one in group.members if one.reward is not None]
+    rewarded = [member for member in group.members if member.reward is not None]
     if not rewarded:
         return group
-    best = max(rewarded, key=lambda one: one.reward or 0.0)
+    best = max(rewarded, key=lambda member: member.reward or 0.0)
 
     def earn(members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        return tuple(replace(one, reward=best.reward, rewards=best.rewards) for one in members)
+        return tuple(replace(member, reward=best.reward, rewards=best.rewards) for member in members)
 
     return replace(group, trajectories=earn(group.trajectories), branches=earn(group.branches))
 
