@@ -163,15 +163,16 @@ def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
 def signals_to_come(tried: Sequence[TriedStep], to_come: ToCome) -> float:
     """Share of groups with an advantage, on average over the steps to come. Each group that was tried is as far from
     such a step as the policy has steps to make from the one to the other."""
-    made, pace = list(enumerate(tried))[-LAST:], _pace(tried, to_come) if to_come.falls_silent else 0.0
-    return _mean(
-        [
-            signal * (1.0 - _silent(group, (step - before) * pace))
-            for step in range(len(tried), len(tried) + max(1, to_come.steps))
-            for before, step_made in made
-            for group, signal in zip(step_made.groups, step_made.signals, strict=True)
-        ]
-    )
+    pace = _pace(tried, to_come) if to_come.falls_silent else 0.0
+    last, steps = list(enumerate(tried))[-LAST:], range(len(tried), len(tried) + max(1, to_come.steps))
+    short = [
+        (made, len(_halves(group.trajectories)[1]))
+        for made, step in last
+        for group, has_signal in zip(step.groups, step.signals, strict=True)
+        if has_signal
+    ]
+    teaching = sum(1.0 - _silent(rollouts, (step - made) * pace) for step in steps for made, rollouts in short)
+    return teaching / max(1, len(steps) * sum(len(step.signals) for _, step in last))
 
 
 def way_gone(moved: float, steps: int) -> float:
@@ -318,11 +319,10 @@ def _pace(tried: Sequence[TriedStep], to_come: ToCome) -> float:
     return max(0.0, math.log(before / after)) / (len(tried) - (LAST + 1) / 2)
 
 
-def _silent(group: TrajectoryGroup, gone: float) -> float:
-    """Probability that all rollouts of a group earn the same. `gone`: steps · pace. 0 where they earn the same now and
-    have an advantage all the same."""
-    _, rest = _halves(group.trajectories)
-    return math.prod(number * gone / (number * gone + 1.0) for number in range(1, len(rest) + 1)) if rest else 0.0
+def _silent(short: int, gone: float) -> float:
+    """Probability that the rollouts of a group that earn less than its best have all come to earn as much. `short`:
+    their number; 0 = all earn the same, and have an advantage all the same. `gone`: steps · pace."""
+    return math.prod(number * gone / (number * gone + 1.0) for number in range(1, short + 1)) if short else 0.0
 
 
 def _ends(values: Sequence[float], wanted: float) -> tuple[float, float]:
