@@ -744,7 +744,9 @@ def test_groups_fall_silent_as_fast_as_what_is_left_to_earn_fell_in_a_rehearsal(
         TriedStep(groups=(mixed_group(seen, *rewards),), signals=(True,)) for rewards in ((1, 0, 0, 0), (1, 1, 1, 0))
     )
     to_come = ToCome(steps=1, groups=1, nats=1e9, falls_silent=True)
-    assert signals_to_come([first, later], to_come) == pytest.approx(0.0, abs=1e-6), "a step moves it so far"
+    far = (replace(to_come, nats=nats) for nats in (1e9, math.inf))
+    assert all(0.0 < signals_to_come([first, later], one) < 0.1 for one in far), "a step moves it so far"
+    assert signals_to_come([first, later], replace(to_come, nats=math.nan)) == 1.0, "a learner that fell apart"
     # from 0.75 to 0.25 in 2.5 steps, and one rollout is left; steps of the last four are 4, 3, 2 and 1 steps away
     pace = math.log(3) / 2.5
     left = sum(1 - n * pace / (n * pace + 1) for n in (1, 2, 3, 4)) / 4

@@ -308,7 +308,7 @@ def _halves(rollouts: Sequence[Trajectory]) -> tuple[Sequence[Trajectory], Seque
 def _pace(tried: Sequence[TriedStep], to_come: ToCome) -> float:
     """Natural logarithm of the factor by which a step divides what the policy has left to earn."""
     if len(tried) <= LAST:
-        return math.log(2.0) * max(0.0, to_come.nats) / HALF_WAY_NATS
+        return math.log(2.0) * min(max(0.0, to_come.nats) / HALF_WAY_NATS, LONGEST)
     rewards = [
         [one.reward for group in step.groups for one in group.trajectories if one.reward is not None] for step in tried
     ]
