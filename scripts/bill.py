@@ -85,6 +85,8 @@ def watch(command: list[str]) -> tuple[float, int, dict[int, Process]]:
 def examine(words: list[str]) -> dict[str, Any]:
     """Examine a recipe and return its bill."""
     looked = subprocess.run(lightningrl("doctor", *words, "--json"), stdout=subprocess.PIPE)
+    if not looked.stdout:
+        sys.exit(looked.returncode)  # it has said why
     bill: dict[str, Any] = json.loads(looked.stdout)["bill"] or sys.exit(looked.stdout.decode())
     return bill
 
