@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart real test test-browser test-long test-peers-clients test-openenv test-verl test-verl-run test-vllm check fix bench bench-peers bench-credit table frameworks docs release clean
+.PHONY: help install quickstart real test test-browser test-long test-peers-clients test-openenv test-verl test-verl-run test-vllm check fix bench bench-peers bench-credit table frameworks docs release clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -20,6 +20,8 @@ help:  ## Say what there is
 .venv-verl/.installed: packages/trainer-verl/cpu/uv.lock scripts/install-verl.sh
 	@echo "installing into .venv-verl (once; 3 GB) ..."
 	@scripts/install-verl.sh
+
+install: .venv/.installed  ## Install into .venv; then: source .venv/bin/activate
 
 real: .venv/.installed  ## Train a pretrained model, SmolLM2-135M-Instruct, to use a calculator: about three minutes on two cores
 	@$(BIN)/lightningrl train examples/calculator_smollm2
@@ -55,7 +57,7 @@ test-vllm: .venv-verl/.installed  ## Run the tests of vLLM as the torch backend'
 test-verl-run: .venv-verl/.installed  ## Of those one run through everything: two ranks, kill -9, resume, export; and tuning
 	@.venv-verl/bin/python -m pytest -q packages/trainer-verl/tests/test_verl_runs.py packages/trainer-verl/tests/test_verl_tuning.py --durations=3 -k "two_ranks_with_two_replicas or (torch_backend and sft)"
 
-test-peers-clients: .venv/.installed  ## Let real SDKs and coding harnesses (openai, AI SDK, Claude Code, Codex, aider, ...) write a file through `lightningrl try`; some: ONLY="codex aider"
+test-peers-clients: .venv/.installed  ## Let real SDKs and coding harnesses (openai, AI SDK, Claude Code, Codex, aider, ...) write a file through `lightningrl try`, and run their own test suites; some: ONLY="codex aider langchain"
 	@$(BIN)/python scripts/try_clients.py $(ONLY)
 
 check: .venv/.installed  ## Lint, words, types (of the tests too), import rules

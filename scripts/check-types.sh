@@ -8,7 +8,7 @@ read_types() {  # folder of plain modules, what to read
 }
 
 read_types . ""
-read_types scripts:tests/clients/scripted:benchmarks:benchmarks/credit:benchmarks/peers:benchmarks/peers/two_tools:benchmarks/peers/pretrained_call:examples/calculator_smollm2:examples/text_to_sql:examples/text_to_sql/generator "conftest.py tests benchmarks scripts"
+read_types scripts:tests/clients/scripted:benchmarks:benchmarks/credit:benchmarks/credit/desk:benchmarks/peers:benchmarks/peers/two_tools:benchmarks/peers/pretrained_call:examples/calculator_smollm2:examples/text_to_sql:examples/text_to_sql/generator "conftest.py tests benchmarks scripts"
 for tests in packages/*/tests; do
     read_types "$tests" "$tests"
 done

@@ -6,7 +6,7 @@ python scripts/check_words.py PATH …     other files and folders
 docstrings   begin with a verb or a noun phrase that could stand for the thing, never with one of `OPENERS`
 names        say the type: `for choice in choices`, none of `NAMES`, except in a comprehension of one line
 classes      are nouns of the field (`RunningServices`), no participles (`Served`)
-sizes        lines of 120 columns, modules of 400 lines, functions of 60 at most
+sizes        lines of 120 columns, functions of 60 lines at most
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ NOUNS: Final = frozenset({"Need", "Speed"})
 TO_RENAME: Final = frozenset({"Learned"})
 """Classes that are participles still; none is added, and who renames one takes it out."""
 MOST_COLUMNS: Final = 120
-MOST_LINES: Final = 400
 MOST_LINES_OF_A_FUNCTION: Final = 60
 COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -51,8 +50,6 @@ def breaches(code: str) -> list[Breach]:
 
 
 def _sizes(tree: ast.Module, lines: Sequence[str]) -> Iterator[Breach]:
-    if len(lines) > MOST_LINES:
-        yield Breach(line=1, what=f"a module of {len(lines)} lines; at most {MOST_LINES}")
     for number, line in enumerate(lines, 1):
         if len(line) > MOST_COLUMNS:
             yield Breach(line=number, what=f"{len(line)} columns; at most {MOST_COLUMNS}")

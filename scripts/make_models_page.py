@@ -35,6 +35,25 @@ chat template. `scripts/make_models_page.py` writes this page, and tries each ro
 The markup of calls is told by the chat template, else by `model_type` of `config.json`. Where turns are strict,
 neighbours are joined. A call that is malformed or cut off stays text, and the agent is shown it.
 """
+OF_TEMPLATES: Final = {
+    "chatml": "SmolLM, Qwen, Yi (also named `hermes`)",
+    "gemma": "Gemma 2 and 3",
+    "llama": "Llama 3",
+    "mistral": "Mistral from its tokenizer's version 3",
+}
+OWN: Final = """\
+{{- bos_token }}
+{%- for m in messages %}
+    {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\\n' }}
+    {%- if loop.first and tools %}
+        {{- 'To call a tool: <tool_call>{"name": "…", "arguments": {}}</tool_call>\\n' + tools | tojson + '\\n' }}
+    {%- endif %}
+    {{- m.content or '' }}
+    {%- for call in m.tool_calls or [] %}{{- '<tool_call>' + call.function | tojson + '</tool_call>' }}{%- endfor %}
+    {{- '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}
+"""
 SHAPES: Final = {
     "text_arguments": "arguments as JSON text",
     "tools_in_system": "tools in the system message",
@@ -112,19 +131,35 @@ def _readers() -> Iterator[str]:
 
 
 def _templates() -> Iterator[str]:
+    from lightningrl_server.rendering.renderer import PolicyRenderer
     from lightningrl_server.rendering.templates import SHIPPED
 
-    yield "## Models whose template knows no tools"
+    support: Any = import_module("model_families")
+    yield "## My GGUF has no chat template"
     yield ""
     yield (
-        "Their agents are refused tools before weights are loaded. `policy.chat_template` puts another template in the "
-        "place of the model's: a Jinja file beside the recipe, or a shipped one. An exported folder has it as its own."
+        "Base models have none, and some templates know no tools. `policy.chat_template` puts another in its place: a "
+        "shipped one, or a Jinja file beside the recipe. An exported folder has it as its own."
     )
     yield ""
-    for name, tokens in SHIPPED.items():
-        listed = ", ".join(f"`{token}`" for token in tokens)
-        call = '`<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`'
-        yield f'- `policy.chat_template = "{name}"`, for models with {listed} (ChatML: SmolLM, Qwen, Yi, …): {call}.'
+    for family in support.SHIPPED_FAMILIES:
+        name = family.name.removeprefix("shipped-")
+        renderer = PolicyRenderer(support.build_tokenizer(family))
+        (call,) = renderer.parse(renderer.tokenizer.encode(family.write(CALL)), ()).tool_calls
+        assert (call.name, call.arguments) == CALL[0], name
+        listed = ", ".join(f"`{token}`" for token in SHIPPED[name])
+        written = family.write(CALL).replace("\n", " ")
+        yield f'- `policy.chat_template = "{name}"`, for {OF_TEMPLATES[name]} with {listed}: `{written}`.'
+    yield ""
+    yield "## Write a chat template: an example for Gemma"
+    yield ""
+    yield (
+        "A template writes every message, its calls and the tools, and the beginning of the answer last. A call "
+        "stands in one of the forms above; earlier turns are written alike whatever follows. `lightningrl try RECIPE "
+        "--full` shows the prompt."
+    )
+    yield ""
+    yield f"```jinja title=gemma_of_mine.jinja\n{OWN}```"
     yield ""
 
 

@@ -51,6 +51,7 @@ OF_TORCH: Final = {
     "Settings": "[learner], where the backend is torch",
     "CriticSettings": "[learner.critic]",
     "LoraSettings": "[learner.lora]",
+    "SequenceMask": "[learner.sequence_mask]",
     "VllmSettings": "[learner.vllm]",
 }
 OF_VERL: Final = {
@@ -82,7 +83,7 @@ def reference() -> str:
         "`lightningrl recipe show RECIPE` shows the values of one recipe.\n\n## Recipe\n\n"
         "A TOML file, or a Python file with `recipe = Recipe(...)`; `--set loop.steps=5` overrides one key. "
         """A part of a key that holds a dot stands in quotes: `--set 'policies."qwen2.5".model=…'`. """
-        "Each key stands with its default; *None* holds where one without a default is left out.\n",
+        "Each key is shown with its default; *None* is what a key without a default is when left out.\n",
         *(section(title, recipe[name], recipe) for name, title in RECIPE.items()),
         *(section(title, torch[name], torch) for name, title in OF_TORCH.items()),
         *(section(title, verl[name], verl, above) for name, title in OF_VERL.items()),

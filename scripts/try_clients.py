@@ -5,6 +5,7 @@ scripted policy, and check what was recorded.
     tests/clients/clients.toml               what is installed, how it starts, what the policy says, what is recorded
     tests/clients/NAME_client.{py,mjs}       an SDK's tool loop; its first line pins what is installed for it
     lightningrl_client's harnesses.toml      the rows of coding harnesses, as recipes name them
+    tests/clients/suites/NAME_standard.py    another project's own test suite (scripts/try_suites.py)
     tests/clients/scripted/                  the policy, as a trainer backend of `lightningrl try`
 
 pins ─► .clients/NAME (environment) ─┬─► lightningrl try (command_agent: the client) ─┬─► sampled, recorded ─► checks ─►
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from transformers import AutoTokenizer
+from try_suites import SUITES, run_suite
 
 from lightningrl.types import Trajectory
 from lightningrl_client.runtime.harnesses.rows import Harness, read_table
@@ -401,11 +403,9 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print what `lightningrl try` prints")
     arguments = parser.parse_args()
     clients = load_clients()
-    unknown = set(arguments.only) - {client.name for client in clients}
-    if unknown:
-        raise SystemExit(
-            f"no client {', '.join(sorted(unknown))}; there are {', '.join(client.name for client in clients)}"
-        )
+    names = [*(client.name for client in clients), *SUITES]
+    if unknown := set(arguments.only) - set(names):
+        raise SystemExit(f"no client {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     rows: list[Row] = []
     for client in clients:
         if arguments.only and client.name not in arguments.only:
@@ -415,7 +415,8 @@ def main() -> None:
         print(f"{client.name}: {'; '.join(row.problems) or 'as expected'}", flush=True)
     print()
     print(table(rows))
-    if any(row.problems for row in rows):
+    failed = sum(run_suite(name) for name in SUITES if not arguments.only or name in arguments.only)
+    if failed or any(row.problems for row in rows):
         raise SystemExit(1)
 
 

@@ -371,7 +371,7 @@ def read_calls(path: Path) -> list[Call]:
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    names = "instrumentation", "calls by", "recorded", "grades", "why no better"
+    names = "instrumentation", "calls by", "recorded", "grades", "what is missing"
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 

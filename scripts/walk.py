@@ -1,4 +1,4 @@
-"""A newcomer's walk: README's shell blocks up to "From a clone", typed word for word into one shell in an empty folder,
+"""A newcomer's walk: README's lines as whoever has our packages types them into one shell in an empty folder,
 with LightningRL installed from wheels built from here.
 
     python scripts/walk.py [FOLDER]

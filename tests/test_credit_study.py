@@ -20,14 +20,15 @@ from branched import measure
 from games import GAMES, Game, State
 from harness import Player, Study
 from learning import GROUP_SIZE
-from methods import METHODS, Method
-from report import needs
+from methods import BROADCAST, METHODS, Method
+from report import needs, questions
 from starter import build_starter
 from study import _parse, _plan, main, read_lines
 from tasks import held_out_tasks, states, train_tasks, true_values
 
 from lightningrl import Advantages, Plugin, TrajectoryGroup, hookimpl
 from lightningrl.plugins import load_plugins
+from lightningrl_credit.rewards.tools import ToolStatusReward
 from lightningrl_torch.backend import TorchBackend
 
 PLAYS = 1500
@@ -207,11 +208,11 @@ def test_the_quick_study_runs_and_is_not_made_twice(tmp_path: Path, capsys: pyte
     command = ["--quick", "--runs", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")]
     main(["all", *command])
     first = capsys.readouterr().out
-    assert "sql, grpo, rate 0.002, seed 101:" in first
+    assert "sql, grpo, rate 0.002, seed 301:" in first
     text = page.read_text()
     assert "| grpo | " in text and "| branches: 4 | " in text
     numbers = json.loads((page.parent / "study.json").read_text())
-    assert {run["seed"] for run in numbers["runs"]} == {100, 101}
+    assert {run["seed"] for run in numbers["runs"]} == {300, 301}
     (control,) = (line for line in read_lines(tmp_path / "runs" / "learn.jsonl") if line["rate"] == 0.0)
     assert len({point[2] for point in control["curve"]}) == 1, "with learning rate 0 nothing changes"
     assert (page.parent / "study.png").stat().st_size > 10_000
@@ -220,24 +221,55 @@ def test_the_quick_study_runs_and_is_not_made_twice(tmp_path: Path, capsys: pyte
     assert page.read_text() == text
 
 
-def test_the_table_takes_each_methods_best_rate_and_says_what_was_not_reached() -> None:
-    def run(method: str, rate: float, seed: int, rollouts: int, *, reached: bool = True) -> dict[str, object]:
-        return {
-            "game": "sql",
+def _runs(method: str, *rollouts: int, game: str = "sql", never: int = 0) -> list[dict[str, object]]:
+    arrivals = [(count, True) for count in rollouts] + [(4096, False)] * never
+    return [
+        {
+            "game": game,
             "method": method,
-            "rate": rate,
+            "rate": 2e-3,
             "seed": seed,
-            "rollouts": rollouts,
+            "rollouts": count,
             "reached": reached,
             "tokens": 1,
             "cpu_s": 1.0,
         }
+        for seed, (count, reached) in enumerate(arrivals)
+    ]
 
-    runs = [run("grpo", 1e-3, 0, 100), run("grpo", 1e-3, 1, 300), run("grpo", 2e-3, 0, 900), run("grpo", 2e-3, 1, 900)]
-    runs += [run("rloo", 1e-3, 0, 500, reached=False), run("rloo", 1e-3, 1, 500), run("rloo", 2e-3, 0, 10)]
-    found = needs(runs, "sql")
-    assert (found["grpo"].rate, found["grpo"].text) == (1e-3, "200 ± 1271")
-    assert (found["rloo"].rate, found["rloo"].text) == (1e-3, "> 500 ± 0"), "a rate with fewer seeds is no result yet"
+
+def test_the_table_says_how_many_runs_arrived_and_tests_each_method_against_all_identical_ones() -> None:
+    runs = _runs("grpo", 500, 700, 900, never=2) + _runs("rloo", 600, 800, never=3)
+    runs += _runs("turn_gae", 100, 200, 300, 400, 450) + _runs("states: GiGPO", 500, 700, 900, never=2)
+    found = needs(runs)["sql"]
+    assert (found["grpo"].text, found["rloo"].text) == ("900, 3/5", "none, 2/5"), "the median, where half arrived"
+    assert found["turn_gae"].p == pytest.approx(2 * 2 / math.comb(15, 5)), "the least of all hands, two methods"
+    assert found["turn_gae"].text == "**300, 5/5, 0.001 quicker**"
+    assert found["states: GiGPO"].text.startswith("900, 3/5, 0.78")
+
+
+def test_credit_by_call_is_held_against_the_same_pay_broadcast() -> None:
+    runs = _runs("air: tool_status", 100, 200, 300, 400, 500) + _runs(BROADCAST, 600, never=4)
+    (asked,) = questions(runs)
+    assert (asked.game, asked.median, asked.median_against) == ("sql", 300, math.inf)
+    assert asked.p == pytest.approx(2 / math.comb(10, 5))
+    assert asked.low <= asked.ratio <= asked.high < 0.2
+    assert asked.ratio == pytest.approx(1500 / (600 + 4 * 4096)), "a run that never arrived counts with all it had"
+
+
+def test_the_pay_that_is_broadcast_is_that_of_the_tools_at_every_call(game: Game, backend: TorchBackend) -> None:
+    """Both arms have the same rewards in sum, and the same baselines: where they stand differs, and nothing else."""
+    by_call, broadcast = (next(m for m in METHODS if m.name == name) for name in ("air: tool_status", BROADCAST))
+    assert (by_call.use, by_call.options) == (broadcast.use, broadcast.options)
+    study = Study(backend, broadcast, load_plugins(), group_size=4, seed=0)
+    scored = asyncio.run(study.credit(list(train_tasks(game.name))[:4]))
+    paid = []
+    for group in scored.groups:
+        for rollout in group.trajectories:
+            paid += [sum(value or 0.0 for value in ToolStatusReward()(rollout))]
+            assert sum(call.rewards["tools"] or 0.0 for call in rollout.transitions) == pytest.approx(paid[-1])
+            assert not any(call.rewards["tools"] for call in rollout.transitions[:-1])
+    assert any(paid)
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""Credit that asks, in whole runs: a judge that ranks groups and fails on one of them; the policy itself, on a gold
-answer."""
+"""Credit that asks, in a whole run: a judge that ranks groups and fails on one of them."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import asyncio
 import json
 import random
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from email.message import Message
@@ -129,26 +127,3 @@ def test_a_run_goes_on_without_the_group_that_its_judge_cannot_rank_and_asks_nob
         "the policy's own tokens, and nothing that the judge said"
     )
     assert set(first_step) == {one.task.input for one in trajectories[:6]}
-
-
-@pytest.mark.timeout(1200)
-def test_a_run_asks_its_own_policy_how_likely_the_gold_answer_is_before_each_call(
-    run: TrainRun, tiny_policy: Path
-) -> None:
-    recipe = run.folder.parent / "recipe"
-    shutil.copytree(RECIPE.parent, recipe)
-    (recipe / "gold.py").write_text("def gold(task):\n    return task.input\n", encoding="utf-8")
-    settings = ("credit.use=likelihood", "credit.options.answer=gold.py:gold", "validation.every=0")
-    said = [argument for setting in settings for argument in ("--set", setting)]
-    run.start(str(recipe / "recipe.toml"), "--policy", str(tiny_policy), "--steps", "1", *said)
-    finish(run)
-    (line,) = [line for line in read_metrics(run.folder) if "rows" in line]
-    assert (line["rewards_failed"], line["groups_without_signal"]) == (0, 0)
-    gains = []
-    for one in read_trajectories(run, 3):
-        assert one.evidence is not None
-        first, second, last = one.evidence.calls["gain"].tolist()
-        assert last == 0.0
-        gains += [first, second, last]
-    assert len(set(gains)) > 6, "they differ from call to call"
-    assert line["credit/gain"] == pytest.approx(sum(gains) / len(gains), abs=1e-6)

@@ -33,8 +33,12 @@ FIELDS = {
         "spec.selector": "matchLabels matchExpressions",
         "spec.template": "metadata spec",
         "spec.template.metadata": "labels annotations",
-        POD: "containers initContainers volumes nodeSelector tolerations restartPolicy terminationGracePeriodSeconds",
-        f"{POD}.containers": "name image command args env envFrom resources volumeMounts workingDir ports imagePullPolicy",
+        POD: "containers initContainers volumes nodeSelector tolerations restartPolicy terminationGracePeriodSeconds "
+        "automountServiceAccountToken securityContext",
+        f"{POD}.securityContext": "runAsNonRoot runAsUser runAsGroup fsGroup seccompProfile",
+        f"{POD}.containers": "name image command args env envFrom resources volumeMounts workingDir ports imagePullPolicy "
+        "securityContext",
+        f"{POD}.containers.securityContext": "allowPrivilegeEscalation capabilities readOnlyRootFilesystem privileged",
         f"{POD}.containers.env": "name value valueFrom",
         f"{POD}.containers.env.valueFrom": "secretKeyRef configMapKeyRef fieldRef resourceFieldRef",
         f"{POD}.containers.env.valueFrom.secretKeyRef": "name key optional",
@@ -85,6 +89,20 @@ def test_it_runs_our_command_with_the_key_of_its_secret(manifest: dict[str, Any]
     source = variable["valueFrom"]["secretKeyRef"]
     assert (variable["name"], source["name"]) == (KEY_VARIABLE, manifest["Secret"]["metadata"]["name"])
     assert source["key"] in manifest["Secret"]["stringData"]
+
+
+def test_pods_run_without_rights_and_without_a_key_of_the_cluster(manifest: dict[str, Any]) -> None:
+    pod = manifest["Deployment"]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_workers_in_containers_see_the_agent_alone() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert services["worker"]["volumes"] == ["${AGENT:-./agent}:/agent:ro"]
+    assert "/agent/recipe.toml" in services["worker"]["command"]
 
 
 def lint(*command: str) -> str:

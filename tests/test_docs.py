@@ -37,6 +37,7 @@ NOT_RUN = {
     "docs/how-to/gpu-check.md": "makes a folder from a package registry, for another machine with a GPU",
     "docs/how-to/laptop.md": "measures this machine for many minutes, with 12 GiB of weights",
     "docs/how-to/postgresql.md": "installs a database server as root; tests/test_postgresql.py trains on one",
+    "docs/tutorials/tool-calling.md": "lines of examples/shop/agent.py, as the test below sees; its run takes an hour",
     "docs/reference/results.md": "hours of training and measuring; that its `make` lines are targets is tested below",
 }
 """Pages whose blocks no test can run, and why."""
@@ -119,12 +120,14 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
 
 FIRST_PAGES = ("docs/how-to/install.md", "packages/core/README.md")
 SHORT_PAGES = ("README.md", "docs/index.md", "docs/tutorials/first-agent.md")
-ONE_LINE = 'python -m venv .venv && source .venv/bin/activate && pip install "lightningrl[torch]"'
+ONE_LINE = "make install && source .venv/bin/activate"
 
 
 @pytest.mark.parametrize("page", SHORT_PAGES)
-def test_one_line_of_pip_installs_from_any_mirror_and_is_the_first_command(page: str) -> None:
-    assert blocks_of(ROOT / page, "bash")[0].splitlines()[0] == ONE_LINE
+def test_one_line_installs_from_a_clone_before_any_other_command_of_ours(page: str) -> None:
+    lines = [line for block in blocks_of(ROOT / page, "bash") for line in block.splitlines()]
+    assert lines[lines.index(ONE_LINE) + 1] == "lightningrl init first"
+    assert not any(line.startswith("lightningrl") for line in lines[: lines.index(ONE_LINE)])
     if page != "docs/index.md":
         assert "PyTorch's CPU build](" in (ROOT / page).read_text(encoding="utf-8")
 
@@ -180,6 +183,13 @@ def test_the_blocks_of_every_page_are_run_or_it_is_said_why_not() -> None:
         assert Path(page).name in (ROOT / test).read_text(encoding="utf-8"), f"{test} does not name {page}"
 
 
+def test_the_tool_calling_tutorial_shows_the_example_as_it_is() -> None:
+    shop, page = ROOT / "examples" / "shop", ROOT / "docs" / "tutorials" / "tool-calling.md"
+    agent, recipe = ((shop / name).read_text(encoding="utf-8").splitlines() for name in ("agent.py", "recipe.toml"))
+    assert [line for block in blocks_of(page, "python") for line in block.splitlines() if line not in agent] == []
+    assert [line for block in blocks_of(page, "toml") for line in block.splitlines() if line not in recipe] == []
+
+
 def test_the_first_pages_lines_are_those_of_the_readme() -> None:
     """Which runs them."""
     index, tutorial, readme = (
@@ -199,6 +209,26 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
     assert set(re.findall(r"^make ([\w-]+)", "\n".join(blocks_of(page, "bash")), re.MULTILINE)) <= targets
 
 
+CITED = re.compile(r"\b((?:benchmarks|scripts)/[\w/]+\.(?:py|sh)|examples/[\w/]+/curves\.py)\b([^`\n#]*)")
+"""A script of ours in a page, with the words behind it."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_script_that_a_page_cites_is_in_this_tree_and_knows_the_words_it_is_given(page: Path) -> None:
+    """Whoever doubts a figure can make it again: also with what no fence holds, `python benchmarks/x.py --forced`."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"\bof\s+commit\s+[0-9a-f]{7}", text), f"{name_of(page)} has a figure of another commit"
+    code = [*re.findall(r"`([^`\n]+)`", without_blocks(text)), *blocks_of(page, "bash", "text", "console")]
+    for script, words in (cited for part in code for cited in CITED.findall(part)):
+        assert (ROOT / script).is_file(), f"{name_of(page)}: {script} is gone"
+        source = (ROOT / script).read_text(encoding="utf-8")
+        for word in shlex.split(words.partition("  ")[0]):
+            is_value = re.fullmatch(r"[\d.,e-]+|[0-9a-f]{7,40}|[A-Z_.]+|.*[=/].*", word) is not None
+            parts = [word] if word.startswith("--") else re.split("[-_]", word)
+            known = is_value or word in source or all(part in source for part in parts)
+            assert known, f"{name_of(page)}: {script} knows no {word!r}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "said"),
@@ -215,15 +245,15 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
         ("docs/how-to/tasks.md", "17 + 25"),
         ("docs/how-to/is-my-reward-hackable.md", "no attack earned what it should not"),
         ("docs/how-to/rewards.md", "groups that teach"),
+        ("docs/how-to/no-answers.md", "pairs  0.00 0.00  0.33 0.00  0.67 0.00  1.00 0.00"),
         ("docs/how-to/it-does-not-learn.md", "groups"),
         ("docs/explanation/credit/judge.md", "turn [[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]"),
-        ("docs/explanation/credit/likelihood.md", "[0.0, 0.1, 0.0] [-0.275, -0.35, -0.5]"),
         ("docs/reference/rewards.md", "F1 0.67"),
         ("docs/reference/losses.md", "[True, True]"),
         ("docs/how-to/doctor.md", "recipe credit assigner 'grpo' needs 'group'"),
         ("docs/explanation/credit/index.md", "[[1.0, 1.0], [-1.0, -1.0]]"),
         ("docs/explanation/credit/turns.md", "[-0.25, 0.5]\n[0.25, -0.5]"),
-        ("docs/explanation/credit/states.md", "{'anchor_hit_rate': 0.8333333333333334, 'zero_step_credit': 0.16"),
+        ("docs/explanation/credit/states.md", "{'anchor_hit_rate': 0.3333333333333333, 'zero_step_credit': 0.66"),
         ("docs/how-to/plugins/adapter.md", "made lightningrl-haystack"),
         ("docs/how-to/plugins/backend.md", "made lightningrl-bigram"),
         ("docs/how-to/plugins/credit.md", "succeeded"),

@@ -32,7 +32,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.types import FinishReason, TrajectoryGroup
+from lightningrl.types import FinishReason, Trajectory, TrajectoryGroup
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.unread import unread_rewards
 from lightningrl_testing.groups import make_trajectory, make_transition
@@ -65,7 +65,7 @@ from lightningrl_training.doctor.machine import Cost, Machine, MemoryGrowth
 from lightningrl_training.doctor.memory_bill import plan_run, step_tokens
 from lightningrl_training.doctor.observation import Costs, GpuMemory, Lesson, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
-from lightningrl_training.doctor.signal_checks import gain_expected
+from lightningrl_training.doctor.signal_checks import rewards_to_gain
 from lightningrl_training.doctor.trial_step import falls_silent, teach
 from lightningrl_training.memory_check import FreeMemory
 from lightningrl_training.tasks import TaskSets
@@ -422,17 +422,39 @@ def test_a_gpu_that_nobody_looked_at_has_not_passed(seen: Observation) -> None:
     assert "30.00 GB of 80.00 GB, 10.00 GB beyond" in said[1] and "70.00 GB of 80.00 GB" in said[2]
 
 
-def test_the_gain_to_expect_is_said_and_none_is_warned_of(seen: Observation) -> None:
-    said = row_of(diagnose(seen), "forecast")
-    assert re.search(r"from \d+ rollouts, mean reward \d\.\d\d of 0 to 1: [+-]\d\.\d\d after \d+ steps", said)
-
-    groups = tuple(
-        replace(group, trajectories=tuple(replace(rollout, reward=1.0) for rollout in group.trajectories))
-        for group in seen.groups
+def test_what_is_left_to_gain_is_said(seen: Observation) -> None:
+    said = row_of(diagnose(seen), "gain")
+    assert re.search(
+        r"mean reward \d\.\d\d of 0 to 1; best of \d+ \d\.\d\d, and \d+ of \d+ groups reach 1 \(pass@", said
     )
-    solved = gain_expected(replace(seen, groups=groups, signals=(True,) * len(groups)))
-    assert solved.verdict is WARN
-    assert solved.remedy.startswith("harder tasks")
+
+    def earn(*rewards: float) -> Observation:
+        groups = (
+            replace(
+                group,
+                trajectories=tuple(
+                    replace(one, reward=reward) for one, reward in zip(group.trajectories, rewards, strict=False)
+                ),
+            )
+            for group in seen.groups
+        )
+        return replace(seen, groups=tuple(groups))
+
+    size = len(seen.groups[0].trajectories)
+    solved = rewards_to_gain(earn(*[1.0] * size))
+    assert solved.verdict is WARN and solved.remedy.startswith("harder tasks")
+    assert "the likeliest rollouts earn 1.00" in solved.evidence
+    likeliest = max(seen.groups[0].trajectories, key=_likelihood)
+    where = [one is likeliest for one in seen.groups[0].trajectories]
+    alone = replace(earn(*map(float, where)), groups=earn(*map(float, where)).groups[:1])
+    found = rewards_to_gain(alone)
+    assert f"mean reward {1 / size:.2f} of 0 to 1; best of" in found.evidence
+    assert "1 of 1 groups reach 1" in found.evidence and "likeliest rollouts earn 1.00" in found.evidence
+    assert rewards_to_gain(replace(alone, reward_error="it fails")).evidence == "no rollout was rewarded"
+
+
+def _likelihood(rollout: Trajectory) -> float:
+    return sum(float(call.logprobs.sum()) for call in rollout.transitions if call.trainable)
 
 
 def test_a_step_of_the_learner_is_told_apart_from_what_engine_and_server_have(seen: Observation) -> None:

@@ -133,9 +133,26 @@ def test_an_evaluation_says_what_validation_said_of_the_same_weights(project: Pa
             == evaluation["summary"]["pass_at"]["1"]["mean"]
             == pytest.approx(scores[step])
         )
+        is_best = step == max(scores, key=lambda step: (scores[step], -step))
+        assert (evaluation["chosen_by"], evaluation["chosen_among"]) == ((12, len(scores)) if is_best else (0, 0))
+    assert f"these tasks chose this checkpoint among {len(scores)} validations" in " ".join(ran.stdout.split())
     assert found["comparison"]["difference"]["mean"] == pytest.approx(scores[2] - scores[0])
     assert found["evaluations"][0]["summary"]["cost"] > 0 and found["evaluations"][1]["summary"]["cost"] is None
     assert run.rollouts() == before, "the run's own store stays as it is"
+
+
+def test_tasks_that_chose_nothing_are_not_said_to_have_chosen_the_checkpoint(
+    project: Path, tmp_path: Path, warm: WarmCommand
+) -> None:
+    rows = [{"input": "7/8/1999", "answer": "7 August 1999"}, {"input": "1/2/2003", "answer": "1 February 2003"}]
+    third = tmp_path / "third.jsonl"
+    third.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    out = tmp_path / "third-set.json"
+    ran = warm.run("lightningrl", "eval", "runs/a@best", "--tasks", str(third), "--out", str(out), cwd=project)
+    assert ran.returncode == 0, ran.stderr
+    assert "chose this checkpoint" not in " ".join(ran.stdout.split())
+    (evaluation,) = json.loads(out.read_text(encoding="utf-8"))["evaluations"]
+    assert (evaluation["chosen_by"], evaluation["chosen_among"]) == (0, 2)
 
 
 def test_a_model_file_is_a_policy_as_in_a_recipe(project: Path, tmp_path: Path, warm: WarmCommand) -> None:

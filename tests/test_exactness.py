@@ -221,8 +221,9 @@ async def test_calls_during_a_weight_update_wait_and_are_answered(world: World) 
     version = world.backend.engine.info.version
     group = TrajectoryGroup(id="group", trajectories=tuple(trajectories))
     samples = build_samples([group], [credit(trajectories)], rows="merged")
+    known = set(world.engine.chunks)
     before = asyncio.create_task(world.run("early-0", "early-1", max_tokens=100))
-    await until(lambda: any(len(chunks) for name, chunks in world.engine.chunks.items() if name.startswith("early")))
+    await until(lambda: any(len(chunks) for name, chunks in world.engine.chunks.items() if name not in known))
     await world.link.hold()
     sampled = len(world.engine.chunks)
     during = [asyncio.create_task(world.run(f"late-{number}")) for number in range(6)]

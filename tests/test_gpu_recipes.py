@@ -3,6 +3,7 @@ here needs a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.errors import RunFolderError
+from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
@@ -187,9 +188,13 @@ def test_an_algorithm_is_written_as_the_page_says(row: dict[str, str], settings_
     recipe = with_settings(
         Recipe.model_validate(BASE), dict(parse_setting(line.replace(" = ", "=", 1)) for line in lines)
     )
-    settings_of(recipe)
+    is_of_torch = recipe.learner.get("kl_estimator") == "k1"  # as the page says below the table
+    with pytest.raises(ConfigError, match="puts the KL into the reward") if is_of_torch else contextlib.nullcontext():
+        settings_of(recipe)
     plugins = load_plugins()
     assert plugins.find("lightningrl_credit_assigners", recipe.credit.use)
+    for name in recipe.rewards.keys() - BASE["rewards"].keys():
+        assert plugins.find("lightningrl_reward_functions", recipe.rewards[name].use)
     for reward in recipe.intermediate_rewards.values():
         assert plugins.find("lightningrl_intermediate_rewards", reward.use)
 

@@ -89,7 +89,8 @@ def test_tools_are_answered_or_the_remedy_is_said_at_the_start(family: Family, f
         (sentence,) = without
         assert "has no tool-call markup that we can read, so it cannot be offered tools; set " in sentence
         is_chatml = "<|im_start|>" in family.tokens
-        assert ("policy.chat_template = 'hermes' or" in sentence) == is_chatml
+        assert ("policy.chat_template = 'chatml' or" in sentence) == is_chatml
+        assert ("policy.chat_template = 'gemma' or" in sentence) == (not is_chatml)
         assert sentence.endswith("a Jinja file that writes tools, calls and results")
 
 
@@ -158,8 +159,9 @@ def test_what_is_wrong_is_said_before_weights_are_loaded(folders: dict[str, Path
     weights = here / "model" / "model.safetensors"
     moved = weights.rename(tmp_path / "model.safetensors")
     try:
-        assert "no chat_template 'hermse'; give a Jinja file beside the recipe, or a shipped one: hermes" in refused(
-            here, chat_template="hermse"
+        assert (
+            "no chat_template 'hermse'; give a Jinja file beside the recipe, or a shipped one: chatml, gemma, hermes, "
+            in refused(here, chat_template="hermse")
         )
         assert "leave one of them out" in refused(here, chat_template="hermes", renderer="qwen3")
         (here / "mine.jinja").write_text("{% for m in messages %}{{ m.content }")
@@ -173,7 +175,9 @@ def test_what_is_wrong_is_said_before_weights_are_loaded(folders: dict[str, Path
 def test_a_base_model_without_a_template_answers_by_the_recipes(folders: dict[str, Path], tmp_path: Path) -> None:
     here = shutil.copytree(folders["smollm2-gguf"], tmp_path / "base")
     (here / "model" / "chat_template.jinja").unlink()
-    assert "add chat_template.jinja, set policy.chat_template, or name the policy's renderer" in refused(here)
+    assert "has no chat template, so messages cannot become its prompt; set policy.chat_template = 'chatml' or" in (
+        refused(here)
+    )
     parts = build(here, chat_template="hermes")
     assert parts.without_tools == ()
     parts.backends["policy"]().close()

@@ -104,7 +104,7 @@ async def test_ppo_with_a_critic_learns_from_calls_of_reward_zero_too(verl: Any,
         ({"kl_coef": 0.001}, True),
         ({"verl": {"actor_rollout_ref": {"actor": {"entropy_coeff": 0.01}}}}, True),
         ({"verl": {"actor_rollout_ref.actor.use_kl_loss": True}}, True),
-        ({"verl": {"algorithm.use_kl_in_reward": True}}, True),
+        ({"verl": {"algorithm.use_kl_in_reward": True}, "critic": {}}, True),
         ({"verl": {"actor_rollout_ref.actor.entropy_coeff": 0.0}}, False),
     ],
 )

@@ -63,3 +63,34 @@ def test_smollm2_calls_a_tool_through_the_openai_client(tmp_path: Path, warm: Wa
     assert "tool-call markup" not in ran.stdout
     assert "right 1" in " ".join(ran.stdout.split()), ran.stdout
     assert json.dumps({"a": 6, "b": 1}) in ran.stdout, ran.stdout
+
+
+COMPACTING = """
+from openai import OpenAI
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+def ask(text, **more):
+    messages = [{"role": "user", "content": text}]
+    return OpenAI().chat.completions.create(model="policy", messages=messages, **more).choices[0].message.content or ""
+
+def answer(question):
+    ask(f"Give a title of three words: {question}", max_tokens=8)
+    ask(question, tools=[LOOK], max_tokens=8)
+    summary = ask(f"Say what you know about this in two sentences: {question}")
+    return ask(f"{question}\\nA summary of the conversation:\\n\\n{summary.strip()}", tools=[LOOK], max_tokens=8)
+
+def tasks(): return [{"input": "Which animals live in the sea?"}, {"input": "Which animals live in the wood?"}]
+def right(task, output, trajectory): return 1.0
+"""
+
+
+@pytest.mark.slow
+def test_try_says_that_a_summary_of_smollm2s_is_trained_and_its_title_is_not(tmp_path: Path, warm: WarmCommand) -> None:
+    (tmp_path / "tool_agent.py").write_text(COMPACTING)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    ran = warm.run("lightningrl", "try", "recipe.toml", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "left out of training, of 4 calls: 1 (call 0) as side calls" in said, ran.stdout
+    assert "kept in training, of 4 calls: 1 (call 2 is in the prompt of call 3)" in said, ran.stdout

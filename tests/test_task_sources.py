@@ -280,11 +280,14 @@ def draw_of(recipe: Recipe) -> TaskSets:
 
 
 def test_a_harness_may_be_asked_the_same_of_other_files(tmp_path: Path) -> None:
-    """It sees its task's metadata, which names the files: the same words are another task there."""
+    """It sees what the recipe lets its task's metadata say: the same words are another task there."""
     for name in ("train", "validation"):
         (tmp_path / f"{name}.jsonl").write_text(f'{{"input": "mend it", "files": {{"a.py": "{name}"}}}}\n')
     recipe = write(tmp_path, '{ train = "train.jsonl", validation = "validation.jsonl" }')
     with pytest.raises(ConfigError, match="have the input of a training task"):
         TaskSets.load(recipe, lambda reference: task_source(reference, tmp_path))
-    asked = with_settings(recipe, {"agent": {"harness": "pi"}})
+    with pytest.raises(ConfigError, match="have the input of a training task"):
+        unseen = with_settings(recipe, {"agent": {"harness": "pi"}})
+        TaskSets.load(unseen, lambda reference: task_source(reference, tmp_path))
+    asked = with_settings(recipe, {"agent": {"harness": "pi", "from_task": ["files"]}})
     assert len(TaskSets.load(asked, lambda reference: task_source(reference, tmp_path)).validation) == 1

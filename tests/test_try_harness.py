@@ -1,4 +1,5 @@
-"""`lightningrl try --harness NAME`: a harness does what it is told in an empty folder, without a recipe.
+"""`lightningrl try`: what two rollouts of one worker share is seen; a harness does what it is told in an empty folder,
+without a recipe.
 
 `pi` is the real program where `make test-peers-clients ONLY=pi` has installed it, and one of ours that reads the same
 configuration, which its row writes."""
@@ -40,6 +41,65 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     make_model(vocab_size=len(tokenizer), max_position_embeddings=16_384, **ends).save_pretrained(folder)
     return folder
+
+
+SHARED = """
+import asyncio
+import openai
+
+jobs = worker = both = None
+
+async def serve():
+    async with openai.AsyncOpenAI(api_key="mine") as client:
+        while True:
+            text, done = await jobs.get()
+            answer = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": text}], max_tokens=4
+            )
+            done.set_result(answer.choices[0].message.content)
+
+async def answer(text):
+    global jobs, worker, both
+    if worker is None:
+        jobs, both = asyncio.Queue(), asyncio.Barrier(2)
+        worker = asyncio.create_task(serve())
+    if SHARES:
+        await both.wait()
+    done = asyncio.get_running_loop().create_future()
+    jobs.put_nowait((text, done))
+    answer = await done
+    if SHARES:
+        await both.wait()
+    else:
+        worker.cancel()
+        worker = None
+    return answer
+"""
+RECIPE = """
+agent = "agent.py:answer"
+rewards.right.use = "reward.py:right"
+tasks.train = "tasks.jsonl"
+policy.model = "POLICY"
+runtime.concurrency = CONCURRENCY
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shares", "concurrency"), [(True, 8), (False, 1)])
+def test_two_rollouts_that_share_a_task_are_told_of_before_any_run(
+    warm: WarmCommand, policy: Path, tmp_path: Path, shares: bool, concurrency: int
+) -> None:
+    (tmp_path / "agent.py").write_text(SHARED.replace("SHARES", str(shares)))
+    (tmp_path / "reward.py").write_text("def right(task, output, trajectory):\n    return 1.0\n")
+    (tmp_path / "tasks.jsonl").write_text('{"input": "hi"}\n')
+    recipe = RECIPE.replace("POLICY", str(policy)).replace("CONCURRENCY", str(concurrency))
+    (tmp_path / "recipe.toml").write_text(recipe)
+    ran = warm.run("lightningrl", "try", "recipe.toml", cwd=tmp_path, environment={"COLUMNS": "200"})
+    shown = " ".join((ran.stdout + ran.stderr).split())
+    assert ran.returncode == 0, shown
+    lines = ran.stderr.splitlines()
+    assert lines[0] == "starting" and any(line.startswith("running the agent on task") for line in lines), "in a pipe"
+    assert ("task 'serve', started by this rollout, goes on after it" in shown) is shares, shown
 
 
 @pytest.fixture

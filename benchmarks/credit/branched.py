@@ -1,5 +1,8 @@
 """Are the values that replay branching measures the true ones? The real way: agent, worker, server, engine, `credit.use
 = "branches"`.
+
+    python benchmarks/credit/branched.py         guess and sql, every state of 80 rollouts branched 32 times
+
 Rollouts of each game are branched at every state between two calls. Of each state that was reached, the mean return of
 its branches is held against its value as it is counted out under the same weights (`values.py`): V̂ - V in standard
 errors √(V(1 - V)/K) of K branches, as a game pays 1 or 0. Of states with few expected wins or losses (K·V·(1 - V) < 2)
@@ -13,13 +16,19 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import argparse
 import asyncio
 import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from games import GAMES
+from rich.console import Console
+from rich.table import Table
+from starter import build_starter
 from tasks import states, true_values
 
 import lightningrl
@@ -125,3 +134,32 @@ async def _read(run: Path) -> list[Trajectory]:
         return list(await store.trajectories(names))
     finally:
         await store.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", nargs="*", choices=GAMES, default=["guess", "sql"])
+    parser.add_argument("--samples", type=int, default=32, help="branches at each state of a rollout")
+    parser.add_argument("--groups", type=int, default=20, help="tasks")
+    options = parser.parse_args()
+    table = Table("game", "branches", "diverged", "states", "within 2 SE", "mean z²", "rare states", "as usual")
+    for game in options.games:
+        with tempfile.TemporaryDirectory() as scratch:
+            policy, run = Path(scratch) / "starter", Path(scratch) / "run"
+            build_starter(policy, GAMES[game], skill=0.5)
+            values = measure(game, policy, run, samples=options.samples, groups=options.groups)
+        counts = (values.branches, values.diverged, len(values.deviations))
+        squares = np.mean(np.square(values.deviations))
+        table.add_row(
+            game,
+            *map(str, counts),
+            f"{values.within:.1%}",
+            f"{squares:.2f}",
+            str(values.rare),
+            str(values.rare_within),
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["METHODS", "Method"]
+from lightningrl.types import Trajectory
+from lightningrl_credit.rewards.tools import ToolStatusReward
 
+__all__ = ["BROADCAST", "METHODS", "Method", "tool_status_at_the_end"]
+
+BROADCAST: Final = "tool_status, broadcast"
+"""The denser reward alone."""
 ENDPOINT: Final = {"base_url": "http://127.0.0.1:9/v1", "model": "oracle"}
 """Nobody is asked there: the oracle's verdicts are put in as evidence."""
 
@@ -21,7 +26,7 @@ class Method:
 
     name: str
     family: str
-    """`identical`, `turn` or `bound`."""
+    """`identical`, `denser` (a denser reward, the same for all calls) or `turn`."""
     use: str
     """The credit assigner's plugin."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -32,7 +37,7 @@ class Method:
     learns: bool = True
     """False = its agreement alone is measured."""
     games: tuple[str, ...] | None = None
-    """That it can be used in (`likelihood`: whose gold answer is a word); None = all."""
+    """Games that it can be used in; None = all."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -47,7 +52,15 @@ class Method:
         return tables
 
 
+def tool_status_at_the_end(trajectory: Trajectory) -> list[float | None]:
+    """Pay the sum of `tool_status` over a rollout's tools at its last call: with γ = 1 every call is credited with all
+    of it. So it is the same denser reward without credit by call."""
+    total = sum(value for value in ToolStatusReward()(trajectory) if value is not None)
+    return [*[0.0] * (len(trajectory.transitions) - 1), total]
+
+
 STATUS: Final = {"tools": {"use": "tool_status"}}
+AT_THE_END: Final = {"tools": {"use": tool_status_at_the_end}}
 SHAPING: Final = {"tools": {"use": "tool_status_shaping"}}
 
 METHODS: Final[tuple[Method, ...]] = (
@@ -56,19 +69,26 @@ METHODS: Final[tuple[Method, ...]] = (
     Method(name="dr_grpo", family="identical", use="dr_grpo"),
     Method(name="grpo", family="identical", use="grpo"),
     Method(name="air: tool_status", family="turn", use="turns", intermediate=STATUS),
-    Method(name="air: tool_status_shaping", family="turn", use="turns", intermediate=SHAPING),
     Method(
-        name="turns: MT-GRPO",
+        name="air: tool_status, γ = 0",
         family="turn",
         use="turns",
         options={"gamma": 0.0, "outcome_gamma": 1.0},
         intermediate=STATUS,
     ),
+    Method(name=BROADCAST, family="denser", use="turns", intermediate=AT_THE_END),
+    Method(name="air: tool_status_shaping", family="turn", use="turn_gae", intermediate=SHAPING, has_critic=True),
+    Method(
+        name="turns: MT-GRPO",
+        family="turn",
+        use="turns",
+        options={"gamma": 0.0, "outcome_gamma": 1.0, "turn_baseline": "grpo"},
+        intermediate=STATUS,
+    ),
     Method(name="states: GiGPO", family="turn", use="states"),
     Method(name="states: ECPO", family="turn", use="states", options={"shrinkage": 2.0, "gate": 4.0}),
     Method(name="turn_gae", family="turn", use="turn_gae", has_critic=True),
-    Method(name="likelihood: IGPO", family="turn", use="likelihood", options={"follows": "role"}, games=("guess",)),
-    Method(name="branches: 4", family="turn", use="branches", options={"samples": 4}),
+    Method(name="branches: 4", family="turn", use="branches", options={"samples": 4}, learns=False),
     Method(
         name="branches: few",
         family="turn",
@@ -82,9 +102,10 @@ METHODS: Final[tuple[Method, ...]] = (
             use="judge",
             options=options,
             judge_error=error,
-            learns=not options or error < 0.4,
+            learns=not options,
         )
         for name, options in (("judge", {}), ("judge, min", {"aggregate": "min"}))
         for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
+        if not options or error < 0.4
     ),
 )

@@ -14,88 +14,174 @@ from typing import Any, Final
 import numpy as np
 from agreement import kendall
 from learning import PLANS
-from methods import METHODS
+from methods import BROADCAST, METHODS
 
-__all__ = ["Need", "needs", "write_report"]
+from lightningrl_training.evaluation.statistics import holm, rank_sum_p
 
-T_975: Final = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""Student's t by degrees of freedom."""
-COLOURS: Final = {"identical": "#8a8f98", "turn": "#1f5fa8"}
+__all__ = ["Need", "Question", "needs", "questions", "write_report"]
+
+IDENTICAL: Final = tuple(method.name for method in METHODS if method.family == "identical")
+"""Methods that all others are held against, their runs taken together."""
+BY_CALL: Final = ("air: tool_status", "air: tool_status, γ = 0")
+"""Methods that are rewarded as `BROADCAST` is, and credit by call."""
+SHOWN: Final = 0.05
+DRAWS: Final = 10_000
+NEVER: Final = 1e9
+"""Rollouts of what did not get there, in a ranking."""
+COLOURS: Final = {"identical": "#8a8f98", "denser": "#e08a2c", "turn": "#1f5fa8"}
 GAME_COLOURS: Final = {"guess": "#1f5fa8", "sql": "#e08a2c", "door": "#1b7837"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What a method needs on a game, at the learning rate of the grid that is best for it."""
+    """Rollouts that a method needs on a game."""
 
     method: str
-    rate: float
     runs: int
     reached: int
     rollouts: float
-    """Mean; a run that did not reach the target counts with all it had, so that more is meant."""
-    margin: float
-    """Half of the 95 % interval (Student's t over seeds); NaN for one run."""
+    """Median; infinite where half of the runs did not reach the target."""
     tokens: float
+    """Mean, of runs that did not get there too."""
     cpu_s: float
+    p: float | None
+    """P-value of the exact rank test against identical credit, Holm over all methods and games. None = it is one of
+    those."""
+    is_quicker: bool
+    """True if a run of it is likelier to be earlier than one of identical credit than later."""
 
     @property
     def text(self) -> str:
-        sign = "" if self.reached == self.runs else "> "
-        margin = "" if math.isnan(self.margin) else f" ± {self.margin:.0f}"
-        return f"{sign}{self.rollouts:.0f}{margin}"
+        rollouts = f"{self.rollouts:.0f}" if math.isfinite(self.rollouts) else "none"
+        said = f"{rollouts}, {self.reached}/{self.runs}"
+        if self.p is None:
+            return said
+        if self.p >= SHOWN:
+            return f"{said}, {self.p:.2f}"
+        return f"**{said}, {format_p(self.p)} {'quicker' if self.is_quicker else 'slower'}**"
 
 
-def needs(runs: Sequence[Mapping[str, Any]], game: str) -> dict[str, Need]:
-    """By method, in the order of the methods."""
-    best: dict[str, Need] = {}
-    for method in METHODS:
-        own = [run for run in runs if run["game"] == game and run["method"] == method.name]
-        most = max((sum(run["rate"] == rate for run in own) for rate in {run["rate"] for run in own}), default=0)
-        for rate in sorted({run["rate"] for run in own}):
-            at = [run for run in own if run["rate"] == rate]
-            need = _need(method.name, rate, at)
-            if len(at) == most and (method.name not in best or need.rollouts < best[method.name].rollouts):
-                best[method.name] = need
-    return best
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Two methods that differ in one thing, on one game."""
+
+    game: str
+    method: str
+    """Credited by call, and held against `BROADCAST`."""
+    median: float
+    median_against: float
+    ratio: float
+    """Ratio of mean rollouts; a run that never arrived counts with all it had."""
+    low: float
+    high: float
+    """95 % interval of the ratio: runs of each method drawn again."""
+    p: float
+    """Exact rank test, Holm over all questions."""
 
 
-def _need(method: str, rate: float, runs: Sequence[Mapping[str, Any]]) -> Need:
-    rollouts = np.array([run["rollouts"] for run in runs], np.float64)
-    n = len(runs)
-    margin = T_975.get(n - 1, 1.96) * float(rollouts.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-    return Need(
-        method=method,
-        rate=rate,
-        runs=n,
-        reached=sum(run["reached"] for run in runs),
-        rollouts=float(rollouts.mean()),
-        margin=margin,
-        tokens=float(np.mean([run["tokens"] for run in runs])),
-        cpu_s=float(np.mean([run["cpu_s"] for run in runs])),
+def needs(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Need]]:
+    """Game -> method -> what it needs. A run that did not reach the target is later than all that did."""
+    arrivals = {
+        (game, method.name): found
+        for game in PLANS
+        for method in METHODS
+        if (found := _arrivals(runs, game, method.name))
+    }
+    identical = {game: [time for name in IDENTICAL for time in arrivals.get((game, name), [])] for game, _ in arrivals}
+    p_values = holm(
+        {
+            (game, name): rank_sum_p(found, identical[game])
+            for (game, name), found in arrivals.items()
+            if name not in IDENTICAL and identical[game]
+        }
     )
+    needed: dict[str, dict[str, Need]] = {}
+    for (game, name), found in arrivals.items():
+        own = [run for run in runs if (run["game"], run["method"]) == (game, name)]
+        needed.setdefault(game, {})[name] = Need(
+            method=name,
+            runs=len(found),
+            reached=sum(map(math.isfinite, found)),
+            rollouts=_median(found),
+            tokens=float(np.mean([run["tokens"] for run in own])),
+            cpu_s=float(np.mean([run["cpu_s"] for run in own])),
+            p=p_values.get((game, name)),
+            is_quicker=_rank(found, identical[game]) < 0.5,
+        )
+    return needed
+
+
+def questions(runs: Sequence[Mapping[str, Any]]) -> list[Question]:
+    """Does credit by call pay, where both arms are rewarded alike?"""
+    pairs = {
+        (game, method): (first, second)
+        for game in PLANS
+        for method in BY_CALL
+        if (first := _arrivals(runs, game, method)) and (second := _arrivals(runs, game, BROADCAST))
+    }
+    p_values = holm({key: rank_sum_p(*pair) for key, pair in pairs.items()})
+    return [
+        Question(
+            game=game,
+            method=method,
+            median=_median(first),
+            median_against=_median(second),
+            **_ratio(first, second, PLANS[game].rollouts),
+            p=p_values[game, method],
+        )
+        for (game, method), (first, second) in pairs.items()
+    ]
+
+
+def _arrivals(runs: Sequence[Mapping[str, Any]], game: str, method: str) -> list[float]:
+    """Rollouts to the target; infinite for a run that did not get there."""
+    own = [run for run in runs if (run["game"], run["method"]) == (game, method)]
+    return [float(run["rollouts"]) if run["reached"] else math.inf for run in own]
+
+
+def _ratio(first: Sequence[float], second: Sequence[float], most: int) -> dict[str, float]:
+    chance = np.random.default_rng(0)
+    capped = [np.minimum(times, most) for times in (first, second)]
+    drawn = [chance.choice(times, (DRAWS, len(times))).mean(axis=1) for times in capped]
+    low, high = np.quantile(drawn[0] / drawn[1], [0.025, 0.975])
+    return {"ratio": float(capped[0].mean() / capped[1].mean()), "low": float(low), "high": float(high)}
+
+
+def _median(times: Sequence[float]) -> float:
+    """The later of the middle two, as infinity has no half."""
+    return sorted(times)[len(times) // 2]
+
+
+def _rank(times: Sequence[float], others: Sequence[float]) -> float:
+    """The chance that one of `others` is earlier than one of `times`; a half for equal ones."""
+    pairs = [(own > other) + 0.5 * (own == other) for own in times for other in others]
+    return float(np.mean(pairs)) if pairs else 0.5
 
 
 def write_report(runs: Path, docs: Path) -> None:
     """Raises FileNotFoundError where there is nothing to report."""
     taus, learned = (_read(runs / name) for name in ("tau.jsonl", "learn.jsonl"))
     games = [game for game in PLANS if any(line["game"] == game for line in (*taus, *learned))]
-    needed = {game: needs(learned, game) for game in games}
-    ranks = {game: _rank_agreement(taus, needed[game], game) for game in games}
+    trained = [run for run in learned if run["rate"] > 0.0]
+    needed, asked = needs(trained), questions(trained)
+    ranks = {game: _rank_agreement(taus, needed.get(game, {}), game) for game in games}
     tables = {
         "tau": _tau_table(taus, games),
-        "learn": _learn_table(needed, games),
-        "ranks": _rank_table(ranks),
+        "learn": _learn_table(needed),
+        "questions": _question_table(asked),
         "control": _control_table(learned, games),
     }
     docs.mkdir(parents=True, exist_ok=True)
     numbers = {
         "tau": taus,
         "needs": {game: [asdict(need) for need in found.values()] for game, found in needed.items()},
+        "questions": [asdict(question) for question in asked],
         "ranks": ranks,
         "runs": [{key: value for key, value in run.items() if key != "curve"} for run in learned],
     }
-    (docs / "study.json").write_text(re.sub(r"\bNaN\b", "null", json.dumps(numbers, indent=1)) + "\n", encoding="utf-8")
+    (docs / "study.json").write_text(
+        re.sub(r"\b(NaN|Infinity)\b", "null", json.dumps(numbers, indent=1)) + "\n", encoding="utf-8"
+    )
     page = docs / "study.md"
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     for name, table in tables.items():
@@ -105,7 +191,7 @@ def write_report(runs: Path, docs: Path) -> None:
         text = re.sub(pattern, replacement, text, flags=re.DOTALL)
     if text:
         page.write_text(text, encoding="utf-8")
-    draw(taus, needed, docs / "study.png")
+    draw(taus, trained, needed, docs / "study.png")
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -116,11 +202,11 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _tau_table(lines: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:
     by_column = {(line["game"], line["policy"], line["method"]): line for line in lines}
-    columns = [(game, policy) for game in games for policy in dict.fromkeys(line["policy"] for line in lines)]
+    columns = [(game, "half-trained") for game in games]  # of random ones study.json knows
     rows = [
         [method.name, *(_tau_cell(by_column.get((*column, method.name))) for column in columns)] for method in METHODS
     ]
-    return _table(["method", *(f"{game}, {policy}" for game, policy in columns)], rows)
+    return _table(["method", *games], rows)
 
 
 def _tau_cell(line: Mapping[str, Any] | None) -> str:
@@ -130,27 +216,34 @@ def _tau_cell(line: Mapping[str, Any] | None) -> str:
     return f"{line['tau']:.2f}, {right}"
 
 
-def _best_identical(needed: Mapping[str, Need]) -> Need | None:
-    """Of those with the most runs."""
-    names = {method.name for method in METHODS if method.family == "identical"}
-    identical = [need for need in needed.values() if need.method in names]
-    most = max((need.runs for need in identical), default=0)
-    return min((need for need in identical if need.runs == most), key=lambda need: need.rollouts, default=None)
-
-
-def _learn_table(needed: Mapping[str, Mapping[str, Need]], games: Sequence[str]) -> str:
-    best = {game: _best_identical(needed[game]) for game in games}
+def _learn_table(needed: Mapping[str, Mapping[str, Need]]) -> str:
     rows = [
-        [method.name, *(_learn_cell(needed[game].get(method.name), best[game]) for game in games)] for method in METHODS
+        [method.name, *(found[method.name].text if method.name in found else "" for found in needed.values())]
+        for method in METHODS
     ]
-    return _table(["method", *games], rows)
+    return _table(["method", *needed], rows)
 
 
-def _learn_cell(need: Need | None, best: Need | None) -> str:
-    if need is None or best is None:
-        return ""
-    share = f"{need.rollouts / best.rollouts:.2f}"
-    return f"{need.text}, {f'**{share}**' if float(share) <= 0.5 else share}"
+def _question_table(asked: Sequence[Question]) -> str:
+    rows = [
+        [
+            one.game,
+            one.method,
+            *(_rollouts(median) for median in (one.median, one.median_against)),
+            f"{one.ratio:.2f} [{one.low:.2f}, {one.high:.2f}]",
+            format_p(one.p),
+        ]
+        for one in asked
+    ]
+    return _table(["game", "by call", "rollouts", "the same pay, broadcast", "ratio [95 %]", "p"], rows)
+
+
+def _rollouts(median: float) -> str:
+    return f"{median:.0f}" if math.isfinite(median) else "none"
+
+
+def format_p(p: float) -> str:
+    return f"{p:.2f}" if p >= 0.1 else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 def _rank_agreement(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Need], game: str) -> dict[str, float]:
@@ -163,7 +256,7 @@ def _rank_agreement(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Need
     names = list(by_method)
     if len(names) < 3:
         return {}
-    rollouts = [-needed[name].rollouts for name in names]
+    rollouts = [-min(needed[name].rollouts, NEVER) for name in names]
     result = {"methods": float(len(names))}
     for policy in dict.fromkeys(line["policy"] for line in taus):
         chosen = [
@@ -177,18 +270,6 @@ def _rank_agreement(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Need
     return result
 
 
-def _rank_table(ranks: Mapping[str, Mapping[str, float]]) -> str:
-    columns = list(dict.fromkeys(key for ranking in ranks.values() for key in ranking))
-    return _table(
-        ["game", *columns],
-        [[game, *(_rank_cell(key, ranking) for key in columns)] for game, ranking in ranks.items()],
-    )
-
-
-def _rank_cell(key: str, ranking: Mapping[str, float]) -> str:
-    return "" if key not in ranking else f"{ranking[key]:.0f}" if key == "methods" else f"{ranking[key]:.2f}"
-
-
 def _control_table(learned: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:
     runs = [run for run in learned if run["rate"] == 0.0 and run["game"] in games]
     sampled = [[point[2] for point in run["curve"]] for run in runs]
@@ -199,8 +280,14 @@ def _control_table(learned: Sequence[Mapping[str, Any]], games: Sequence[str]) -
     return _table(["game", "success at the start", "least", "most", "steps"], rows)
 
 
-def draw(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Mapping[str, Need]], file: Path) -> None:
-    """Rollouts to the target by method, a panel for each game; then rollouts over τ."""
+def draw(
+    taus: Sequence[Mapping[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
+    needed: Mapping[str, Mapping[str, Need]],
+    file: Path,
+) -> None:
+    """Rollouts to the target by method, a panel for each game: a dot for each run, a line at the median; then medians
+    over τ."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -214,20 +301,18 @@ def draw(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Mapping[str, Ne
     families = {method.name: method.family for method in METHODS}
     for number, game in enumerate(games):
         axes = panels[number]
+        most = PLANS[game].rollouts
         for name, need in needed[game].items():
             y, colour = names.index(name), COLOURS[families[name]]
-            margin = 0.0 if math.isnan(need.margin) else need.margin
-            all_reached = need.reached == need.runs
-            axes.errorbar(
-                need.rollouts, y, xerr=margin, fmt="o" if all_reached else ">", color=colour, capsize=2, markersize=6
-            )
-        best = _best_identical(needed[game])
-        if best is not None:
-            axes.axvline(best.rollouts / 2, color="#b2182b", linewidth=1.0, linestyle="--")
+            times = [time if math.isfinite(time) else 1.1 * most for time in _arrivals(runs, game, name)]
+            axes.scatter(times, [y] * len(times), color=colour, alpha=0.45, s=22, linewidths=0)
+            if math.isfinite(need.rollouts):
+                axes.plot([need.rollouts] * 2, [y - 0.35, y + 0.35], color=colour, linewidth=2.2)
+        axes.axvline(1.05 * most, color="#b2182b", linewidth=1.0, linestyle="--")
         axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(left=0)
-        axes.set_xlabel("rollouts to the target (› = more)")
+        axes.set_xlabel("rollouts to the target (right of the line: never)")
         axes.set_title(
             f"{game}: {PLANS[game].target:.0%} of held-out cases", loc="left", fontsize=11, fontweight="bold"
         )
@@ -236,15 +321,16 @@ def draw(taus: Sequence[Mapping[str, Any]], needed: Mapping[str, Mapping[str, Ne
         points = []
         for name, need in needed[game].items():
             own = [line["tau"] for line in taus if line["game"] == game and line["method"] == name]
-            if own:
+            if own and math.isfinite(need.rollouts):
                 points.append((float(np.mean(own)), need.rollouts))
         if points:
             axes.scatter(*zip(*points, strict=True), color=GAME_COLOURS[game], label=game, s=26)
     axes.set_yscale("log")
     axes.set_xlabel("Kendall τ with the true advantage")
-    axes.set_ylabel("rollouts to the target")
+    axes.set_ylabel("rollouts to the target, median")
     axes.set_title("Right, and quick?", loc="left", fontsize=11, fontweight="bold")
-    axes.legend(frameon=False, fontsize=9)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)
     for axes in panels:
         axes.grid(color="#e3e5e8", linewidth=0.8)
         axes.set_axisbelow(True)

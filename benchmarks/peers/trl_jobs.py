@@ -2,9 +2,10 @@
 
     .peers/trl/bin/python benchmarks/peers/trl_jobs.py pretrained_call OUT --steps 40 --seed 0
 
-OUT/metrics.jsonl has lines as a run of ours has: `{"step": 1}`, and `validation/reward` before the first step and after
-the last. Settings are the recipe's; where TRL leaves a choice it is the quicker one (no checkpointing of gradients, as
-many rows in a forward as memory holds). TRL's defaults are the recipe's for what is not said.
+OUT/metrics.jsonl has lines as a run of ours has: `{"step": 1}`, and `validation/reward` before the first step, every
+few steps and after the last; and a line with what TRL logs of the step. Settings are the recipe's; where TRL leaves a
+choice it is the quicker one (no checkpointing of gradients, as many rows in a forward as memory holds). TRL's defaults
+are the recipe's for what is not said.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ ROOT: Final = HERE.parents[1]
 SMOLLM2: Final = ROOT / ".peers/smollm2"
 HERMES: Final = ROOT / "packages/server/src/lightningrl_server/rendering/chat_templates/hermes.jinja"
 GROUP, WARM_UP = 8, 3
+LOGGED: Final = (
+    *("reward", "grad_norm", "learning_rate", "frac_reward_zero_std", "entropy"),
+    *("completions/mean_length", "completions/clipped_ratio", "tools/call_frequency", "tools/failure_frequency"),
+)
+"""What tells why a run learns or falls, by TRL's names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +138,11 @@ def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) 
             if every and state.global_step % every == 0 and state.global_step < steps:
                 validate(state.global_step)
 
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            logs = kwargs["logs"]
+            if "reward" in logs:  # of a training step, not of a validation
+                write(step=state.global_step, **{name: logs[name] for name in LOGGED if name in logs})
+
     class Trainer(GRPOTrainer):  # type: ignore[misc]
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             """Warm up as ours does: transformers' own would take the first step at a learning rate of 0."""
@@ -163,6 +174,7 @@ def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) 
             use_cpu=True,
             gradient_checkpointing=False,
             save_strategy="no",
+            logging_steps=1,
             report_to="none",
         ),
         **{"processing_class": AutoTokenizer.from_pretrained(job.model), **job.options},
@@ -173,6 +185,7 @@ def train(job: Job, out: Path, steps: int, seed: int, every: int | None = None) 
         configured, trainer.generation_config.do_sample = trainer.generation_config.do_sample, False
         figures = trainer.evaluate()
         trainer.generation_config.do_sample = configured
+        trainer.model.train()  # else TRL files what it logs of the step under validation
         write(step=step, **{"validation/reward": figures["eval_reward"]})
 
     validate(0)
@@ -187,10 +200,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, help="validate after so many steps, too")
     parser.add_argument("--batch", type=int, help="rows of a forward; the job's own if not said")
     options = parser.parse_args()
     job = jobs[options.job]()
-    train(replace(job, batch=options.batch or job.batch), options.out, options.steps, options.seed)
+    train(replace(job, batch=options.batch or job.batch), options.out, options.steps, options.seed, options.every)
 
 
 if __name__ == "__main__":

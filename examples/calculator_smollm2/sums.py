@@ -1,9 +1,9 @@
-"""Sums and products of two or three numbers, in words; no question is in both sets."""
+"""Sums and products of two or three numbers, in words; no question is in two of the sets."""
 
 import random
 from collections.abc import Collection
 
-__all__ = ["train", "validation"]
+__all__ = ["test", "train", "validation"]
 
 SIGNS = {"plus": "+", "times": "*"}
 
@@ -16,6 +16,11 @@ def train() -> list[dict[str, str]]:
 def validation() -> list[dict[str, str]]:
     """80 tasks."""
     return _draw(80, seed=2, taken=())
+
+
+def test() -> list[dict[str, str]]:
+    """160 tasks that choose nothing, to be run once, at the end."""
+    return _draw(160, seed=3, taken={task["input"] for task in (*train(), *validation())})
 
 
 def _draw(count: int, *, seed: int, taken: Collection[str]) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Collection, Sequence
 
-__all__ = ["train", "validation"]
+__all__ = ["test", "train", "validation"]
 
 NAMES = ("Tom", "Ana", "Lee", "Mia", "Sam", "Zoe", "Max", "Eva")
 THINGS = ("pens", "eggs", "books", "apples", "coins", "cards", "stamps", "shells")
@@ -34,6 +34,12 @@ def train() -> list[dict[str, object]]:
 def validation() -> list[dict[str, object]]:
     """40 tasks of `SENTENCES` and 40 of `UNSEEN`."""
     return _draw(SENTENCES, "seen", 40, seed=2) + _draw(UNSEEN, "unseen", 40, seed=3)
+
+
+def test() -> list[dict[str, object]]:
+    """80 tasks of `SENTENCES` and 80 of `UNSEEN` that choose nothing, to be run once, at the end."""
+    taken = {task["input"] for task in (*train(), *validation())}
+    return _draw(SENTENCES, "seen", 80, seed=4, taken=taken) + _draw(UNSEEN, "unseen", 80, seed=5, taken=taken)
 
 
 def _draw(

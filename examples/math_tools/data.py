@@ -3,7 +3,8 @@
     starter       structures the starter policy is cold-started on    (see generator/starter.py)
     train         structures reinforcement learning sees
     development   structures the starter and the recipe were chosen on
-    validation    structures that nothing was trained or chosen on
+    validation    structures that checkpoints are chosen on
+    test          structures that nothing was trained or chosen on
 
 No structure, that is no order of steps, occurs in two of them. `python data.py` prints a few tasks of each.
 """
@@ -23,19 +24,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from problems import KINDS, Problem, build_problem
 
-__all__ = ["build_problems", "development_tasks", "split_structures", "train_tasks", "validation_tasks"]
+__all__ = ["build_problems", "development_tasks", "split_structures", "test_tasks", "train_tasks", "validation_tasks"]
 
 SEED = 20250806
-SHARES = {"starter": 0.5, "train": 0.2, "development": 0.1, "validation": 0.2}
+SHARES = {"starter": 0.5, "train": 0.2, "development": 0.1, "validation": 0.1, "test": 0.1}
 DEPTHS = {
     "starter": {1: 0.25, 2: 0.40, 3: 0.35},
     "train": {2: 0.5, 3: 0.5},
     "development": {2: 0.5, 3: 0.5},
     "validation": {2: 0.5, 3: 0.5},
+    "test": {2: 0.5, 3: 0.5},
 }
 """Split -> steps of a problem -> how often. All problems of one step are the starter's, which learns from them what
 each step is."""
-TASKS = {"train": 2400, "development": 160, "validation": 160}
+TASKS = {"train": 2400, "development": 160, "validation": 160, "test": 320}
 
 Structure = tuple[str, ...]
 
@@ -53,6 +55,11 @@ def development_tasks() -> Iterator[dict[str, Any]]:
 def validation_tasks() -> Iterator[dict[str, Any]]:
     """Tasks of structures that occur nowhere else. As `train_tasks`."""
     yield from _tasks("validation")
+
+
+def test_tasks() -> Iterator[dict[str, Any]]:
+    """Tasks of further structures that occur nowhere else, to be run once, at the end. As `train_tasks`."""
+    yield from _tasks("test")
 
 
 @functools.cache

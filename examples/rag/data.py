@@ -2,10 +2,11 @@
 
     starter      worlds the starter policy is cold-started on     (made in memory, see generator/starter.py)
     train        questions reinforcement learning sees
-    validation   questions about names that occur nowhere else
+    validation   questions about names that occur nowhere else; starter, settings and checkpoints were chosen on them
+    test         questions about further names that occur nowhere else, which chose nothing
 
-Train and validation share one index, so each search meets the passages of both. `python data.py` builds it and prints a
-few tasks.
+Train and validation share one index, so each search meets the passages of both; test has one with train's passages.
+`python data.py` builds both and prints a few tasks.
 """
 
 from __future__ import annotations
@@ -28,15 +29,24 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpus import Question, World, build_questions, build_world
 from retriever import PASSAGES, Bm25Retriever, Passage, build_index
 
-__all__ = ["build_splits", "build_worlds", "cache_directory", "index_folder", "train_tasks", "validation_tasks"]
+__all__ = [
+    "build_splits",
+    "build_worlds",
+    "cache_directory",
+    "index_folder",
+    "test_tasks",
+    "train_tasks",
+    "validation_tasks",
+]
 
 SEED = 20250806
 SOURCES = ("data.py", "retriever.py", "generator/corpus.py")
 COUNTS = {
     "train": {"person": 300, "work": 240, "company": 80, "city": 80, "school": 50},
     "validation": {"person": 100, "work": 60, "company": 28, "city": 24, "school": 14},
+    "test": {"person": 200, "work": 100, "company": 56, "city": 48, "school": 28},
 }
-QUESTIONS = {"train": {2: 1800, 3: 600}, "validation": {2: 120, 3: 40}}
+QUESTIONS = {"train": {2: 1800, 3: 600}, "validation": {2: 120, 3: 40}, "test": {2: 240, 3: 80}}
 """Split -> hops -> questions."""
 
 
@@ -53,6 +63,12 @@ def validation_tasks(cache: str | Path | None = None, encoder: str | None = None
     yield from _tasks("validation", cache, encoder)
 
 
+def test_tasks(cache: str | Path | None = None, encoder: str | None = None) -> Iterator[dict[str, Any]]:
+    """Tasks about people, works, companies and places that no other split knows, to be run once, at the end. As
+    `train_tasks`."""
+    yield from _tasks("test", cache, encoder)
+
+
 def cache_directory(cache: str | Path | None = None) -> Path:
     """Where files are kept: the argument, else LIGHTNINGRL_CACHE, else ~/.cache/lightningrl; below it, rag."""
     if cache is not None:
@@ -62,15 +78,29 @@ def cache_directory(cache: str | Path | None = None) -> Path:
 
 @functools.cache
 def build_worlds() -> dict[str, World]:
-    return {split: build_world(split, counts, random.Random(f"{SEED} {split}")) for split, counts in COUNTS.items()}
+    """Worlds by split. Test has names of train's share that training does not use."""
+    worlds: dict[str, World] = {}
+    for split, counts in COUNTS.items():
+        rng = random.Random(f"{SEED} {split}")
+        if split == "test":
+            worlds[split] = build_world("train", counts, rng, taken=worlds["train"].names)
+        else:
+            worlds[split] = build_world(split, counts, rng)
+    return worlds
+
+
+def indexed_passages(split: str) -> list[Passage]:
+    """Passages that the tasks of a split search in: training's, and those of the held-out world."""
+    worlds = build_worlds()
+    return [*worlds["train"].passages, *worlds["test" if split == "test" else "validation"].passages]
 
 
 @functools.cache
 def build_splits() -> dict[str, list[Question]]:
-    worlds = build_worlds()
-    retriever = Bm25Retriever([passage for world in worlds.values() for passage in world.passages])
     splits: dict[str, list[Question]] = {}
-    for split, world in worlds.items():
+    retriever = Bm25Retriever(indexed_passages("train"))
+    for split, world in build_worlds().items():
+        retriever = Bm25Retriever(indexed_passages(split)) if split == "test" else retriever
         rng = random.Random(f"{SEED} {split} questions")
         questions = [
             one
@@ -108,8 +138,8 @@ def _version() -> str:
 
 
 def _tasks(split: str, cache: str | Path | None, encoder: str | None) -> Iterator[dict[str, Any]]:
-    passages = (passage for world in build_worlds().values() for passage in world.passages)
-    index = index_folder(passages, _version(), cache, encoder)
+    version = f"{_version()} test" if split == "test" else _version()
+    index = index_folder(indexed_passages(split), version, cache, encoder)
     for number, question in enumerate(build_splits()[split]):
         yield {
             "id": f"{split}/{number}",
@@ -124,7 +154,7 @@ def main() -> None:
     parser.add_argument("--cache", default=None, help="folder for the index")
     arguments = parser.parse_args()
     print(f"{sum(len(world.facts) for world in build_worlds().values())} passages")
-    for split, tasks in (("train", train_tasks), ("validation", validation_tasks)):
+    for split, tasks in (("train", train_tasks), ("validation", validation_tasks), ("test", test_tasks)):
         listed = list(tasks(arguments.cache))
         print(f"{split}: {len(listed)} tasks")
         for question in build_splits()[split][:3]:

@@ -2,10 +2,11 @@
 
     starter      databases the starter policy is cold-started on     (made in memory, see generator/starter.py)
     train        databases reinforcement learning sees
-    validation   databases nothing has been trained on
+    validation   databases nothing has been trained on; starter, settings and checkpoints were chosen on them
+    test         databases that nothing was trained or chosen on
 
-`python data.py` writes the SQLite files of `train` and `validation` and prints a few tasks. `train_tasks()` and
-`validation_tasks()` do so on demand.
+`python data.py` writes the SQLite files of all but the starter's and prints a few tasks. `train_tasks()`,
+`validation_tasks()` and `test_tasks()` do so on demand.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ __all__ = [
     "cache_directory",
     "database_schema",
     "schema_text",
+    "test_tasks",
     "train_tasks",
     "validation_tasks",
 ]
 
 SEED = 20250806
-SPLITS = {"validation": (40, 4), "train": (240, 12)}
+SPLITS = {"validation": (40, 4), "train": (240, 12), "test": (80, 4)}
 """Split -> databases, questions of each."""
 SOURCES = ("data.py", "generator/databases.py", "generator/mistakes.py", "generator/questions.py")
 DIFFICULTY_SHARES = {"easy": 0.25, "medium": 0.30, "hard": 0.25, "extra": 0.20}
@@ -59,6 +61,11 @@ def train_tasks(cache: str | Path | None = None) -> Iterator[dict[str, Any]]:
 def validation_tasks(cache: str | Path | None = None) -> Iterator[dict[str, Any]]:
     """Tasks on databases of which no table layout occurs in training. As `train_tasks`."""
     yield from _tasks("validation", cache)
+
+
+def test_tasks(cache: str | Path | None = None) -> Iterator[dict[str, Any]]:
+    """Tasks on databases of which no table layout occurs elsewhere, to be run once, at the end. As `train_tasks`."""
+    yield from _tasks("test", cache)
 
 
 def cache_directory(cache: str | Path | None = None) -> Path:
@@ -189,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", default=None, help="folder for the database files")
     arguments = parser.parse_args()
-    for split, tasks in (("train", train_tasks), ("validation", validation_tasks)):
+    for split, tasks in (("train", train_tasks), ("validation", validation_tasks), ("test", test_tasks)):
         listed = list(tasks(arguments.cache))
         print(f"{split}: {len(listed)} tasks over {len({task['metadata']['db_id'] for task in listed})} databases")
         for task in listed[:3]:

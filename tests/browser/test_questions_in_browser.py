@@ -1,4 +1,4 @@
-"""Ten questions that a stranger has, asked of the site's own search in a real Chromium: the page that answers is one of
+"""Twenty questions that a stranger has, asked of the site's own search in a real Chromium: the page that answers is one of
 the first two hits, and its first block is a command."""
 
 from __future__ import annotations
@@ -32,6 +32,19 @@ QUESTIONS = {
     "more GPUs": "how-to/more-gpus",
     "is my reward hackable": "how-to/rewards",
 }
+LATER = {
+    "my GGUF has no chat template": "reference/models",
+    "how to write a chat template for gemma": "reference/models",
+    "how many GPUs do I need for 7B": "how-to/more-gpus",
+    "export to ollama": "how-to/deploy",
+    "temperature of sampling": "how-to/choose-settings",
+    "multi-turn tool calls credit": "explanation/credit/index",
+    "attach rewards to imported traces": "how-to/import-traces",
+    "curate with my own reward": "how-to/curate",
+    "I have no answers": "how-to/no-answers",
+    "tool-calling LangGraph agent": "tutorials/tool-calling",
+}
+"""Questions of a later stranger, whose pages need not begin with a command."""
 SETTLED_MS = 1500
 COMMAND = re.compile(r"^(?:\w+=\S+ )*(?:lightningrl|pip|sbatch|docker) ")
 
@@ -66,7 +79,7 @@ def hits(page: Any, question: str) -> list[str]:
     return [re.sub(r"^.*/site\d*/|\.html.*$", "", address) for address in addresses]
 
 
-@pytest.mark.parametrize(("question", "answer"), QUESTIONS.items(), ids=QUESTIONS)
+@pytest.mark.parametrize(("question", "answer"), (QUESTIONS | LATER).items(), ids=QUESTIONS | LATER)
 def test_a_question_is_answered_by_one_of_the_first_two_hits(question: str, answer: str, start_page: Any) -> None:
     assert answer in hits(start_page, question)[:2]
 

@@ -203,10 +203,10 @@ async def check_journal(run: TrainRun, store: SqlStore, steps: int) -> Found:
     results = 0
     for kind, *words in run.lines():
         if kind == "call":
-            rollout_id, number, _ = words[0].split("/")
+            rollout_id, number, name = words[0].split("/")
             calls = heard[rollout_id, int(number)]
-            assert words[0] not in calls, f"two answers have the id {words[0]}"
-            calls[words[0]] = json.loads(bytes.fromhex(words[1]))
+            assert name not in calls, f"two answers have the id {name}"
+            calls[name] = json.loads(bytes.fromhex(words[1]))
         else:
             outcome = (await store.rollout(words[0])).attempts[int(words[1]) - 1].outcome
             assert outcome is Outcome(words[2]), f"the result of {words[0]}/{words[1]} is lost: {outcome}"

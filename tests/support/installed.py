@@ -108,14 +108,17 @@ def build_wheels(folder: Path) -> None:
 
 
 def readme_lines() -> list[str]:
-    """What README has a reader type who has not cloned the repository."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## From a clone\n")[0]
-    return [
+    """Lines of README for whoever has our packages from an index: all but those of `make`, in an environment of its
+    own."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (package,) = re.findall(r"^Once it is released .*`(pip install [^`]+)`", text, re.MULTILINE)
+    lines = [
         line
         for block in re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
         for line in block.splitlines()
-        if line
+        if line and not line.startswith("make ")
     ]
+    return [f"python -m venv .venv && source .venv/bin/activate && {package}", *lines]
 
 
 def install_lines() -> list[str]:

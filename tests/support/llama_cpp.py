@@ -49,6 +49,10 @@ class LlamaCpp:
         answer = self._ask("/v1/chat/completions", messages=message, max_tokens=most, temperature=0)
         return str(answer["choices"][0]["message"]["content"])
 
+    def apply_template(self, messages: Sequence[Any]) -> str:
+        """The prompt that the file's own template writes."""
+        return str(self._ask("/apply-template", messages=list(messages))["prompt"])
+
     def _ask(self, path: str, **body: Any) -> Any:
         answer = httpx.post(self._address + path, json=body, timeout=PATIENCE_S, trust_env=False)
         assert answer.status_code == 200, answer.text

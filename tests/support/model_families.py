@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAMILIES", "Family", "build_tokenizer", "write_folder"]
+from lightningrl_server.rendering.templates import load_template
+
+__all__ = ["FAMILIES", "SHIPPED_FAMILIES", "Family", "build_tokenizer", "write_folder"]
 
 Calls = Sequence[tuple[str, dict[str, Any]]]
 
@@ -499,6 +501,22 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(name="smollm2-gguf", model_type="llama", markup=None, template=_CHATML, eos="<|im_end|>", tokens=_IM),
 )
+
+
+def _with_shipped(name: str, template: str, **changes: Any) -> Family:
+    family = next(family for family in FAMILIES if family.name == name)
+    text = load_template(template, Path(), name)
+    changes = {"takes_system": True, "is_strict": False, **changes}
+    return replace(family, name=f"shipped-{template}", template=text, **changes)
+
+
+SHIPPED_FAMILIES = (
+    _with_shipped("smollm2-gguf", "chatml", markup="hermes", write=_tags),
+    _with_shipped("gemma2", "gemma", markup="hermes", write=_tags),
+    _with_shipped("llama3.1", "llama"),
+    _with_shipped("mistral-v3", "mistral"),
+)
+"""Base models with the shipped template that fits them."""
 
 
 def build_tokenizer(family: Family) -> Any:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import data
 import pytest
 from calc_x import calc_x_train_tasks, calc_x_validation_tasks, gadget_calls
 from data import SHARES, TASKS, build_problems, development_tasks, split_structures, train_tasks, validation_tasks
@@ -20,7 +21,13 @@ def test_no_structure_occurs_in_two_splits() -> None:
 
 
 def test_tasks_are_of_their_splits_structures_only() -> None:
-    for split, tasks in (("train", train_tasks), ("development", development_tasks), ("validation", validation_tasks)):
+    loaders = {
+        "train": train_tasks,
+        "development": development_tasks,
+        "validation": validation_tasks,
+        "test": data.test_tasks,
+    }
+    for split, tasks in loaders.items():
         allowed = {", ".join(structure) for depth in split_structures()[split].values() for structure in depth}
         listed = list(tasks())
         assert len(listed) == len({task["input"] for task in listed}) == TASKS[split]

@@ -108,7 +108,8 @@ def test_one_seed_builds_one_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_recipe_trains_with_intermediate_rewards_of_the_tools(tmp_path: Path, warm: WarmCommand) -> None:
     settings = ["loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=2", "validation.tasks=4", "runtime.workers=1"]
-    settings += ["intermediate_rewards.tools.use=tool_status", "credit.use=turns"]  # as the README says
+    settings += ["intermediate_rewards.tools.use=tool_status", "intermediate_rewards.tools.options.ok=0"]
+    settings += ["credit.use=turns"]  # as the README says
     settings += [f"rewards.answer_match.use={OF_EVERY_OTHER}"]
     command = ["train", str(EXAMPLE), "--run", "run", *(part for setting in settings for part in ("--set", setting))]
     ran = warm.run("lightningrl", *command, cwd=tmp_path)

@@ -114,6 +114,10 @@ class World:
     def passages(self) -> list[Passage]:
         return [fact.passage for fact in self.facts]
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for fact in self.facts for name in (fact.subject, fact.object))
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -136,15 +140,17 @@ def split_of(name: str) -> str:
     return split
 
 
-def build_world(split: str, counts: dict[str, int], rng: random.Random) -> World:
-    """So many things of each kind, with names of `split`, and one fact for each relation of each.
+def build_world(
+    split: str, counts: dict[str, int], rng: random.Random, *, taken: frozenset[str] = frozenset()
+) -> World:
+    """So many things of each kind, with names of `split` but those `taken`, and one fact for each relation of each.
 
     Raises `ValueError` where the split has fewer names than that.
     """
     names: dict[str, list[str]] = {}
     for kind, (firsts, seconds) in _NAMES.items():
         pairs = product(_NAME_WORDS[firsts].split(), _NAME_WORDS[seconds].split())
-        own = [name for first, second in pairs if split_of(name := f"{first} {second}") == split]
+        own = [name for first, second in pairs if split_of(name := f"{first} {second}") == split and name not in taken]
         if len(own) < counts[kind]:
             raise ValueError(f"split {split!r} has {len(own)} names for {kind!r}, not {counts[kind]}")
         names[kind] = rng.sample(own, counts[kind])

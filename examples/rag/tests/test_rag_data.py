@@ -20,6 +20,18 @@ def test_no_name_of_validation_occurs_in_training_or_in_the_starters_worlds() ->
     assert {corpus.split_of(name) for name in names("validation")} == {"validation"}
 
 
+def test_no_name_of_the_test_set_occurs_in_any_other_split(cache: Path) -> None:
+    assert not names("test") & (names("train") | names("validation"))
+    assert "starter" not in {corpus.split_of(name) for name in names("test")}
+    tasks = list(data.test_tasks(cache))
+    assert len({task["input"]["question"] for task in tasks}) == len({task["id"] for task in tasks}) == 320
+    assert {task["metadata"]["hops"] for task in tasks} == {2, 3}
+    retriever = open_retriever(tasks[0]["input"]["index"])
+    for question in data.build_splits()["test"]:
+        for hop in question.hops:
+            assert hop.passage in retriever.search(hop.query, PASSAGES)
+
+
 def test_names_of_all_splits_are_made_of_the_same_words() -> None:
     words = {word for name in names("train") for word in name.split()}
     assert {word for name in names("validation") for word in name.split()} <= words

@@ -19,13 +19,17 @@ def signature(task: dict[str, Any]) -> frozenset[str]:
     return frozenset(task["input"]["schema"].splitlines())
 
 
-def test_no_validation_database_occurs_in_training(cache: Path) -> None:
+def test_no_database_occurs_in_two_splits(cache: Path) -> None:
     train = {signature(task) for task in data.train_tasks(cache)}
     validation = {signature(task) for task in data.validation_tasks(cache)}
 
+    test = {signature(task) for task in data.test_tasks(cache)}
+
     assert len(train) > 200
     assert len(validation) == 40
+    assert len(test) == 80
     assert not train & validation
+    assert not test & (train | validation)
 
 
 def test_the_same_tasks_come_out_twice(cache: Path, tmp_path: Path) -> None:
@@ -36,21 +40,22 @@ def test_the_same_tasks_come_out_twice(cache: Path, tmp_path: Path) -> None:
 
 
 def test_every_gold_query_gives_rows(cache: Path) -> None:
-    for task in [*data.train_tasks(cache), *data.validation_tasks(cache)]:
+    for task in [*data.train_tasks(cache), *data.validation_tasks(cache), *data.test_tasks(cache)]:
         result = run_query(task["input"]["db_path"], task["answer"])
         assert result.error is None, task
         assert any(value not in (None, 0) for row in result.rows for value in row), task
 
 
-def test_every_difficulty_occurs_in_both_splits(cache: Path) -> None:
-    for tasks in (data.train_tasks(cache), data.validation_tasks(cache)):
+def test_every_difficulty_occurs_in_each_split(cache: Path) -> None:
+    for tasks in (data.train_tasks(cache), data.validation_tasks(cache), data.test_tasks(cache)):
         counts = Counter(task["metadata"]["difficulty"] for task in tasks)
         assert set(counts) == {"easy", "medium", "hard", "extra"}
         assert min(counts.values()) / sum(counts.values()) > 0.1
 
 
 def test_ids_are_unique(cache: Path) -> None:
-    ids = [task["id"] for task in [*data.train_tasks(cache), *data.validation_tasks(cache)]]
+    splits = (data.train_tasks(cache), data.validation_tasks(cache), data.test_tasks(cache))
+    ids = [task["id"] for tasks in splits for task in tasks]
     assert len(ids) == len(set(ids))
 
 

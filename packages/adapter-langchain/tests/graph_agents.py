@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 import openai
 from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -226,6 +227,16 @@ def answer(task: dict[str, str]) -> Any:
 def add_with_tools(task: str) -> str:
     """An agent with tools, given a task as text."""
     return str(use_tools(task)["messages"][-1].text)
+
+
+summarising = SummarizationMiddleware(model, trigger=("messages", 5), keep=("messages", 2))
+forgetful = create_agent(model, [add], middleware=[summarising])
+
+
+def summarised(task: str) -> str:
+    """An agent that asks for a title first, and for a summary of its own history once that is long."""
+    model.invoke(f"Give this conversation a title of five words at most: {task}")
+    return str(forgetful.invoke(asked(task))["messages"][-1].text)
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -15,7 +17,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
 from lightningrl import conventions
+from lightningrl.types import ToolStatus
 from lightningrl_langchain import LangChainAdapter
+from lightningrl_langchain.tools import status_of_error
 from lightningrl_testing.adapter_conformance import InstrumentedProcess, by_operation
 
 model = ChatOpenAI(model="gpt-4o-mini", api_key="sk-the-users-own")  # type: ignore[arg-type]
@@ -61,6 +65,30 @@ def tools_of(process: InstrumentedProcess, agent: Any, text: str) -> list[tuple[
     return sorted(
         (one[conventions.TOOL_NAME], one[conventions.TOOL_STATUS], one[conventions.TOOL_CALL_RESULT]) for one in told
     )
+
+
+def test_a_tool_in_flight_when_the_time_is_over_is_no_error(process: InstrumentedProcess) -> None:
+    has_begun = asyncio.Event()
+
+    @tool
+    async def wait(seconds: int) -> None:
+        """Wait."""
+        has_begun.set()
+        await asyncio.sleep(seconds)
+
+    agent: Any = create_agent(model, [wait])
+
+    async def is_cut(text: str) -> None:
+        running = asyncio.create_task(agent.ainvoke({"messages": [("user", text)]}))
+        await has_begun.wait()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    (rollout,) = process.run_many(is_cut, 1, 'TOOL=wait ARGS={"seconds": 1000}')
+    (told,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
+    assert told.attributes[conventions.TOOL_STATUS] == "unknown"
+    assert status_of_error(asyncio.CancelledError()) is ToolStatus.UNKNOWN
 
 
 def test_a_call_beyond_a_limit_is_an_error_and_no_unknown_tool(process: InstrumentedProcess) -> None:

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.types import Outcome, ToolStatus
+from lightningrl_credit import IdenticalAssignment
+from lightningrl_credit.rewards.value import RewardWeights, WeightedReward
+from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls, read_answers, side_calls
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_testing.whole_path import WholePath, repeated_calls, running_services
@@ -71,6 +76,37 @@ async def test_a_tool_call_is_joined_to_the_transition_that_asked(path: WholePat
     assert [repeated_calls(branch, trajectory.transitions) for branch in branches] == [0, 1, 2]
     assert [branch.output for branch in branches] == ["ok", "ok", "the sum is 42"], "the tool ran again"
     assert [len(branch.tool_calls) for branch in branches] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("adapters", "roles"),
+    [
+        ((), [None] * 5),
+        (("langchain",), [None, "model", "model", "SummarizationMiddleware.before_model", "model"]),
+    ],
+    ids=["by base URL alone", "with the adapter"],
+)
+async def test_the_summary_that_an_agent_makes_of_its_own_history_is_trained_and_a_title_is_not(
+    path: WholePath, adapters: tuple[str, ...], roles: list[str | None]
+) -> None:
+    summary = "  The user wants the sum of 20 and 22. The tool was asked twice, and said 42 both times.\n"
+    path.engine.enqueue("Summing two numbers", TOOL_CALL, TOOL_CALL, summary, "the sum is 42")
+    async with path.workers("graph_agents.py:summarised", adapters=adapters, base_dir=HERE):
+        trajectory = await path.run_one(f"summarised-{len(adapters)}", "what is 20 + 22?")
+    assert (trajectory.outcome, trajectory.output) == (Outcome.SUCCEEDED, "the sum is 42"), trajectory.error
+    title, first, second, compaction, last = trajectory.transitions
+    assert [call.agent for call in trajectory.transitions] == roles
+    assert [call.parent_id for call in trajectory.transitions] == [None, None, first.id, None, None]
+    assert not any(call.is_break for call in trajectory.transitions), "each asks in a history of its own"
+    assert side_calls(trajectory.transitions) == {title.id}
+    assert read_answers(trajectory.transitions) == ({} if adapters else {compaction.id: last.id})
+    rewards, trained = RewardWeights([WeightedReward(name="reward")]), {"policy": TrainedCalls()}
+    scorer = Scorer(rewards=rewards, credit=IdenticalAssignment(), samples=SamplesConfig(), trained=trained)
+    group = [replace(trajectory, reward=1.0), replace(trajectory, rollout_id="other", reward=0.0)]
+    (score, _) = scorer.build(scorer.credit(group)).scores
+    assert [call.id for call in trajectory.transitions if score.advantages[call.id] is None] == [title.id]
+    given, other = score.advantages[compaction.id], score.advantages[second.id]
+    assert given is not None and other is not None and set(given) == set(other) != {0.0}
 
 
 async def test_rollouts_that_langchains_cache_answers_are_named_by_what_they_are(path: WholePath) -> None:

@@ -53,11 +53,12 @@ def check_attribution(server: ScriptedServer, crowd: Crowd) -> None:
     silent = set(server.rollout_ids) - roles.keys()
     assert silent == set(), [server.result(rollout_id) for rollout_id in silent]
     assert len(roles) == crowd.rollouts
-    assert {rid: dict(made) for rid, made in roles.items() if made != Counter(ROLES[rid.rpartition("-")[0]])} == {}
     for rollout_id in roles:
         result = server.result(rollout_id)
         assert result is not None
         assert result["outcome"] == "succeeded", json.dumps(result)
+    assert {rid: dict(made) for rid, made in roles.items() if made != Counter(ROLES[rid.rpartition("-")[0]])} == {}
+    for rollout_id in roles:
         chats = {span.span_id for span in server.spans(rollout_id) if span.name.startswith("chat")}
         assert chats == {call.span_id for call in server.calls if call.rollout_id == rollout_id} - {None}
 

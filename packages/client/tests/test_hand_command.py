@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import all_ended, written
+from processes import all_ended, is_alive, written
 
 from lightningrl import command_agent
 from lightningrl.errors import ConfigError
@@ -304,6 +305,47 @@ def test_the_input_is_json_on_stdin() -> None:
 
 def test_a_program_that_does_not_read_its_input_is_fine() -> None:
     assert asyncio.run(command_agent(sys.executable, "-c", "print('done')")({"long": "x" * 1_000_000})) == "done"
+
+
+def test_what_a_program_prints_without_end_is_dropped_as_it_comes() -> None:
+    tracemalloc.start()
+    try:
+        assert (
+            shell("yes aaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 100000000; yes b | head -c 100000000 >&2; echo; echo last")
+            == "last"
+        )
+        assert tracemalloc.get_traced_memory()[1] < 80_000_000
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(CommandFailed, match="printed a last line of more than 8388608 bytes; shorten it"):
+        shell("yes | head -c 40000000 | tr -d '\\n'")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux alone")
+def test_a_process_that_left_its_session_its_folder_and_its_environment_ends_with_the_program(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    daemon = f"cd /; echo $$ > {pids}; exec env -i sleep 100000"
+    assert (
+        shell(f"setsid sh -c '(setsid sh -c \"{daemon}\" &)' > /dev/null 2>&1; sleep 0.3; cat {pids}")
+        == pids.read_text().strip()
+    )
+    assert not is_alive(int(pids.read_text()))
+
+
+def test_a_program_that_stops_or_kills_its_keeper_ends_with_its_time(tmp_path: Path) -> None:
+    async def run_briefly(command: str) -> None:
+        async with asyncio.timeout(3):
+            await command_agent("/bin/sh", "-c", command)("x")
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run_briefly(f"echo $$ > {tmp_path}/pid; kill -STOP $PPID; sleep 100000"))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    with pytest.raises((CommandFailed, TimeoutError)):
+        asyncio.run(run_briefly("kill -9 $PPID"))
+
+
+def shell(command: str) -> Any:
+    return asyncio.run(command_agent("/bin/sh", "-c", command)("x"))
 
 
 def test_programs_that_cannot_answer_say_why() -> None:

@@ -256,6 +256,9 @@ def test_what_a_tool_raises_goes_on_its_way() -> None:
     with pytest.raises(TimeoutError), tool("search") as seen:
         raise TimeoutError
     assert (seen.status, seen.error_type) == (ToolStatus.TIMEOUT, "TimeoutError")
+    with pytest.raises(asyncio.CancelledError), tool("search") as seen:
+        raise asyncio.CancelledError
+    assert (seen.status, seen.error_type) == (ToolStatus.UNKNOWN, "CancelledError"), "its rollout's time was over"
     with pytest.raises(ValueError, match="'fine' is none of 'ok', 'error'"), tool("search") as seen:
         seen.status = "fine"
 

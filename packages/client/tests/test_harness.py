@@ -66,7 +66,10 @@ async def emptied(folder: Path) -> None:
 async def run(
     path: WholePath, base: Path, agent: Mapping[str, Any], tasks: Mapping[str, Any], **options: Any
 ) -> list[Trajectory]:
-    async with path.workers({"harness": ROW, **agent}, base_dir=base, workers=1, concurrency=4):
+    everything = ("files", "revision", "check", "check_files")
+    async with path.workers(
+        {"harness": ROW, "from_task": everything, **agent}, base_dir=base, workers=1, concurrency=4
+    ):
         wanted = {rid: task if isinstance(task, Task) else Task(id=rid, input=task) for rid, task in tasks.items()}
         roomy = SamplingSettings(max_tokens=1024)  # a character is a token, and commands have long paths
         return await path.run_tasks(wanted, sampling=roomy, **options)
@@ -159,6 +162,132 @@ async def test_what_a_program_of_its_own_session_that_survives_the_harness_does_
         (trajectory,) = await run(path, tmp_path, agent, {"leaves": f"do «{left}»"})
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     assert trajectory.output["check"]["status"] == 0
+    await emptied(rooms)
+
+
+async def test_a_column_of_a_data_set_is_no_command_no_file_and_no_revision_unless_the_recipe_says_so(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    row = {
+        "check": f"touch {tmp_path}/ran",
+        "files": {"given.txt": "x\n"},
+        "check_files": {"late.txt": "x\n"},
+        "revision": "--output=/x",
+    }
+    tasks = {"row": Task(id="x", input="do «ls > seen.txt»", metadata=row)}
+    for named in ((), ("files",)):
+        agent = {"check": "ls; exit 7", "from_task": named}
+        (trajectory,) = await run(path, tmp_path, agent, {f"row-{len(named)}": tasks["row"]})
+        assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+        check = trajectory.output["check"]
+        assert (check["status"], check["said"].split()) == (7, ["given.txt"] * len(named) + ["seen.txt"])
+    assert not (tmp_path / "ran").exists()
+    await emptied(rooms)
+
+
+PROBE = """#!/bin/sh
+{python} -c 'import socket; socket.create_connection(("127.0.0.1", {port}), 5)' && echo reached >> {found} || echo ran >> {found}
+"""
+CONFIGS = (
+    "git config -f ../start.git/config core.fsmonitor $P; git config -f .git/config core.fsmonitor $P",
+    "git config filter.z.clean $P; echo '* filter=z' > .gitattributes; cp -r .git/config ../start.git/",
+    "git config core.hooksPath $H; git config diff.external $P; cp $P .git/hooks/post-index-change",
+    "git config diff.z.textconv $P; git config diff.z.command $P; echo '* diff=z' > .gitattributes",
+    "mkdir -p ../home/.config/git; cp .git/config ../home/.gitconfig; git config -f ../home/.config/git/config core.fsmonitor $P",
+    "git init -q sub; git -C sub commit -q --allow-empty -m x; git config -f sub/.git/config core.fsmonitor $P",
+)
+
+
+@pytest.mark.parametrize("number", range(len(CONFIGS)))
+async def test_git_that_tells_what_a_harness_changed_runs_nothing_that_the_harness_wrote(
+    number: int, path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    found = tmp_path / "found"
+    probe = PROBE.format(python=sys.executable, port=1, found=found)
+    files = {"hooks/probe.sh": probe, "hooks/post-index-change": probe, "kept.txt": "before\n"}
+    command = f"export P=$PWD/hooks/probe.sh H=$PWD/hooks; {CONFIGS[number]}; echo after > kept.txt"
+    task = Task(id="x", input=f"do «{command}»", metadata={"files": files})
+    (trajectory,) = await run(path, tmp_path, {}, {f"config-{number}": task})
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+    assert "-before\n+after\n" in trajectory.output["diff"]
+    assert not found.exists()
+    await emptied(rooms)
+
+
+async def test_a_folder_that_a_harness_replaces_by_a_link_is_neither_read_nor_written_nor_removed(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    (victim / "deep").mkdir(parents=True)
+    (victim / "deep/stdout").write_text("kept")
+    (victim / "deep").chmod(0o555)
+    (victim / "stdout").write_text("kept")
+    tasks = {
+        name: f"do «{command}»"
+        for name, command in {
+            "work": f"cd ..; mv work was; ln -s {victim} work",
+            "log": f"cd ..; mv log was; ln -s {victim} log",
+            "file": f"cd ..; ln -sf {victim}/stdout log/stdout",
+            "room": f"cd ../..; for r in *; do mv $r $r.was; ln -s {victim} $r; done",
+            "objects": "cd ..; echo broken > start.bundle",
+        }.items()
+    }
+    for name, task in tasks.items():  # the last of them meddles with all that there are
+        (trajectory,) = await run(path, tmp_path, {"check": "echo checked"}, {f"link-{name}": task})
+        if name == "file":
+            assert trajectory.outcome is Outcome.SUCCEEDED and trajectory.output["check"]["said"] == "checked"
+        elif name == "objects":
+            assert "start.bundle" in (trajectory.error or "")
+        else:
+            assert "the harness has removed or replaced its folder" in (trajectory.error or "")
+    assert sorted(str(place.relative_to(victim)) for place in victim.rglob("*")) == ["deep", "deep/stdout", "stdout"]
+    assert (victim / "stdout").read_text() == (victim / "deep/stdout").read_text() == "kept"
+    assert (victim / "deep").stat().st_mode & 0o777 == 0o555
+
+
+DAEMON = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.chdir("/")
+        with open(sys.argv[1], "w") as file:
+            file.write(f"{os.getpid()} ")
+        for fd in (0, 1, 2):
+            os.close(fd)
+        os.execve("/bin/sleep", ["sleep", "100000"], {})
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux alone")
+async def test_a_process_that_left_its_session_its_folder_and_its_environment_ends_with_the_rollout(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    files = {"daemon.py": DAEMON}
+    task = Task(id="x", input=f"do «{sys.executable} daemon.py {pids}»", metadata={"files": files})
+    async with all_ended(pids):
+        agent = {"check": f"! grep -q '^State:.[RSD]' /proc/$(cat {pids})/status"}
+        (trajectory,) = await run(path, tmp_path, agent, {"daemon": task})
+        assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+        assert trajectory.output["check"]["status"] == 0
+    await emptied(rooms)
+
+
+async def test_an_input_that_no_argument_can_be_is_told_in_a_sentence(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    tasks = {
+        "nul": "a\0b",
+        "long": "x" * 200_000,
+        "nul-in-a-path": Task(id="x", input="hello", metadata={"files": {"a\0b": "x"}}),
+    }
+    nul, long, of_path = (trajectory.error or "" for trajectory in await run(path, tmp_path, {}, tasks))
+    assert "holds a NUL character; take it out of the task's input" in nul
+    assert "its arguments are longer than the system takes (128 kB each on Linux); give the task on standard" in long
+    assert "cannot be written: give a path within the folder" in of_path
     await emptied(rooms)
 
 

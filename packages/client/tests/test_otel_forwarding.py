@@ -17,19 +17,30 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import set_span_in_context
 from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, ServerError
+from lightningrl.instrumentation import close_tool_span, make_tracer, open_chat_span, open_tool_span
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import TelemetryConfig
-from lightningrl.types import Outcome
+from lightningrl.types import Outcome, ToolStatus
 from lightningrl_client.control.client import ServerClient
 from lightningrl_client.recipe_file import with_settings
+from lightningrl_client.telemetry.spans import encode_otlp
 from lightningrl_server import forwarding
+from lightningrl_server.app import create_app
+from lightningrl_server.asked_calls import read_kept_answers
 from lightningrl_server.forwarding import ExportForwarder, Forwarders, create_forwarders
 from lightningrl_server.launcher import ServerProcess
+from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.settings import ServerSettings
+from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.store_conformance import make_spec
+from lightningrl_testing.tokenizers import tiny_tokenizer
 
 RUN_KEY = "the-run-key"
 NOBODY = "http://127.0.0.1:9/v1/traces"
@@ -280,3 +291,71 @@ def test_a_recipe_says_what_is_wrong_with_its_telemetry(table: dict[str, Any]) -
     )
     with pytest.raises(ConfigError, match="telemetry"):
         with_settings(recipe, {"telemetry": table})
+
+
+# ---------------------------------------------------------------------- what a viewer of traces shows of them
+
+
+async def test_spans_arrive_with_what_the_server_knows_of_their_calls(tmp_path: Path, collector: Collector) -> None:
+    """The spans of our adapters' own functions, the calls of the real gateway."""
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    tracer = make_tracer(provider, "lightningrl_langchain")
+    forwarders = Forwarders(spans=ExportForwarder(f"{collector.url}/v1/traces"))
+    renderers = {"policy": PolicyRenderer(tiny_tokenizer())}
+    async with live_gateway(tmp_path) as gateway:
+        app = create_app(
+            gateway.store,
+            gateway.engines,
+            run_key="the-run-key",
+            forwarders=forwarders,
+            read_asked=read_kept_answers(gateway.store, renderers),
+        )
+        attempt = await gateway.attempt()
+        headers = {"authorization": f"Bearer {attempt.key}"}
+        gateway.engine.enqueue("good day")
+        chat = open_chat_span(tracer, "gpt-4o", "planner", None)
+        parent = chat.get_span_context()
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello there"}]}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            traceparent = f"00-{parent.trace_id:032x}-{parent.span_id:016x}-01"
+            answer = await http.post(
+                f"{attempt.base_url}/chat/completions", json=body, headers={**headers, "traceparent": traceparent}
+            )
+        usage = answer.raise_for_status().json()["usage"]
+        tool = open_tool_span(tracer, "look", '{"q": 1}', call_id="c", role="planner", below=set_span_in_context(chat))
+        close_tool_span(tool, ToolStatus.ERROR, "no such thing", "LookupError")
+        chat.end()
+        path = f"/api/v1/rollouts/{attempt.rollout_id}/attempts/{attempt.attempt}/v1/traces"
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
+            spans = encode_otlp(memory.get_finished_spans())
+            sent = await http.post(path, content=spans, headers={**headers, "content-type": "application/x-protobuf"})
+        assert sent.status_code == 200, sent.text
+        (call,) = await attempt.transitions()
+        await forwarders.close()
+    ((_, _, request),) = collector.received
+    (scope,) = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+    assert scope.scope.version and scope.schema_url.startswith("https://opentelemetry.io/schemas/")
+    by_name = {span.name.split()[0]: span for span in scope.spans}
+    said = {pair.key: pair.value for pair in by_name["chat"].attributes}
+    assert by_name["chat"].kind == 3, "a client's"
+    assert (said["gen_ai.provider.name"].string_value, said["gen_ai.request.model"].string_value) == (
+        "lightningrl",
+        "gpt-4o",
+    )
+    assert said["gen_ai.response.id"].string_value == call.id
+    assert said["gen_ai.usage.input_tokens"].int_value == usage["prompt_tokens"]
+    assert said["gen_ai.usage.output_tokens"].int_value == usage["completion_tokens"]
+    assert [one.string_value for one in said["gen_ai.response.finish_reasons"].array_value.values] == ["stop"]
+    assert "hello there" in said["gen_ai.input.messages"].string_value
+    assert "good day" in said["gen_ai.output.messages"].string_value
+    for_viewers = {key: said[key].int_value for key in ("llm.token_count.prompt", "llm.token_count.completion")}
+    assert list(for_viewers.values()) == [usage["prompt_tokens"], usage["completion_tokens"]]
+    assert said["openinference.span.kind"].string_value == "LLM" and "good day" in said["output.value"].string_value
+    of_tool = {pair.key: pair.value.string_value for pair in by_name["execute_tool"].attributes}
+    assert (of_tool["openinference.span.kind"], of_tool["input.value"], of_tool["output.value"]) == (
+        "TOOL",
+        '{"q": 1}',
+        "no such thing",
+    )
+    assert by_name["execute_tool"].status.message == "LookupError"

@@ -15,8 +15,11 @@ from processes import all_ended
 from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl_client.runtime.launcher import WorkerPoolError
 from lightningrl_client.runtime.pool import WorkerPool
+from lightningrl_client.runtime.recipe_pool import start_pool
 from lightningrl_client.runtime.supervisor import LocalLauncher
 from lightningrl_testing.launcher_conformance import LauncherConformance
 from lightningrl_testing.scripted_server import ScriptedServer
@@ -54,6 +57,11 @@ async def ask_async(task=None):
 
 def ask_in_new_loop(text):
     return asyncio.run(ask_async())
+
+async def ask_in_both(text):
+    first = await ask_async()
+    others = [asyncio.to_thread(ask_in_new_loop, text) for _ in range(4)]
+    return [first, *await asyncio.gather(*others, ask_async())]
 
 def act(task):
     what = task["do"]
@@ -143,7 +151,8 @@ async def test_a_worker_runs_attempt_after_attempt_in_one_process(server: Script
 async def test_failures_of_the_agent_are_typed_and_say_why(server: ScriptedServer, folder: Path) -> None:
     tasks = [{"do": what} for what in ("raise", "exit", "nothing", "object", "nan", "unreachable", "ask")]
     results = await run(server, folder, *tasks)
-    assert [result["outcome"] for result in results] == ["agent_error"] * 6 + ["succeeded"]
+    ends = ["agent_error"] * 5 + ["infrastructure_error", "succeeded"]
+    assert [result["outcome"] for result in results] == ends
     errors = [result["error"] for result in results[:6]]
     assert errors[0].startswith("ValueError: no such table: singer\n") and "agents.py" in errors[0]
     assert errors[1].startswith("SystemExit: 7")
@@ -265,9 +274,78 @@ async def test_failures_of_the_gateway_are_told_from_the_agents(
     assert [result["outcome"] for result in results] == [outcome for outcome in failures for _ in range(2)]
 
 
+WORLD = """
+import socket, urllib.request
+import httpx, requests
+
+class Down(RuntimeError): ...
+class Limited(Exception):
+    status_code = 429
+
+def closed():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+def mute(read):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        read(f"http://127.0.0.1:{server.getsockname()[1]}/")
+
+def answer(what):
+    match what:
+        case "httpx": httpx.get(f"http://127.0.0.1:{closed()}/")
+        case "requests":
+            try: requests.get(f"http://127.0.0.1:{closed()}/")
+            except requests.ConnectionError as error: raise RuntimeError("the tool is down") from error
+        case "urllib": mute(lambda url: urllib.request.urlopen(url, timeout=0.1))
+        case "slow": mute(lambda url: httpx.get(url, timeout=0.1))
+        case "limited": raise Limited("slow down")
+        case "named": raise Down("maintenance")
+        case "invented": raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        case "own limit": raise TimeoutError("the tool took more than 3 s")
+        case "key": raise KeyError("oops")
+"""
+
+
+RECIPE = {
+    "agent": "agent.py:answer",
+    "tasks": {"train": "tasks.jsonl"},
+    "policy": {"model": "org/model"},
+    "rewards": {"right": {"use": "exact_match"}},
+}
+
+
+async def test_what_the_world_breaks_is_run_again_and_never_held_against_the_policy(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    """The network and rate limits of hosts other than ours, and what the recipe names; a host that was made up is the
+    policy's own."""
+    (tmp_path / "agent.py").write_text(WORLD)
+    world, own = ["httpx", "requests", "urllib", "slow", "limited", "named"], ["invented", "own limit", "key"]
+    results = await run(server, tmp_path, *world, *own, agent="agent.py:answer", infrastructure=["agent.Down"])
+    outcomes = dict(zip((*world, *own), (result["outcome"] for result in results), strict=True))
+    assert outcomes == {**dict.fromkeys(world, "infrastructure_error"), **dict.fromkeys(own, "agent_error")}
+
+
+async def test_a_recipe_names_what_the_world_causes(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(WORLD)
+    names = ["psycopg.OperationalError", "Down"]
+    recipe = Recipe.model_validate({**RECIPE, "outcomes": {"infrastructure": names}, "folder": tmp_path})
+    pool = start_pool(recipe, "http://127.0.0.1:1", "key", None, load_plugins())
+    assert pool is not None
+    assert pool._plan.settings.infrastructure == ("psycopg.OperationalError", "Down")
+    with pytest.raises(ValueError, match="a failure that the policy caused is trained; write 'lowest' or 'reward'"):
+        Recipe.model_validate({**RECIPE, "outcomes": {"agent_error": "drop"}})
+
+
 async def test_one_event_loop_per_attempt_works_with_import_time_clients(server: ScriptedServer, folder: Path) -> None:
     results = await run(server, folder, *["hi"] * 10, agent="agents.py:ask_in_new_loop")
     assert [result["output"] for result in results] == ["hello"] * 10
+
+
+async def test_a_client_of_several_loops_shares_no_connection_among_them(server: ScriptedServer, folder: Path) -> None:
+    """The worker's loop keeps its connections, and another loop cannot read from one."""
+    results = await run(server, folder, *["hi"] * 10, agent="agents.py:ask_in_both", concurrency=4)
+    assert [result["output"] for result in results] == [["hello"] * 6] * 10
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,6 @@ def test_ours_need_what_runs_can_provide() -> None:
         "branches",
         "turn_gae",
         "judge",
-        "likelihood",
         "teacher",
     } == {plugin.name for plugin in plugins}
 

@@ -32,7 +32,7 @@ ASSIGNERS: dict[str, CreditAssigner] = {
     "grpo": IdenticalAssignment(),
     "dr_grpo": IdenticalAssignment(baseline="dr_grpo"),
     "rloo": IdenticalAssignment(baseline="rloo"),
-    "discounted": TurnReturns(gamma=0.9),
+    "discounted": TurnReturns(gamma=0.9, turn_baseline="grpo"),
     "discounted-rloo": TurnReturns(gamma=0.5, baseline="rloo"),
 }
 

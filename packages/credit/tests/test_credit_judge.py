@@ -410,7 +410,7 @@ async def test_a_group_is_ranked_in_one_question_that_shows_once_what_its_rollou
 ) -> None:
     store = await make_store(folder, ("work", "42"), ("work", "41"), ("guess",), group=True)
     server.answers = lambda messages: graded(0.9, 0.3, 0.0, what="rollout")
-    evaluator, scorer = make_both(folder, server, policy, per="group", baseline="dr_grpo")
+    evaluator, scorer = make_both(folder, server, policy, per="group", orders=1, baseline="dr_grpo")
     rewarded = await evaluator.reward(await store.trajectories(names(3)), store.set_scores)
     (question,) = server.asked
     content = question[1]["content"]
@@ -427,15 +427,19 @@ async def test_a_group_is_ranked_in_one_question_that_shows_once_what_its_rollou
     assert [len(one.other_calls) for one in rewarded] == [1, 0, 0]
 
     kept = await store.trajectories(names(3))
-    again = await make_evaluator(folder, server, policy, per="group", baseline="dr_grpo").reward(kept, store.set_scores)
+    again = await make_evaluator(folder, server, policy, per="group", orders=1, baseline="dr_grpo").reward(
+        kept, store.set_scores
+    )
     assert len(server.asked) == 1, "nobody is asked twice"
     assert firsts(scorer, again) == [[0.5, 0.5], [-0.1, -0.1], [-0.4]]
     one_is_missing = [kept[0], replace(kept[1], evidence=None), kept[2]]
-    await make_evaluator(folder, server, policy, per="group", baseline="dr_grpo").reward(
+    await make_evaluator(folder, server, policy, per="group", orders=1, baseline="dr_grpo").reward(
         one_is_missing, store.set_scores
     )
     assert len(server.asked) == 2, "grades of one ranking are compared with each other alone"
-    evaluator, joined = make_both(folder, server, policy, per="group", baseline="dr_grpo", outcome="join", weight=2.0)
+    evaluator, joined = make_both(
+        folder, server, policy, per="group", orders=1, baseline="dr_grpo", outcome="join", weight=2.0
+    )
     assert firsts(joined, await evaluator.reward(kept, store.set_scores)) == [
         [0.0, 0.0],
         [-0.2, -0.2],
@@ -452,7 +456,7 @@ async def test_where_a_judge_fails_a_group_all_of_it_is_left_out_and_counted_and
     kept = await store.trajectories(names(4))
     trajectories = [replace(one, group_id="h" if number > 1 else "g") for number, one in enumerate(kept)]
     server.answers = lambda messages: said if "hard" in messages[1]["content"] else graded(0.1, 0.9, what="rollout")
-    evaluator, scorer = make_both(folder, server, policy, per="group")
+    evaluator, scorer = make_both(folder, server, policy, per="group", orders=1)
     rewarded = await evaluator.evaluate(trajectories, store.set_scores)
     assert [one.reward for one in rewarded] == [None, None, 2.0, 3.0]
     assert rewarded[0].unrewarded == rewarded[1].unrewarded
@@ -463,7 +467,7 @@ async def test_where_a_judge_fails_a_group_all_of_it_is_left_out_and_counted_and
     await store.close()
 
 
-async def test_only_rollouts_with_a_reward_are_ranked_and_a_groups_budget_is_that_of_its_rollouts(
+async def test_a_rollout_that_failed_is_graded_0_unasked_and_a_groups_budget_is_that_of_its_rollouts(
     folder: Path, server: JudgeServer, policy: Path
 ) -> None:
     store = await make_store(folder, ("a",), ("b",), ("c",), group=True)
@@ -472,16 +476,137 @@ async def test_only_rollouts_with_a_reward_are_ranked_and_a_groups_budget_is_tha
         for one in await store.trajectories(names(3))
     ]
     server.answers = lambda messages: NONSENSE
-    rewarded = await make_evaluator(folder, server, policy, per="group", tries=9, judge={"max_calls": 2}).reward(
-        kept, store.set_scores
-    )
-    assert len(server.asked) == 4, "two rollouts of two questions each"
+    rewarded = await make_evaluator(
+        folder, server, policy, per="group", orders=1, tries=9, judge={"max_calls": 2}
+    ).reward(kept, store.set_scores)
+    assert len(server.asked) == 6, "three rollouts of two questions each"
     assert "every rollout from 1 to 2 once" in server.asked[0][1]["content"]
     assert [one.unrewarded for one in rewarded] == [
-        "credit: JudgeError: a rollout may ask its judge 2 times; raise judge.max_calls",
-        None,
-        "credit: JudgeError: a rollout may ask its judge 2 times; raise judge.max_calls",
-    ]
+        "credit: JudgeError: a rollout may ask its judge 2 times; raise judge.max_calls"
+    ] * 3
+    server.answers = lambda messages: graded(0.3, 0.9, what="rollout")
+    rewarded = await make_evaluator(folder, server, policy, per="group", orders=1).reward(kept, store.set_scores)
+    assert [one.evidence and float(one.evidence.calls["grade"][0]) for one in rewarded] == pytest.approx(
+        [0.3, 0.0, 0.9]
+    )
+    asked = len(server.asked)
+    failed = [replace(one, outcome=Outcome.TIMEOUT, evidence=None, digests={}) for one in kept]
+    rewarded = await make_evaluator(folder, server, policy, per="group", orders=1).reward(failed, store.set_scores)
+    assert [one.evidence and float(one.evidence.calls["grade"][0]) for one in rewarded] == [0.0] * 3
+    assert len(server.asked) == asked, "nothing is left to ask about"
+    await store.close()
+
+
+# ---------------------------------------------------------------------- places
+
+
+QUALITIES = (2, 0, 3, 1)
+"""Of r0, r1 …, planted in what they say."""
+
+
+def by_quality(first: float = 0.0, step: float = 0.2) -> Answers:
+    """A judge that sees the planted quality, and gives `first` more for each place that a rollout stands earlier."""
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        found = [int(quality) for quality in re.findall(r"quality (\d)", messages[1]["content"])]
+        grades = [step * quality + first * (len(found) - place) for place, quality in enumerate(found)]
+        return graded(*grades, what="rollout")
+
+    return answer
+
+
+async def ranked(
+    folder: Path, server: JudgeServer, policy: Path, **options: Any
+) -> tuple[list[float], dict[str, float]]:
+    """The scores of rollouts of the planted qualities, and the step's metrics."""
+    store = await make_store(folder, *((f"quality {quality}",) for quality in QUALITIES), group=True)
+    evaluator, scorer = make_both(folder, server, policy, per="group", **options)
+    rewarded = await evaluator.reward(await store.trajectories(names(len(QUALITIES))), store.set_scores)
+    await store.close()
+    scored = scorer.build(scorer.credit(rewarded))
+    grades = [float(one.evidence.calls["grade"][0]) for one in rewarded if one.evidence is not None]
+    return grades, dict(scored.metrics)
+
+
+def order_of(grades: Sequence[float]) -> list[int]:
+    return [int(place) for place in np.argsort(grades)]
+
+
+async def test_planted_quality_is_ranked_though_the_judge_prefers_what_stands_first(
+    folder: Path, server: JudgeServer, policy: Path
+) -> None:
+    """The preference is larger than the differences: a single order gets them wrong."""
+    server.answers = by_quality(first=0.2, step=0.05)
+    for orders, right in ((1, False), (2, True), (4, True)):
+        (folder / "store.sqlite").unlink(missing_ok=True)
+        server.asked.clear()
+        grades, metrics = await ranked(folder, server, policy, orders=orders)
+        assert len(server.asked) == orders
+        assert (order_of(grades) == order_of(QUALITIES)) == right
+        assert metrics["credit/grade_earlier"] == pytest.approx(0.4, abs=0.1), "of places: reported"
+    assert len({messages[1]["content"] for messages in server.asked}) == 4, "each order is another"
+
+
+async def test_a_judge_without_a_preference_is_reported_as_such(
+    folder: Path, server: JudgeServer, policy: Path
+) -> None:
+    server.answers = by_quality()
+    grades, metrics = await ranked(folder, server, policy)
+    assert grades == pytest.approx([0.2 * quality for quality in QUALITIES])
+    assert metrics["credit/grade_earlier"] == pytest.approx(0.0, abs=1e-6)
+
+
+async def test_pairs_are_asked_both_ways_and_ties_are_halves(folder: Path, server: JudgeServer, policy: Path) -> None:
+    server.answers = by_quality()
+    grades, metrics = await ranked(folder, server, policy, compare="pairs")
+    assert len(server.asked) == 4 * 3
+    assert grades == pytest.approx([quality / 3 for quality in QUALITIES])
+    assert metrics["credit/grade_earlier"] == 0.0
+    assert metrics["credit/grade"] == 0.5
+
+    def low_alike(messages: list[dict[str, str]]) -> str:
+        found = [max(1, int(quality)) for quality in re.findall(r"quality (\d)", messages[1]["content"])]
+        return graded(*(0.3 * quality for quality in found), what="rollout")
+
+    (folder / "store.sqlite").unlink()
+    server.answers = low_alike
+    grades, _ = await ranked(folder, server, policy, compare="pairs")
+    assert grades == pytest.approx([2 / 3, 1 / 6, 1.0, 1 / 6])
+
+
+async def test_a_judge_that_always_takes_the_first_of_two_teaches_nothing_and_is_reported(
+    folder: Path, server: JudgeServer, policy: Path
+) -> None:
+    server.answers = lambda messages: graded(1.0, 0.0, what="rollout")
+    grades, metrics = await ranked(folder, server, policy, compare="pairs")
+    assert grades == [0.5] * 4
+    assert metrics["credit/grade_earlier"] == 1.0 and metrics["groups_without_signal"] == 1.0
+
+
+async def test_one_pair_that_cannot_be_read_costs_its_group_within_the_bound(
+    folder: Path, server: JudgeServer, policy: Path
+) -> None:
+    honest = by_quality()
+    server.answers = lambda messages: (
+        NONSENSE if re.findall(r"quality (\d)", messages[1]["content"]) == ["0", "3"] else honest(messages)
+    )
+    grades, metrics = await ranked(folder, server, policy, compare="pairs", tries=2)
+    assert grades == [] and metrics["rewards_failed"] == 4
+    assert len(server.asked) <= 12 + 1
+
+
+async def test_who_did_not_fail_is_better_than_who_did(folder: Path, server: JudgeServer, policy: Path) -> None:
+    server.answers = by_quality()
+    store = await make_store(folder, *((f"quality {quality}",) for quality in QUALITIES), group=True)
+    kept = await store.trajectories(names(4))
+    for failing, expected in (({"r2"}, [1.0, 1 / 3, 0.0, 2 / 3]), ({"r0", "r2", "r3"}, [0.0, 1.0, 0.0, 0.0])):
+        rollouts = [
+            replace(one, outcome=Outcome.TIMEOUT) if one.rollout_id in failing else replace(one, digests={})
+            for one in kept
+        ]
+        rewarded = await make_evaluator(folder, server, policy, per="group", compare="pairs").reward(rollouts)
+        grades = [float(one.evidence.calls["grade"][0]) for one in rewarded if one.evidence is not None]
+        assert grades == pytest.approx(expected)
     await store.close()
 
 
@@ -530,6 +655,9 @@ async def test_a_users_own_prompt_stands_in_our_place_and_a_changed_one_asks_aga
         ({"outcome": "join"}, "with per = 'turn' does not read outcome; leave it out"),
         ({"aggregate": "mean"}, "aggregate 'mean' is none of 'min', 'sum', 'turn'"),
         ({"per": "group", "outcome": "add"}, "outcome 'add' is none of 'replace', 'join'"),
+        ({"orders": 3}, "with per = 'turn' does not read orders; leave it out"),
+        ({"per": "group", "orders": 0}, "orders 0 is too small; give it 1 at least"),
+        ({"per": "group", "compare": "all"}, "compare 'all' is none of 'group', 'pairs'"),
         ({"scale": "stars"}, "scale 'stars' is none of 'number', 'verdict'"),
         ({"tries": 0}, "tries 0 is too small; give it 1 at least"),
         ({"weight": 0.0}, "weight 0.0 is no positive number; try 1.0"),

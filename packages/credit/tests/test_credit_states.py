@@ -53,11 +53,11 @@ def group_of(*trajectories: Trajectory) -> TrajectoryGroup:
 
 
 def test_gigpo_worked_by_hand() -> None:
-    """γ = 0.5, F = 1. G: a 0.25 0.5 1, b 0 0, c 0.5 1. State 1 has a₁ b₁ c₁, state 2 a₂ b₂, states 3 and 4 one rollout
-    each."""
-    group = group_of(walk("a", [1, 2, 3], 1.0), walk("b", [1, 2], 0.0), walk("c", [1, 4], 1.0))
+    """γ = 0.5, F = 1. G: a 0.25 0.5 1, b 0 0, c 0.5 1, d 0. State 1 has a₁ b₁ c₁, state 2 a₂ b₂, states 3 to 5 one
+    rollout each."""
+    group = group_of(walk("a", [1, 2, 3], 1.0), walk("b", [1, 2], 0.0), walk("c", [1, 4], 1.0), walk("d", [5], 0.0))
     found = firsts(StateGroups(gamma=0.5, omega=2.0, baseline="dr_grpo").assign(group))
-    first, second, episode = 0.75 / 3, 0.5 / 2, 2 / 3
+    first, second, episode = 0.75 / 3, 0.5 / 2, 0.5
     np.testing.assert_allclose(
         found[0], [1 - episode + 2 * (0.25 - first), 1 - episode + 2 * (0.5 - second), 1 - episode], rtol=1e-6
     )
@@ -65,16 +65,47 @@ def test_gigpo_worked_by_hand() -> None:
     np.testing.assert_allclose(found[2], [1 - episode + 2 * (0.5 - first), 1 - episode], rtol=1e-6)
 
 
+def test_a_state_that_all_rollouts_share_is_not_counted_twice() -> None:
+    """All begin in state 1. Three wins of 2, 4 and 8 calls and a loss had 1.25, 1.04 and 0.67 for it with γ = 0.95, and
+    1.73 for 0.87 elsewhere with γ = 1."""
+    lengths = {"a": 2, "b": 4, "c": 8, "d": 3}
+    group = group_of(
+        *(
+            walk(name, [1, *(100 * ord(name) + t for t in range(1, length))], float(name != "d"))
+            for name, length in lengths.items()
+        )
+    )
+    for gamma in (0.95, 1.0):
+        credit = StateGroups(gamma=gamma)
+        advantages = credit.assign(group)
+        assert firsts(advantages) == firsts(IdenticalAssignment().assign(group))
+        assert credit.finish_step([group], [advantages])["anchor_hit_rate"] == 0.0
+    alone = firsts(StateGroups(episode=0.0, gamma=1.0).assign(group))
+    assert [calls[0] for calls in alone] == [calls[0] for calls in firsts(IdenticalAssignment().assign(group))]
+
+
+def test_turn_rewards_count_in_a_state_that_all_share_and_at_their_size() -> None:
+    def credit(pay: float) -> np.ndarray:
+        group = group_of(
+            walk("a", [1, 2], 1.0, turns=[pay, 0.0]), walk("b", [1, 2], 1.0, turns=[0.0, 0.0]), walk("c", [1, 3], 1.0)
+        )
+        return np.array([calls[:2] for calls in firsts(StateGroups().assign(group))])
+
+    np.testing.assert_allclose(credit(0.1)[:, 0], [0.1 - 0.1 / 3, -0.1 / 3, -0.1 / 3], rtol=1e-5)
+    np.testing.assert_allclose(credit(0.001), credit(0.1) / 100, rtol=1e-5)
+
+
 def by_the_paper(group: TrajectoryGroup, gamma: float, *, has_deviation: bool) -> list[list[float]]:
     """Eq. 3 and 5 to 8, one step after the other; a state of one rollout gives 0, the deviation is the sample's, ε =
-    1e-6."""
+    1e-6. On purpose otherwise: turn rewards are compared by themselves and not divided by a deviation, and a state that
+    all share compares them alone."""
     returns: dict[tuple[int, int], float] = {}
+    turns: dict[tuple[int, int], float] = {}
     for i, trajectory in enumerate(group.trajectories):
-        running = trajectory.reward or 0.0
+        running, earned = (trajectory.reward or 0.0) / gamma, 0.0
         for t in reversed(range(len(trajectory.transitions))):
-            own = trajectory.transitions[t].rewards.get("turn") or 0.0
-            running = own + (running if t == len(trajectory.transitions) - 1 else gamma * running)
-            returns[i, t] = running
+            returns[i, t] = running = gamma * running
+            turns[i, t] = earned = (trajectory.transitions[t].rewards.get("turn") or 0.0) + gamma * earned
     state = {(i, t): int(group.trajectories[i].transitions[t].prompt_ids[0]) for i, t in returns}
 
     def relative(value: float, values: list[float]) -> float:
@@ -88,8 +119,11 @@ def by_the_paper(group: TrajectoryGroup, gamma: float, *, has_deviation: bool) -
         steps = []
         for t in range(len(trajectory.transitions)):
             there = [key for key in returns if state[key] == state[i, t]]
-            is_met = len({rollout for rollout, _ in there}) > 1
-            steps.append(episode + (relative(returns[i, t], [returns[key] for key in there]) if is_met else 0.0))
+            met = len({rollout for rollout, _ in there})
+            step = turns[i, t] - statistics.fmean([turns[key] for key in there]) if met > 1 else 0.0
+            if 1 < met < len(group.trajectories):
+                step += relative(returns[i, t], [returns[key] for key in there])
+            steps.append(episode + step)
         found.append(steps)
     return found
 
@@ -324,7 +358,7 @@ def test_a_run_reports_how_many_calls_have_a_state_to_be_compared_in() -> None:
         samples=SamplesConfig(),
         trained={"policy": TrainedCalls()},
     )
-    rollouts = (walk("a", [1, 2], 1.0), walk("b", [1, 3, 4], 0.0))
+    rollouts = (walk("a", [0, 1, 2], 1.0), walk("b", [0, 1, 3, 4], 0.0), walk("c", [0], 0.0))
     metrics = scorer.build(scorer.credit(rollouts)).metrics
-    assert metrics["credit/anchor_hit_rate"] == pytest.approx(2 / 5)
-    assert metrics["credit/zero_step_credit"] == pytest.approx(3 / 5)
+    assert metrics["credit/anchor_hit_rate"] == pytest.approx(2 / 8), "the first state, which all share, is none"
+    assert metrics["credit/zero_step_credit"] == pytest.approx(6 / 8)

@@ -97,10 +97,10 @@ def test_trap_03_a_state_where_all_returns_are_equal_has_no_step_credit() -> Non
 
 
 def test_trap_03_singletons_are_counted() -> None:
-    group = group_of(walk("a", [1, 2], 1.0), walk("b", [1, 3], 0.0))
+    group = group_of(walk("a", [1, 2], 1.0), walk("b", [1, 3], 0.0), walk("c", [4, 5], 0.0))
     assigner = StateGroups()
     metrics = assigner.finish_step([group], [assigner.assign(group)])
-    assert metrics == {"anchor_hit_rate": 0.5, "zero_step_credit": 0.5}
+    assert metrics == {"anchor_hit_rate": pytest.approx(1 / 3), "zero_step_credit": pytest.approx(2 / 3)}
 
 
 def test_trap_03_a_rare_action_is_shrunk_to_the_mean_of_its_state() -> None:

@@ -159,15 +159,22 @@ def test_verbosity_changes_no_turns_advantage() -> None:
 
 
 @pytest.mark.parametrize("level", ["turn", "token", "both"])
-def test_a_rollout_that_was_cut_off_is_worth_what_would_have_come_and_a_finished_one_is_not(level: Level) -> None:
+def test_a_rollout_that_was_cut_off_costs_what_a_failure_costs_and_the_critic_is_asked_where_it_learns(
+    level: Level,
+) -> None:
+    """It was credited with the value after its last call, so that an endless loop cost nothing; and no critic is ever
+    taught that place."""
+    taught = {(7,), (7, 10, 500, 501, 502)}
+
+    def value(context: list[int]) -> float:
+        assert level != "turn" or tuple(context) in taught
+        return 4.0
+
     assigner = TurnGae(gamma=0.5, lam=1.0, level=level)
-    ended = advantages(assigner, chain(1, 1, reward=0.0), lambda context: 4.0)
+    ended = advantages(assigner, chain(1, 1, reward=0.0), value)
     assert ended == [[0.5 * 4.0 - 4.0 - 0.5 * 4.0], [-4.0]]
-    for outcome in (Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW):
-        cut = advantages(assigner, chain(1, 1, reward=0.0, outcome=outcome), lambda context: 4.0)
-        assert cut[1] == [0.5 * 4.0 - 4.0]
-    failed = advantages(assigner, chain(1, 1, reward=0.0, outcome=Outcome.AGENT_ERROR), lambda context: 4.0)
-    assert failed == ended, "an agent that raised has ended by itself"
+    for outcome in (Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.AGENT_ERROR):
+        assert advantages(assigner, chain(1, 1, reward=0.0, outcome=outcome), value) == ended
 
 
 def test_a_discount_never_crosses_branches() -> None:
@@ -196,8 +203,24 @@ def test_calls_of_others_are_passed_over_as_tool_results_are() -> None:
         assert len(context) != len(middle.prompt_ids), "nobody asks for the value of a call that no critic learns from"
         return 0.0
 
-    assert advantages(TurnGae(gamma=0.5, lam=1.0), trajectory, value) == [[0.5 * (2.0 + 1.0)], [], [1.0]]
+    assert advantages(TurnGae(gamma=0.5, lam=1.0), trajectory, value) == [[2.0 + 0.5 * 1.0], [], [1.0]]
     assert targets(TurnGae(gamma=0.5, lam=1.0), trajectory, value)[1] == []
+
+
+@pytest.mark.parametrize("level", ["turn", "token", "both"])
+def test_what_a_call_of_others_earned_is_not_discounted(level: Level) -> None:
+    """V = 0.2, 0.4, γ = 0.99, and the last call, which earns the 1, is another policy's: its step is 1 - 0.4, where
+    0.99 - 0.4 was given. The first two are followed by two that are passed over in turn."""
+    values = {1: 0.2, 5: 0.4}  # by what was read
+    whole = chain(1, 1, 1, 1, reward=1.0)
+    last = (replace(call, trainable=False) for call in whole.transitions[2:])
+    trajectory = replace(whole, transitions=(*whole.transitions[:2], *last))
+    found = advantages(
+        TurnGae(gamma=0.99, lam=0.0, level=level), trajectory, lambda context: values.get(len(context), 9.9)
+    )
+    assert found[1] == pytest.approx([1.0 - 0.4])
+    assert found[0] == pytest.approx([0.99 * 0.4 - 0.2])
+    assert found[2:] == [[], []]
 
 
 def test_a_critic_that_is_right_leaves_exactly_nothing_of_equal_rewards() -> None:

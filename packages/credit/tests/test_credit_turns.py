@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lightningrl.types import Advantages, TrajectoryGroup
+from lightningrl.recipe_tables import SamplesConfig
+from lightningrl.types import Advantages, ToolCall, ToolStatus, TrajectoryGroup
 from lightningrl_credit import TurnReturns, whiten
+from lightningrl_credit.baselines import Baseline
+from lightningrl_credit.rewards import RewardWeights, ToolStatusReward, TurnReward, WeightedReward
+from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
 
 ROOT = math.sqrt(0.5)
@@ -23,9 +30,10 @@ def firsts(advantages: Advantages) -> list[list[float]]:
 def test_mt_grpo_worked_by_hand() -> None:
     """Turn 1 found something in b alone, turn 2 answers: A_1 = A^T + A^O, A_2 = A^O  (arXiv 2505.11821)."""
     group = make_group((0.0, None), (1.0, None), rewards=(1.0, 0.0))
-    found = firsts(TurnReturns(gamma=0.0, outcome_gamma=1.0, epsilon=0.0).assign(group))
+    found = firsts(TurnReturns(gamma=0.0, outcome_gamma=1.0, turn_baseline="grpo", epsilon=0.0).assign(group))
     np.testing.assert_allclose(found, [[-ROOT + ROOT, ROOT], [ROOT - ROOT, -ROOT]], atol=1e-6)
-    half = firsts(TurnReturns(gamma=0.0, outcome_gamma=1.0, turn_weight=0.5, epsilon=0.0).assign(group))
+    halved = TurnReturns(gamma=0.0, outcome_gamma=1.0, turn_weight=0.5, turn_baseline="grpo", epsilon=0.0)
+    half = firsts(halved.assign(group))
     np.testing.assert_allclose(half, [[-0.5 * ROOT + ROOT, ROOT], [0.5 * ROOT - ROOT, -ROOT]], atol=1e-6)
 
 
@@ -83,3 +91,46 @@ def test_a_branch_that_earned_nothing_changes_no_return(gamma: float) -> None:
     )
     whole = TurnReturns(gamma=gamma, outcome_gamma=0.0)
     np.testing.assert_allclose(whole.returns(chain)[:-1], whole.returns(forked)[: len(rewards) - 1], rtol=1e-12)
+
+
+def credit_of_calls(pay: float, **options: Any) -> list[float]:
+    """Credit of eight calls through the whole Scorer: four of them are right, and the tool of the first, a right one,
+    fails, for which it is charged `pay`."""
+    reward = TurnReward(name="tools", function=ToolStatusReward(ok=0.0, error=-pay))
+    rollouts = []
+    for i in range(8):
+        tool = ToolCall(
+            id=f"t{i}",
+            name="search",
+            arguments="{}",
+            status=ToolStatus.OK if i else ToolStatus.ERROR,
+            transition_id=f"r{i}/0",
+        )
+        call = make_transition(f"r{i}/0", tool_call_ids=(tool.id,))
+        rollout = make_trajectory(f"r{i}", [call], reward=float(i < 4), tool_calls=[tool])
+        paid = replace(call, rewards={"tools": reward(rollout)[0]})
+        rollouts.append(replace(rollout, transitions=(paid,)))
+    scorer = Scorer(
+        credit=TurnReturns(**options),
+        rewards=RewardWeights([WeightedReward(name="reward")]),
+        samples=SamplesConfig(),
+        trained={"policy": TrainedCalls()},
+    )
+    step = scorer.build(scorer.credit(rollouts))
+    return [float(calls[0][0]) for calls in step.advantages[0] if calls[0] is not None]
+
+
+@pytest.mark.parametrize("baseline", ["grpo", "dr_grpo", "rloo", "maxrl", "none"])
+def test_a_hundredth_of_the_pay_is_a_hundredth_of_the_credit(baseline: Baseline) -> None:
+    """Divided by their own deviation 0.1 and 0.001 were credited alike, -1.54 for a right call."""
+    unpaid, large, small = (np.array(credit_of_calls(pay, baseline=baseline)) for pay in (0.0, 0.1, 0.001))
+    np.testing.assert_allclose(small - unpaid, (large - unpaid) / 100, atol=1e-6)
+    if baseline == "grpo":
+        assert large[0] == pytest.approx(math.sqrt(7 / 8) - 0.1 * 7 / 8, abs=1e-5)
+    assert large[0] > max(large[4:])
+
+
+def test_a_paper_that_divides_turn_rewards_by_their_deviation_is_an_option() -> None:
+    small, large = (credit_of_calls(pay, turn_baseline="grpo", epsilon=0.0) for pay in (0.001, 0.1))
+    np.testing.assert_allclose(small, large, rtol=1e-5)
+    assert large[0] == pytest.approx(-1.54, abs=0.01)

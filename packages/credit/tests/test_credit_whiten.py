@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -74,3 +75,20 @@ def test_dr_grpo_whitened_is_verls_reinforce_plus_plus_baseline(core_algos: Modu
     # verl's deviation divides by n - 1
     count = len(ours)
     np.testing.assert_allclose(ours * np.sqrt((count - 1) / count), theirs[mask.bool()].numpy(), atol=1e-4)
+
+
+def test_tokens_that_a_grammar_forced_do_not_count() -> None:
+    """They are not trained (logprob 0.0): a long forced frame pulled mean and deviation to its calls."""
+    free = make_transition("a/0", completion=(4, 8))
+    frame = make_transition("a/1", index=1, completion=(5, 6, 7, 9))
+    forced = replace(
+        frame,
+        sampling=replace(frame.sampling, grammar="root ::= [a-z]+"),
+        logprobs=np.array([-0.1, 0.0, 0.0, 0.0], np.float32),
+    )
+    group = TrajectoryGroup(id="g", trajectories=(make_trajectory("a", [free, forced]),))
+    credit: Advantages = ((np.array([1.0, 1.0], np.float32), np.full(4, 4.0, np.float32)),)
+    first, second = whiten([group], [credit])[0][0]
+    assert first is not None and second is not None
+    trained = np.concatenate([first, second[forced.chosen]])
+    assert (trained.mean(), trained.std()) == pytest.approx((0.0, 1.0), abs=1e-6)

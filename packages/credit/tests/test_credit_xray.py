@@ -100,15 +100,15 @@ def test_methods_that_are_one_on_these_rollouts_say_so_and_others_show_where_the
     assert methods["grpo"].outcome.flips == methods["dr_grpo"].outcome.flips == 0.0
     assert methods["dr_grpo"].outcome.rank == pytest.approx(1.0)
     assert methods["run"].own.rank == pytest.approx(1.0)
-    assert 0.0 < methods["grpo"].own.flips < 1.0, "turn rewards turn some calls"
+    assert methods["grpo"].own.rank is not None and 0.9 < methods["grpo"].own.rank < 1.0, "pay of 0.1 moves calls a bit"
     assert methods["reinforce"].silent > methods["turns"].silent
     prompt, tool_result = xray.anchors["prompt"], xray.anchors["tool_result"]
-    assert prompt is not None and tool_result is not None and 0.0 < prompt < tool_result <= 1.0
+    assert prompt is not None and tool_result is not None and 0.0 <= prompt < tool_result < 1.0
 
 
 def test_what_the_evidence_does_not_allow_is_named_with_its_remedy(run: Run) -> None:
     missing = {method.name: method.why for method in run.xray().missing}
-    assert missing.keys() == {"branches", "sum", "clip", "turn_gae", "judge", "likelihood", "teacher"}
+    assert missing.keys() == {"branches", "sum", "clip", "turn_gae", "judge", "teacher"}
     assert missing["judge"] == "needs 'judge'; add a [judge] table with base_url and model"
     assert "credit.use = 'branches'" in missing["branches"]
     assert "needs the setting 'parts'" in missing["sum"]
@@ -284,12 +284,14 @@ def test_a_reward_is_tried_on_recorded_rollouts(tmp_path: Path) -> None:
     assert (run.folder / "store.sqlite").read_bytes() == store
 
 
-def test_a_reward_that_fails_on_some_rollouts_is_counted_and_the_others_are_compared(tmp_path: Path) -> None:
+def test_a_reward_that_fails_on_some_rollouts_is_counted_and_they_have_the_lowest(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", {"credit.use": "dr_grpo"})
     found = run.rescore(always)
-    assert found.failures == sum("RuntimeError: on fire" in (one.failed or "") for one in found.changed) > 0
-    assert found.after.rewarded == found.before.rewarded - found.failures
-    assert found.gained == () and len(found.lost) > 0, "all earn the same: no group teaches"
+    failed = [one for one in found.changed if "RuntimeError: on fire" in (one.failed or "")]
+    assert found.failures == found.groups > 0, "one in each group"
+    assert failed and all(one.after == 0.0 for one in failed), "the lowest, as the reward works on others"
+    assert found.after.rewarded == found.before.rewarded == found.rollouts
+    assert found.lost == (), "the one that failed is below the others of its group"
 
 
 def test_steps_that_the_run_does_not_have_are_named_and_no_reward_is_tried_on_the_others(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ not asked again."""
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,10 @@ import pytest
 from lightningrl.errors import RewardError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import OutcomesConfig
 from lightningrl.records import Score
 from lightningrl.types import Outcome, Trajectory
+from lightningrl_credit.identical import IdenticalAssignment
 from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.rewards import NamedReward, RewardSet, reward_set
 from lightningrl_credit.scoring import score_of
@@ -334,6 +337,68 @@ async def test_what_an_agent_reports_is_a_reward_within_its_range_alone(
             await store.add_rewards(name, 1, told, call)
         await store.finish_attempt(name, 1, Outcome.SUCCEEDED, 1)
     rewarded = await evaluator.reward(await store.trajectories(["a", "b"]), store.set_scores)
-    assert [one.reward for one in rewarded] == [reward, None if reward is None else 1.0]
+    assert [one.reward for one in rewarded] == [0.0 if reward is None else reward, 0.0 if reward is None else 1.0]
     assert describe_rollouts(rewarded)["rewards_failed"] == (2.0 if reward is None else 0.0)
     await store.close()
+
+
+async def right_or_garbage(task: Any, output: Any, trajectory: Trajectory) -> float:
+    return float(json.loads(output)["value"])
+
+
+def of_output(output: str, outcome: Outcome = Outcome.SUCCEEDED) -> Trajectory:
+    return make_trajectory(output, [make_transition(f"{output}/0")], output=output, reward=None, outcome=outcome)
+
+
+def evaluator_of(function: Any, **settings: Any) -> Evaluator:
+    return Evaluator(
+        rewards=RewardSet([NamedReward(name="right", function=function, **settings)]),
+        intermediate={},
+        credit=IdenticalAssignment(),
+        outcomes=OutcomesConfig(),
+        plugins=load_plugins(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "lowest"),
+    [({}, 0.0), ({"range": (-1.0, 1.0)}, -1.0), ({"range": (0.0, 2.0), "weight": -1.0}, -2.0)],
+)
+async def test_an_output_that_no_reward_can_read_earns_the_lowest_where_others_can_be_read(
+    settings: dict[str, Any], lowest: float
+) -> None:
+    """Left out, garbage was never punished; so does a rollout that the policy broke, whose rewards are not asked."""
+    evaluator, broken = evaluator_of(right_or_garbage, **settings), of_output("late", Outcome.TIMEOUT)
+    (alone,) = await evaluator.reward([of_output("garbage")])
+    assert alone.reward is None, "a reward that has never worked is the defect itself"
+    rewarded = await evaluator.reward([of_output("garbage"), of_output('{"value": 1}'), broken])
+    assert [rollout.reward for rollout in rewarded] == [lowest, settings.get("weight", 1.0), lowest]
+    assert (rewarded[0].unrewarded or "").startswith("right: JSONDecodeError")
+    assert rewarded[2].unrewarded is None
+    assert describe_rollouts(rewarded)["rewards_failed"] == 1
+
+
+async def test_without_a_declared_range_the_lowest_is_no_more_than_what_was_earned() -> None:
+    rollouts = [of_output("garbage"), of_output('{"value": -3}'), of_output("late", Outcome.AGENT_ERROR)]
+    rewarded = await evaluator_of(right_or_garbage).reward(rollouts)
+    assert [rollout.reward for rollout in rewarded] == [-3.0, -3.0, -3.0]
+
+
+async def test_a_judge_that_cannot_be_reached_says_nothing_of_the_output() -> None:
+    async def judge(task: Any, output: Any, trajectory: Trajectory) -> float:
+        if output == "4":
+            raise ConnectionError("no route")
+        return 1.0
+
+    rewarded = await evaluator_of(judge).reward([of_output("4"), of_output("5")])
+    assert [rollout.reward for rollout in rewarded] == [None, 1.0]
+
+
+async def test_more_than_a_small_share_of_unreadable_outputs_stops_the_run() -> None:
+    evaluator = evaluator_of(right_or_garbage)
+    right = [of_output(f'{{"value": {number}}}') for number in range(31)]
+    evaluator.check_failures(await evaluator.reward([*right, of_output("garbage")]))
+    with pytest.raises(
+        RewardError, match=r"failed on 2 of 32 rollouts, more than outcomes\.max_failed_rewards = 0\.05"
+    ):
+        evaluator.check_failures(await evaluator.reward([*right[1:], of_output("garbage"), of_output("more")]))

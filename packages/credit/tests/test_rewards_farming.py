@@ -4,7 +4,8 @@ are of no use.
     turn 1, 2, 3    call the tool (it always works)  |  answer (right: reward 1, the episode ends)
     turn 4          too late: reward 0
 
-A policy that is paid for tools that work learns to call them to the end, unless it is paid in the potential form.
+A policy that is paid for tools that work learns to call them to the end, unless the pay is small beside the outcome, or
+only what fails is charged for: what the warning says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -98,12 +98,11 @@ def make_scorers(reward: TurnReward, gamma: float, baseline: Baseline) -> tuple[
 
 
 def train(
-    form: Literal["plain", "potential"], *, ok: float, gamma: float = 1.0, baseline: Baseline = "dr_grpo"
+    *, ok: float, weight: float = 1.0, gamma: float = 1.0, baseline: Baseline = "grpo"
 ) -> tuple[Policy, list[dict[str, float]]]:
     """A policy after so many steps of four groups of eight, and the metrics of each step."""
-    evaluator, scorer = make_scorers(
-        TurnReward(name="tools", function=ToolStatusReward(ok=ok), form=form, gamma=gamma), gamma, baseline
-    )
+    reward = TurnReward(name="tools", function=ToolStatusReward(ok=ok), weight=weight)
+    evaluator, scorer = make_scorers(reward, gamma, baseline)
     policy, random, metrics = Policy(), np.random.default_rng(7), []
 
     async def run() -> None:
@@ -120,7 +119,7 @@ def train(
 
 def test_a_policy_that_is_paid_for_tools_farms_them_and_the_run_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="lightningrl"):
-        policy, metrics = train("plain", ok=1.2)
+        policy, metrics = train(ok=1.2, baseline="dr_grpo")
     assert policy.farms.min() > 0.8, "else this shows nothing"
     assert metrics[-1]["reward"] < metrics[0]["reward"]
     assert metrics[-1]["air/tools"] > 2 * metrics[0]["air/tools"]
@@ -128,25 +127,25 @@ def test_a_policy_that_is_paid_for_tools_farms_them_and_the_run_warns_once(caplo
     assert warning.startswith("step ")
     assert "intermediate rewards grew from" in warning
     assert (
-        "the policy may farm 'tools'; set intermediate_rewards.tools.form = 'potential', or lower its weight" in warning
-    )
+        "the policy may farm 'tools'; lower intermediate_rewards.tools.weight, or charge for what fails and pay nothing "
+        "for what works"
+    ) in warning
 
 
-@pytest.mark.parametrize(("gamma", "baseline"), [(1.0, "dr_grpo"), (0.9, "dr_grpo"), (1.0, "grpo")])
-def test_in_the_potential_form_the_same_policy_gains_nothing_and_learns_to_answer(
-    gamma: float, baseline: Baseline, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("baseline", ["grpo", "dr_grpo"])
+@pytest.mark.parametrize("remedy", [{"ok": 1.2, "weight": 0.04}, {"ok": 0.0}], ids=["a lower weight", "charges alone"])
+def test_with_either_remedy_of_the_warning_the_same_policy_learns_to_answer(
+    remedy: dict[str, float], baseline: Baseline
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="lightningrl"):
-        policy, metrics = train("potential", ok=1.2, gamma=gamma, baseline=baseline)
+    """While turn rewards were divided by their own deviation, no weight changed anything."""
+    policy, metrics = train(**remedy, baseline=baseline)
     assert policy.farms[-1] < 0.25
-    assert metrics[-1]["reward"] > metrics[0]["reward"]
-    assert metrics[-1]["reward"] > 0.9
-    assert not [record for record in caplog.records if "may farm" in record.getMessage()]
+    assert metrics[-1]["reward"] > max(0.9, metrics[0]["reward"])
 
 
 def test_a_plain_reward_that_leaves_the_outcome_worth_more_is_no_farming(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="lightningrl"):
-        _, metrics = train("plain", ok=0.05)
+        _, metrics = train(ok=0.05, baseline="dr_grpo")
     assert metrics[-1]["reward"] > 0.9
     assert not [record for record in caplog.records if "may farm" in record.getMessage()]
 

@@ -375,7 +375,7 @@ def make_evaluator(
         "    return [eval(value, {}, {}) for value in values]\n"
         "def tasks():\n    return [{'id': 't', 'input': 1}]\n"
         "def right(task, output, trajectory):\n    return 1.0\n"
-        "class Mean:\n    requires = frozenset()\n    gamma = 0.5\n    joins = 'mean'\n    def assign(self, group):\n        return ()\n",
+        "class Mean:\n    requires = frozenset()\n    gamma = 0.5\n    lam = 0.5\n    joins = 'mean'\n    def assign(self, group):\n        return ()\n",
         encoding="utf-8",
     )
     recipe = {
@@ -393,9 +393,8 @@ def make_evaluator(
 
 
 async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tmp_path: Path) -> None:
-    credit = {"use": "turns", "options": {"gamma": 0.5}}
     evaluator = make_evaluator(
-        tmp_path, credit=credit, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential"
+        tmp_path, credit=AHEAD, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential"
     )
     (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), (OK, None, None))])
     assert [call.rewards for call in rewarded.transitions] == [
@@ -405,6 +404,8 @@ async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tm
     ]  # γΦ - 0, γΦ - Φ, 0 - Φ
 
 
+AHEAD = {"use": "states", "options": {"gamma": 0.5, "lam": 0.9}}
+"""Credit that goes by a value ahead."""
 POTENTIALS: list[dict[str, Any]] = [
     {"use": "tool_status", "options": {"ok": 1.0, "error": -1.0}, "form": "potential"},
     {"use": "tool_status_shaping", "options": {"scale": 1.0}},
@@ -417,7 +418,7 @@ async def test_a_tool_that_works_pays_nothing_by_either_name_of_its_potential(
 ) -> None:
     """`tool_status_shaping` had a γ of its own, 1: under 0.5 a tool that works in the first call paid 0.75, in the next
     0.25."""
-    evaluator = make_evaluator(tmp_path, credit={"use": "turns", "options": {"gamma": 0.5}}, **air)
+    evaluator = make_evaluator(tmp_path, credit=AHEAD, **air)
     for statuses in ((OK, None, None), (None, OK, None), (None, None, None)):
         (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), statuses)])
         assert TurnReturns(gamma=0.5).returns(rewarded)[0] == 0.25, "of the outcome alone"
@@ -434,16 +435,13 @@ async def test_credit_of_the_users_own_says_how_it_discounts_and_joins_branches(
     ]  # γ·(1 + 1) / 2 - 0, then 0 - Φ twice
 
 
-TURNS = {"use": "turns", "options": {"gamma": 0.5}}
-
-
 @pytest.mark.parametrize(
     ("use", "options"),
     [
-        ("clip", {"of": TURNS, "at": 5.0}),
-        ("sum", {"parts": [{**TURNS, "whiten": True}]}),
-        ("sum", {"parts": [{**TURNS, "compare": "role"}]}),
-        ("sum", {"parts": ["grpo", TURNS, {"use": "clip", "options": {"of": TURNS, "at": 1.0}}]}),
+        ("clip", {"of": AHEAD, "at": 5.0}),
+        ("sum", {"parts": [{**AHEAD, "whiten": True}]}),
+        ("sum", {"parts": [{**AHEAD, "compare": "role"}]}),
+        ("sum", {"parts": ["grpo", AHEAD, {"use": "clip", "options": {"of": AHEAD, "at": 1.0}}]}),
     ],
 )
 async def test_a_potential_is_discounted_as_the_parts_of_the_credit_discount(
@@ -476,7 +474,7 @@ CRITIC = {"critic": {"model": "trunk"}}
     [
         ({"use": "grpo"}, {}),
         ({"use": "turn_gae", "options": {"level": "token", "gamma": 0.9}}, {}),
-        ({"use": "sum", "options": {"parts": [TURNS, {"use": "turns", "options": {"gamma": 0.9}}]}}, {}),
+        ({"use": "sum", "options": {"parts": [AHEAD, {"use": "turns", "options": {"gamma": 0.9}}]}}, {}),
         ({"use": "turn_gae"}, {"trained_agents": ["write"]}),
     ],
     ids=["without gamma", "per token", "two gammas", "calls that are passed over"],
@@ -487,17 +485,46 @@ def test_a_potential_that_would_pay_is_refused_with_a_sentence(
     what = (
         "discounts nothing at calls that are not trained; set its gamma to 1"
         if policy
-        else "has no `gamma` per call; take credit per turn"
+        else "has no `gamma` per call; take 'turn_gae'"
     )
     sentence = f"intermediate reward 'air' is a potential, which is discounted call by call as returns are, and credit.use '{credit['use']}'"
     with pytest.raises(ConfigError, match=re.escape(f"{sentence} {what}")):
         make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC if "gae" in credit["use"] else {}, **air)
 
 
+@pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
+@pytest.mark.parametrize(
+    "credit",
+    [
+        {"use": "turns"},
+        {"use": "turns", "options": {"gamma": 0.5}},
+        {"use": "states"},
+        {"use": "turn_gae", "options": {"lam": 1.0}},
+        {"use": "clip", "options": {"of": {"use": "turns"}, "at": 5.0}},
+        {"use": "sum", "options": {"parts": [AHEAD, {"use": "states", "options": {"gamma": 0.5}}]}},
+    ],
+    ids=["turns", "discounted", "states", "critic", "clip", "sum"],
+)
+def test_a_potential_that_is_noise_is_refused_with_a_sentence(
+    air: dict[str, Any], credit: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of what calls earn to the end a potential leaves -Φ(s_t): nothing that the call can change. With `turns` it took
+    signal ÷ noise from 1.36 to 0.72."""
+    sentence = (
+        f"intermediate reward 'air' is a potential, which is noise where credit.use '{credit['use']}' adds up what "
+        "calls earn to the end: no call changes its sum; pay it plainly (form = 'plain', 'tool_status'), or take credit "
+        "that goes by a value ahead: 'turn_gae' or 'states' with `lam` below 1"
+    )
+    if credit["use"] == "sum":  # states join branches otherwise with λ = 1
+        sentence = "has no `gamma` per call"
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        make_evaluator(tmp_path, credit=credit, learner=CRITIC if "gae" in credit["use"] else {}, **air)
+
+
 @pytest.mark.parametrize(
     ("credit", "policy"),
     [
-        ({"use": "turn_gae", "options": {"level": "token"}}, {}),
+        ({"use": "turn_gae", "options": {"level": "token", "lam": 0.95}}, {}),
         ({"use": "turn_gae"}, {}),
         ({"use": "turn_gae", "options": {"gamma": 1.0}}, {"trained_agents": ["write"]}),
     ],
@@ -510,10 +537,42 @@ def test_a_potential_that_pays_nothing_is_taken_beside_a_critic(
 
 def test_a_potential_is_computed_anew_where_the_credit_discounts_otherwise(tmp_path: Path) -> None:
     def digest(gamma: float) -> str:
-        credit = {"use": "turns", "options": {"gamma": gamma}}
+        credit = {"use": "states", "options": {"gamma": gamma, "lam": 0.9}}
         return make_evaluator(tmp_path, credit=credit, **POTENTIALS[0]).digests["intermediate_rewards.air"]
 
     assert digest(0.5) == digest(0.5) != digest(0.9)
+
+
+@pytest.mark.parametrize(
+    ("air", "sizes"),
+    [
+        ({"use": "tool_status", "weight": 0.5}, "the weight of 'air'"),
+        ({"use": "tool_status", "options": {"ok": 0.01, "error": -0.01}}, "'ok' of 'air' and 'error' of 'air'"),
+        ({"use": "repeated_calls", "options": {"charge": 0.5}}, "'charge' of 'air'"),
+        ({"use": "repeated_calls", "options": {"charge": 0.5}, "weight": 2.0}, "the weight of 'air' and 'charge' of"),
+    ],
+)
+def test_a_size_that_the_turns_own_baseline_cancels_is_refused(air: dict[str, Any], sizes: str, tmp_path: Path) -> None:
+    divided = {"use": "turns", "options": {"turn_baseline": "grpo"}}
+    for credit in (divided, {"use": "sum", "options": {"parts": ["grpo", divided]}}):
+        sentence = f"turn_baseline 'grpo' divides turn rewards by their own size, and {sizes}"
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            make_evaluator(tmp_path, credit=credit, **air)
+    make_evaluator(tmp_path, credit={"use": "turns", "options": {"baseline": "maxrl"}}, **air)
+
+
+@pytest.mark.parametrize(
+    "air",
+    [
+        {"use": "tool_status"},
+        {"use": "tool_status", "options": {"ok": 0.0, "error": -0.5}},
+        {"use": "tool_status", "options": {"ok": 0.2}},
+        {"use": "turns.py:turns", "options": {"values": []}},
+        {"use": "tool_status", "weight": 0.0},
+    ],
+)
+def test_a_size_that_still_counts_under_a_baseline_that_divides_is_taken(air: dict[str, Any], tmp_path: Path) -> None:
+    make_evaluator(tmp_path, credit={"use": "turns", "options": {"turn_baseline": "grpo"}}, **air)
 
 
 @pytest.mark.parametrize(

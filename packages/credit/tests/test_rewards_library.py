@@ -17,7 +17,17 @@ from lightningrl.errors import ConfigError, RewardError
 from lightningrl.plugins import load_plugins
 from lightningrl.types import Trajectory
 from lightningrl_client.recipe_file import load_recipe
-from lightningrl_credit.rewards import F1, Exact, Execution, JsonSchema, NamedReward, Numeric, Pattern, RewardSet
+from lightningrl_credit.rewards import (
+    F1,
+    Exact,
+    Execution,
+    JsonSchema,
+    NamedReward,
+    Numeric,
+    Overlong,
+    Pattern,
+    RewardSet,
+)
 from lightningrl_credit.rewards.matching import read_number
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.reward_conformance import RewardConformance
@@ -49,6 +59,28 @@ class Suite(RewardConformance):
 class TestExact(Suite):
     def make_reward(self) -> Callable[..., Any]:
         return Exact()
+
+
+class TestOverlong(Suite):
+    def make_reward(self) -> Callable[..., Any]:
+        return Overlong(tokens=20, margin=8)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "charge"),
+    [([12], 0.0), ([13], -1 / 8), ([16], -0.5), ([20], -1.0), ([30], -1.0), ([3, 16, 5], -0.5), ([], 0.0)],
+)
+def test_the_longest_call_is_charged_as_it_comes_near_the_limit(lengths: list[int], charge: float) -> None:
+    """DAPO, eq. 13, with a limit of 20 and a margin of 8."""
+    calls = [make_transition(f"r/{t}", completion=[5] * length, index=t) for t, length in enumerate(lengths)]
+    trajectory = make_trajectory("r", calls, reward=None)
+    assert Overlong(tokens=20, margin=8)(trajectory.task, None, trajectory) == pytest.approx(charge)
+
+
+@pytest.mark.parametrize("margin", [0, 21])
+def test_a_margin_that_is_no_part_of_the_limit_is_refused(margin: int) -> None:
+    with pytest.raises(ConfigError, match="is not from 1 to tokens, which is 20; take a fifth of it"):
+        Overlong(tokens=20, margin=margin)
 
 
 class TestNumeric(Suite):
@@ -192,7 +224,8 @@ async def test_a_task_without_an_answer_is_broken_data_and_not_a_wrong_answer(re
 async def test_an_answer_that_is_no_number_is_broken_data_for_numeric() -> None:
     _, failure = await run(Numeric(), "4", "four")
     assert (
-        failure == "mine: ValueError: the answer of task 'task-g' is ['four'], no number; give it one, or use 'exact'"
+        failure
+        == "mine: ValueError: the answer of task 'task-g' is ['four'], no number; give it one, `extract` it, or use 'exact'"
     )
 
 
@@ -452,3 +485,21 @@ async def test_no_key_of_a_provider_reaches_what_a_model_wrote(monkeypatch: pyte
         1.0,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("output", "answer", "expected"),
+    [
+        ("24 in May, 72 in all\n#### 72", "24 + 48 = <<24+48=72>>72 clips altogether.\n#### 72", 1.0),
+        ("#### 71", "24 + 48 = <<24+48=72>>72 clips altogether.\n#### 72", 0.0),
+        ("#### 1,250", "so\n#### 1,250", 1.0),
+        ("#### 72", "72", 1.0),
+        ("#### 72", ["no", "so\n#### 72"], 1.0),
+    ],
+)
+def test_an_answer_is_extracted_as_the_output_is(output: str, answer: Any, expected: float) -> None:
+    pattern = "#### (.*)"
+    assert say(Exact(extract=pattern), output, answer) == expected
+    assert say(F1(extract=pattern), output, answer) == expected
+    if not isinstance(answer, list):
+        assert say(Numeric(extract=pattern), output, answer) == expected

@@ -301,3 +301,21 @@ def test_settings_that_make_no_sense_are_named() -> None:
         NamedReward(name="a", function=match, timeout_s=0)
     with pytest.raises(ConfigError, match="'a' is a int, not callable"):
         NamedReward(name="a", function=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_reward_that_changes_its_task_changes_it_for_nobody_else(*, is_async: bool) -> None:
+    def spoil(task: Task, output: Any, trajectory: Trajectory) -> float:
+        before = len(task.metadata) + len(trajectory.task.metadata) + len(output["said"])
+        task.metadata["seen"] = trajectory.task.metadata["seen"] = True  # type: ignore[index]
+        output["said"].append("more")
+        return float(before)
+
+    async def spoil_async(task: Task, output: Any, trajectory: Trajectory) -> float:
+        return spoil(task, output, trajectory)
+
+    episode = make_trajectory("r", [make_transition("r/0")], output={"said": []}, answer="4", reward=None)
+    rewards = one(spoil_async if is_async else spoil)
+    before: tuple[Any, Any] = (dict(episode.task.metadata), {"said": []})
+    assert [(await score(rewards, episode))[1] for _ in range(2)] == [0.0, 0.0]
+    assert (episode.task.metadata, episode.output) == before

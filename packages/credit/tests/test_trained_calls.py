@@ -23,7 +23,15 @@ from lightningrl_client.recipe_file import load_recipe
 from lightningrl_credit import IdenticalAssignment, TurnReturns
 from lightningrl_credit.rewards.value import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
-from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, explain_left_out, side_calls
+from lightningrl_credit.trained_calls import (
+    LeftOut,
+    TrainedCalls,
+    calls_left_out,
+    explain_left_out,
+    explain_read_answers,
+    read_answers,
+    side_calls,
+)
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
@@ -83,6 +91,78 @@ def test_titles_and_commit_messages_are_side_calls_and_left_out() -> None:
 )
 def test_calls_that_are_part_of_the_work_are_no_side_calls(calls: list[Transition], why: str) -> None:
     assert side_calls(calls) == frozenset(), why
+
+
+# ---------------------------------------------------------------------- answers that the work reads
+
+SUMMARY = tuple(range(100, 124))
+
+
+def holding(*stretch: int) -> tuple[int, ...]:
+    return (5, 6, *stretch, 7)
+
+
+def summary(name: str = "summary", index: int = 1, *, says: Sequence[int] = SUMMARY, **more: Any) -> Transition:
+    """It ends with a token that no prompt repeats."""
+    return replace(make_transition(name, index=index, completion=(*says, 2), prompt=more.pop("prompt", (5, 6))), **more)
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ([MAIN, summary(), call("next", 2, tools=True, prompt=holding(*SUMMARY))], "as it was said"),
+        ([MAIN, summary(), call("next", 2, tools=True, prompt=holding(1, 1, *SUMMARY[3:-3], 1))], "other edges"),
+        (
+            [MAIN, summary(says=(*range(300, 900), *SUMMARY)), call("next", 2, tools=True, prompt=holding(*SUMMARY))],
+            "without what it thought before it",
+        ),
+        (
+            [summary(prompt=(5, *SUMMARY[:14], 9, *SUMMARY[14:])), call("next", 2, tools=True, prompt=SUMMARY)],
+            "two quotations side by side",
+        ),
+        (
+            [MAIN, summary(), call("next", 2, tools=True, parent_id="main", prompt=(5, 6, 1, 2, *SUMMARY))],
+            "a tool that asks the policy, in the history that goes on",
+        ),
+        (
+            [
+                summary("part", 0),
+                summary("other", 1, says=range(200, 224)),
+                summary("whole", 2, says=range(300, 324), prompt=holding(*SUMMARY, *range(200, 224))),
+                call("next", 3, tools=True, prompt=holding(*range(300, 324))),
+            ],
+            "parts that another summary joins",
+        ),
+    ],
+)
+def test_an_answer_in_a_later_prompt_of_the_work_is_no_side_call(calls: list[Transition], why: str) -> None:
+    assert side_calls(calls) == frozenset(), why
+    assert set(read_answers(calls)) == {call.id for call in calls if not call.offered}, why
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ([summary(), call("next", 2, tools=True, prompt=(5, 6))], "nobody reads it"),
+        ([call("next", 0, tools=True, prompt=holding(*SUMMARY)), summary()], "the prompt was there before it"),
+        ([summary(says=SUMMARY[:12]), call("next", 2, tools=True, prompt=holding(*SUMMARY))], "as short as a title"),
+        (
+            [summary(prompt=holding(*SUMMARY)), call("next", 2, tools=True, prompt=holding(*SUMMARY))],
+            "the title repeats the task, and so does the work",
+        ),
+        (
+            [MAIN, summary(), summary("copy", 2, says=range(300, 324), prompt=holding(*SUMMARY))],
+            "only a side call reads it",
+        ),
+        (
+            [MAIN, summary(), summary("more", 2, parent_id="summary", prompt=(5, 6, *SUMMARY, 2, *SUMMARY))],
+            "only its own history goes on from it",
+        ),
+    ],
+)
+def test_an_answer_that_the_work_never_reads_is_a_side_call(calls: list[Transition], why: str) -> None:
+    assert side_calls(calls) == {call.id for call in calls if not call.offered}, why
+    assert read_answers(calls) == {}, why
 
 
 def test_the_first_rule_that_fits_decides_before_roles_and_side_calls() -> None:
@@ -153,7 +233,7 @@ def test_a_sentence_says_how_many_calls_are_left_out_and_why() -> None:
     recipe = Recipe.model_validate(RECIPE)
     assert explain_left_out(rollouts(side=True), recipe) == (
         "left out of training, of 7 calls: 2 as side calls, like titles and commit messages (a history of its own, offered no tools, no "
-        "role); policy.calls = [{ train = true }] takes side calls in"
+        "role, an answer that no later call's prompt holds); policy.calls = [{ train = true }] takes side calls in"
     )
     assert explain_left_out(rollouts(side=False), recipe) is None
     ruled = Recipe.model_validate(
@@ -162,6 +242,34 @@ def test_a_sentence_says_how_many_calls_are_left_out_and_why() -> None:
     assert (
         explain_left_out(rollouts(side=True), ruled) == "left out of training, of 7 calls: 5 by a rule of policy.calls"
     )
+
+
+def test_a_sentence_says_which_calls_are_trained_because_a_later_one_holds_their_answers() -> None:
+    recipe = Recipe.model_validate(RECIPE)
+    calls = [
+        TITLE,
+        MAIN,
+        summary(index=2),
+        call("next", 3, tools=True, prompt=holding(*SUMMARY)),
+        replace(COMMIT, index=4),
+    ]
+    rollout = make_trajectory("a", calls)
+    words = "for their answers, which later calls' prompts hold, as they hold a summary's"
+    assert explain_read_answers([rollout], recipe) == (
+        f"kept in training, of 5 calls: 1 (call 2 is in the prompt of call 3) {words}"
+    )
+    assert explain_read_answers([rollout, make_trajectory("b", [MAIN])], recipe) == (
+        f"kept in training, of 6 calls: 1 {words}"
+    )
+    assert explain_read_answers([make_trajectory("b", [TITLE, MAIN])], recipe) is None
+    left_out = explain_left_out([rollout], recipe)
+    assert left_out is not None and left_out.startswith(
+        "left out of training, of 5 calls: 2 (calls 0, 4) as side calls"
+    )
+    ruled = Recipe.model_validate(
+        RECIPE | {"policy": {"model": "m", "calls": [{"offers_tools": False, "train": False}]}}
+    )
+    assert explain_read_answers([rollout], ruled) is None, "a rule goes before"
 
 
 # ---------------------------------------------------------------------- in a recipe, and at the gateway
@@ -221,7 +329,7 @@ async def test_the_patterns_that_a_calls_system_text_fits_are_kept_with_it(tmp_p
         trace = await run.trace(attempt.rollout_id)
         printed = io.StringIO()
         Console(file=printed, width=120).print(await show_rollout(run, attempt.rollout_id, full=False))
-    reasons = explain_calls(trace, [trace.rollout], Recipe.model_validate(RECIPE), {}).values()
+    reasons = explain_calls(trace, [trace.rollout], Recipe.model_validate(RECIPE)).values()
     assert [reason and reason.kind.value for reason in reasons] == ["side", "unscored"], "no credit was assigned here"
     assert "call 0 · side call ·" in printed.getvalue() and "call 1 · no role ·" in printed.getvalue()
     assert [one.fits for one in trajectory.transitions] == [patterns[:1], ()]

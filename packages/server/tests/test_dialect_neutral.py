@@ -83,7 +83,6 @@ NOTHING: list[dict[str, Any]] = [
     {"tools": [], "tool_choice": "auto"},
     {"tool_choice": {"type": "none"}},
     {"tool_choice": {"type": "auto"}},
-    {"tool_choice": {}},
     {"tool_choice": ""},
     {"stream": False, "stream_options": {}},
     {"stream": 0, "logprobs": 0, "parallel_tool_calls": 1},

@@ -173,14 +173,14 @@ class Conversation:
                         "call_id": f"c{index}",
                         "name": "f",
                         "arguments": json.dumps(value),
-                        "id": f"fc_x/{index}_0",
+                        "id": f"fc_lr-{index}_0",
                     }
                 )
             elif kind == "result":
                 items.append({"type": "function_call_output", "call_id": f"c{index - 1}", "output": value})
             elif kind == "assistant":
                 part = {"type": "output_text", "text": value, "annotations": []}
-                items.append({"type": "message", "role": "assistant", "content": [part], "id": f"msg_x/{index}"})
+                items.append({"type": "message", "role": "assistant", "content": [part], "id": f"msg_lr-{index}"})
             else:
                 items.append({"role": kind, "content": value})
         offered = [{"type": "function", **tool} for tool in self.offered]

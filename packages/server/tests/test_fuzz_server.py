@@ -230,7 +230,7 @@ def test_a_large_conversation_goes_on_without_holding_the_event_loop(
         first = scene.post(lease, path, write(body))
         messages = body["input" if path == "responses" else "messages"]
         messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
-        answer, pause = scene.pause(lease, path, write(body))
+        answer, pause = scene.pause(lease, path, write(body), connection="close")  # or its retry is another call
         assert answer.status_code == first.status_code
         again, retried = scene.pause(lease, path, write(body), x_stainless_retry_count="1")
         assert again.status_code == first.status_code

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_families import FAMILIES, Family, build_tokenizer
+from model_families import FAMILIES, SHIPPED_FAMILIES, Family, build_tokenizer
 from openai import AsyncOpenAI
 
 from lightningrl.types import FinishReason, SamplingSettings
@@ -33,7 +33,7 @@ TOOLS: Any = [
     for name in ("weather", "clock")
 ]
 CALLS = [("weather", {"city": 'Zü"rich]', "days": 2}), ("clock", {"city": "a\nb"})]
-SPEAKING = [family for family in FAMILIES if family.write is not None]
+SPEAKING = [family for family in (*FAMILIES, *SHIPPED_FAMILIES) if family.write is not None]
 by_name = pytest.mark.parametrize("family", SPEAKING, ids=lambda family: family.name)
 
 
@@ -72,7 +72,7 @@ def end_of(family: Family) -> str:
     return family.eos if family.call_end is None else family.call_end
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", (*FAMILIES, *SHIPPED_FAMILIES), ids=lambda family: family.name)
 def test_a_familys_markup_is_told_by_its_template(family: Family) -> None:
     renderer = renderer_of(family)
     assert (renderer._markup.name if renderer._markup else None) == family.markup

@@ -300,20 +300,20 @@ async def test_oversized_bodies(scene: Scene) -> None:
     answer = await scene.post(
         "/rollouts/a/attempts/1/v1/traces", key=lease.key, content=bomb, headers={"content-encoding": "gzip"}
     )
-    assert answer.status_code == 400 and "larger than 200000 bytes when unpacked" in sentence(answer)
+    assert answer.status_code == 413 and "larger than 200000 bytes when unpacked" in sentence(answer)
 
 
 async def test_spans_that_are_none(scene: Scene) -> None:
     lease = await scene.leased()
-    for headers, says in (
-        ({}, "no OTLP"),
-        ({"content-encoding": "gzip"}, "no gzip stream"),
-        ({"content-encoding": "br"}, "not understood"),
+    for headers, status, says in (
+        ({}, 400, "no OTLP"),
+        ({"content-encoding": "gzip"}, 400, "not compressed as it says"),
+        ({"content-encoding": "br"}, 415, "compressed as 'br'"),
     ):
         answer = await scene.post(
             "/rollouts/a/attempts/1/v1/traces", key=lease.key, content=b"\xff\xff\xff", headers=headers
         )
-        assert answer.status_code == 400 and says in sentence(answer)
+        assert answer.status_code == status and says in sentence(answer)
 
 
 async def test_a_finished_attempt_takes_nothing_more(scene: Scene) -> None:

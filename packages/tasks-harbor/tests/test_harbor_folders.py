@@ -183,7 +183,7 @@ def test_a_dockerfile_is_honoured_in_the_box(folder: Path) -> None:
 
 def test_a_run_line_that_fails_says_what_it_said(folder: Path) -> None:
     file = folder / "environment" / "Dockerfile"
-    file.write_text("FROM x\nRUN echo no such thing; exit 7\n", encoding="utf-8")
+    file.write_text("FROM x\nWORKDIR /app\nRUN echo no such thing; exit 7\n", encoding="utf-8")
     opening = open_box(read_task_folder(folder), BoxSettings(box="unshare", trusted=True))
     with pytest.raises(BoxError, match="ended with status 7: no such thing"), opening:
         pass

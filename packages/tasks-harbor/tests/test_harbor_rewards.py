@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from harbor_folders import FORGERIES, write_task, write_tasks
 from sizes import sized
 
 from lightningrl import Task
-from lightningrl.errors import RewardError
+from lightningrl.errors import ConfigError, RewardError
 from lightningrl_tasks_harbor import BoxSettings, HarborTasks, Verdict, open_box, read_task_folder, verify
 
 TRUSTED = BoxSettings(box="unshare", trusted=True)
@@ -51,6 +52,41 @@ def test_a_forged_reward_earns_nothing(forgery: str, tmp_path: Path) -> None:
     for path in write_tasks(tmp_path, 4)[:: sized(3, 1)]:
         verdict = leave(path, FORGERIES[forgery])
         assert max(verdict.rewards.values(), default=0.0) == 0.0, verdict
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here")
+def test_a_library_that_the_agent_has_every_program_load_earns_nothing(tmp_path: Path) -> None:
+    code = "#include <stdio.h>\\n__attribute__((destructor)) void f(void)"
+    code += '{ FILE *f = fopen("/logs/verifier/reward.txt", "w"); if (f) { fputs("1", f); fclose(f); } }'
+    preload = f"printf '{code}' > x.c && cc -shared -fPIC -o /x.so x.c && echo /x.so > /etc/ld.so.preload"
+    for place in ("/", "/app"):
+        verdict = leave(write_tasks(tmp_path / place[1:], 1)[0], preload.replace("/x.so", f"{place.rstrip('/')}/x.so"))
+        assert max(verdict.rewards.values(), default=0.0) == 0.0, verdict
+
+
+def test_tests_see_what_the_agent_left_in_its_folder_and_in_the_tasks_artifacts_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    seen = "ls -A /app /data /other; stat -c %a /app/run.sh; readlink /app/link; cat /data/file"
+    path = write_task(
+        tmp_path,
+        "t",
+        instruction="Do it.",
+        solve="true",
+        test=f"({seen}) > /app/seen.txt 2>&1; cat /app/seen.txt; echo 1 > /logs/verifier/reward.txt",
+        docker="RUN mkdir /data /other && touch gone.txt /other/kept.txt\nWORKDIR sub\n",
+    )
+    text = (path / "task.toml").read_text(encoding="utf-8")
+    more = 'artifacts = ["/data", { source = "/none" }]\n'
+    (path / "task.toml").write_text(more + text, encoding="utf-8")
+    made = "cd ..; rm gone.txt; echo a > run.sh; chmod 775 run.sh; ln -s run.sh link; mkfifo pipe; echo b > /data/file; rm /other/*"
+    verdict = leave(path, made)
+    assert verdict.rewards == {"reward": 1.0}
+    seen = "/app: link run.sh seen.txt sub /data: file /other: kept.txt 775 run.sh b"
+    assert " ".join(verdict.report.split()) == seen
+    (path / "task.toml").write_text('artifacts = ["../x"]\n' + text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"artifacts has '\.\./x', which is no absolute path; mend task\.toml"):
+        read_task_folder(path)
 
 
 def test_part_of_the_work_earns_a_part(tmp_path: Path) -> None:

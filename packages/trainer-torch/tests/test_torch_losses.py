@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightningrl_torch.losses import (
+    KL_ESTIMATES,
     LOSSES,
     TokenBatch,
     approximate_kl,
@@ -18,6 +19,7 @@ from lightningrl_torch.losses import (
     mean_by_call,
     ppo_clip,
     truncated_importance,
+    weigh_tokens,
 )
 from lightningrl_torch.schedules import schedule_factor
 
@@ -142,6 +144,15 @@ def test_loss_and_gradient_are_those_of_verl(
 
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("estimator", "name"), [("k2", "mse"), ("k3", "low_var_kl")])
+def test_kl_estimates_are_verls(core_algos: Any, estimator: str, name: str) -> None:
+    """verl's `k2` and `mse` are one."""
+    reference, logprobs = (-torch.rand(50, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    torch.testing.assert_close(
+        KL_ESTIMATES[estimator](reference - logprobs), core_algos.kl_penalty(logprobs, reference, name)
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -285,3 +296,21 @@ def test_schedules_warm_up_and_end_where_they_should() -> None:
     assert schedule_factor("cosine", 9, **warm) == pytest.approx(0.55)
     assert schedule_factor("linear", 30, **warm) == schedule_factor("cosine", 30, **warm) == pytest.approx(0.1)
     assert schedule_factor("constant", 30, warmup_steps=0, total_steps=None) == 1.0
+
+
+@given(seed=st.integers(0, 10_000))
+def test_calls_are_left_out_whole_by_their_geometric_mean_or_an_outlier(seed: int) -> None:
+    given_ = scene(seed)
+    log_ratio, calls = given_["logprobs"] - given_["old"], given_["calls"]
+    geometric, outlier = (0.8, 1.25), (0.5, 2.0)
+    expected = np.zeros(len(calls))
+    for call in range(5):
+        ratios = np.exp(log_ratio[calls == call])
+        mean = np.prod(ratios) ** (1 / len(ratios))
+        is_kept = geometric[0] <= mean <= geometric[1] and all(outlier[0] <= ratio <= outlier[1] for ratio in ratios)
+        expected[calls == call] = np.minimum(ratios, 1.1) if is_kept else 0.0
+    found = weigh_tokens(
+        torch.tensor(log_ratio), torch.tensor(calls).long(), cap=1.1, geometric=geometric, outlier=outlier
+    )
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    assert not weigh_tokens(torch.tensor(log_ratio), torch.tensor(calls).long()).sub(1.0).any(), "off by default"

@@ -71,8 +71,8 @@ def test_a_learning_rate_that_nobody_sets_is_that_of_what_learns_and_of_the_size
 
     assert [rates(size, of=whole) for size in (800_000, 134_515_008, 494_032_768, 7_600_000_000)] == [
         {1e-3},
-        {2e-5},
-        {5e-6},
+        {2e-6},
+        {2e-6},
         {1e-6},
     ]
     assert [rates(size, of=spelled) for size in (134_515_008, 494_032_768, 7_600_000_000)] == [{3e-4}, {1e-4}, {2e-5}]
@@ -80,7 +80,7 @@ def test_a_learning_rate_that_nobody_sets_is_that_of_what_learns_and_of_the_size
     assert _size.choose_rate(by_size, 500_000_000).learning_rate == 1e-4
     said = Settings(policy="p", learning_rate=1e-5, **spelled[0])
     assert _size.choose_rate(said, 800_000) is said, "what is said is so"
-    assert explain_rate(134_515_008, adapters=False) == "135 M parameters, all weights: 2e-5"
+    assert explain_rate(134_515_008, adapters=False) == "135 M parameters, all weights: 2e-6"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl.errors import BackendError
 from lightningrl_torch.testing import save_policy
-from lightningrl_verl.export import export_checkpoint
+from lightningrl_verl.export import _load_shard, export_checkpoint
 from lightningrl_verl.policy import PolicyFacts
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -53,6 +53,20 @@ def save(model: Any, policy: Path, actor: Path, mesh: DeviceMesh, *, is_lora: bo
     (actor / "fsdp_config.json").write_text(json.dumps({"world_size": 1, "FSDP_version": 2}))
     if is_lora:
         (actor / "lora_train_meta.json").write_text(json.dumps({"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}))
+
+
+def test_a_foreign_checkpoint_runs_no_code(tmp_path: Path, mesh: DeviceMesh) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return Path.mkdir, (tmp_path / "ran",)
+
+    weight = torch.arange(6.0).reshape(2, 3)
+    torch.save({"w": distribute_tensor(weight, mesh, [Shard(0)])}, tmp_path / "own.pt")
+    torch.save({"w": Evil()}, tmp_path / "foreign.pt")
+    assert torch.equal(_load_shard(tmp_path / "own.pt")["w"].to_local(), weight)
+    with pytest.raises(BackendError, match="holds more than weights, so it is not read"):
+        _load_shard(tmp_path / "foreign.pt")
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("targets", [None, ["q_proj"], ["q_proj", "lm_head"]], ids=["full", "lora", "head"])

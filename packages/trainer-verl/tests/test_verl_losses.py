@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +23,14 @@ from verl.trainer.ppo.core_algos import (
     get_adv_estimator_fn,
     get_policy_loss_fn,
 )
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 from verl.workers.config import ActorConfig
 
 from lightningrl.errors import ConfigError
-from lightningrl_torch.losses import LOSSES, TokenBatch, masked_importance, truncated_importance
+from lightningrl_torch.learner_settings import SequenceMask
+from lightningrl_torch.losses import LOSSES, TokenBatch, masked_importance, truncated_importance, weigh_tokens
 from lightningrl_verl.cluster import actor_environment
-from lightningrl_verl.environment import OWN_LOSS, process_environment
+from lightningrl_verl.environment import IMPORTANCE, OWN_LOSS, process_environment
 from lightningrl_verl.losses import call_numbers, policy_loss, precomputed
 from lightningrl_verl.settings import Settings
 from lightningrl_verl.verl_config import build_config
@@ -137,6 +139,51 @@ def test_importance_weights_are_verls_as_our_settings_ask_for_them(policy: str, 
         )
         assert config.bypass_mode is False
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+SEQUENCE_MASK = {"geometric": (0.7, 1.4), "outlier": (0.1, 10.0)}
+
+
+@pytest.mark.parametrize("importance", [{}, {"importance_cap": 2.0}, {"importance_mask": (0.5, 5.0)}], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_that_the_sequence_mask_leaves_out_are_those_of_the_torch_backend(
+    policy: str, monkeypatch: pytest.MonkeyPatch, seed: int, importance: dict[str, Any]
+) -> None:
+    settings = Settings(policy=policy, sequence_mask=SequenceMask.model_validate(SEQUENCE_MASK), **importance)
+    monkeypatch.setenv(IMPORTANCE, process_environment(settings)[IMPORTANCE])
+    correction = build_config(settings, context_length=128, cpu=True).algorithm.rollout_correction
+    given_ = scene(seed)
+    log_ratio = 0.8 * torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
+    mask = given_["response_mask"].bool()
+    raw, _ = compute_rollout_correction_weights(
+        log_ratio,
+        mask.float(),
+        rollout_is=correction.rollout_is,
+        rollout_is_threshold=correction.rollout_is_threshold,
+    )
+    found, metrics = policy_loss(LOSSES["reinforce"])(**given_, config=CONFIG, rollout_is_weights=raw)
+    weights = weigh_tokens(log_ratio[mask], call_numbers(mask), **settings.importance_arguments)
+    expected = -(weights * given_["advantages"][mask] * given_["log_prob"][mask]).sum()
+    (gradient,) = torch.autograd.grad(found, given_["log_prob"])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not gradient[mask][weights == 0.0].any(), "exactly 0"
+    assert metrics["lightningrl/masked"] == pytest.approx(float((weights == 0.0).float().mean()))
+    assert metrics["lightningrl/importance"] == pytest.approx(float(weights.mean()))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_on_rows_of_one_call_the_sequence_mask_is_verls(seed: int) -> None:
+    log_ratio, mask = 0.3 * torch.randn(16, 7, generator=torch.Generator().manual_seed(seed)), torch.ones(16, 7)
+    numbers = torch.arange(16).repeat_interleave(7)
+    for name, bounds, option, limit in (
+        ("geometric", (0.9, 1.05), "seq_mean_k1", f"{1 / 1.05}_{1 / 0.9}"),  # verl bounds -log r
+        ("outlier", (0.5, 2.0), "seq_max_k2", 0.5 * math.log(2.0) ** 2),  # and ½ (log r)², the same on either side
+    ):
+        theirs, _ = compute_rollout_rejection_mask(log_ratio, mask, rollout_rs=option, rollout_rs_threshold=limit)
+        arguments: dict[str, Any] = {name: bounds}
+        ours = weigh_tokens(log_ratio.flatten(), numbers, **arguments).reshape(16, 7)
+        torch.testing.assert_close(ours, theirs)
+        assert 0.0 < float(ours.mean()) < 1.0
 
 
 def test_an_option_of_a_loss_of_the_table_reaches_verl(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ def recipe(**tables: Any) -> Recipe:
         ({"lora": {"rang": 4}}, "lora has no setting 'rang'"),
         ({"critic": {"lambda": 1}}, "critic has no setting 'lambda'; it takes: gamma, lam, learning_rate, model"),
         ({"loss": "dpo"}, "loss is 'dpo'; choose"),
+        ({"kl_coef": 0.1, "kl_estimator": "k1"}, "kl_estimator 'k1' puts the KL into the reward, .* set 'k2'"),
+        ({"verl": {"algorithm": {"use_kl_in_reward": True}}}, "takes the KL off advantages that are weighed already"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], sentence: str) -> None:
@@ -59,6 +61,14 @@ def test_settings_that_cannot_be(settings: dict[str, Any], sentence: str) -> Non
         ({"sampling": {"top_p": 0.9}}, "train with top_p = 1 and top_k = 0"),
         ({"sampling": {"temperature": 0.0}}, "train with a temperature above 0"),
         ({"learner": {"kl_coef": 0.1}, "samples": {"aggregation": "rollout_mean"}}, "verl weighs the KL by token"),
+        (
+            {"learner": {"kl_coef": 0.1}, "loop": {"max_staleness": 1}, "samples": {"aggregation": "token_mean"}},
+            "verl does not weigh a token's KL by its importance, .* set learner.importance_cap = 0",
+        ),
+        (
+            {"learner": {"kl_coef": 0.1, "importance_cap": 2.0}, "samples": {"aggregation": "token_mean"}},
+            "verl does not weigh a token's KL by its importance",
+        ),
         ({"backends": {"verl": {"critic": {}}}}, "set samples.rows = 'call'"),
         ({"backends": {"verl": {"critic": {}}}, "samples": {"rows": "call"}}, "set credit.use = 'reinforce'"),
     ],
@@ -114,6 +124,12 @@ def test_verl_settings_reach_verl_as_tables_or_dotted_names(policy: str) -> None
     assert config.actor_rollout_ref.rollout.max_num_seqs == 7
     assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.block_size == 32
     assert config.trainer.balance_batch is False
+
+
+@pytest.mark.parametrize(("estimator", "name"), [("k2", "k2"), ("k3", "low_var_kl")])
+def test_verl_has_a_name_of_its_own_for_each_kl_estimate(policy: str, estimator: Any, name: str) -> None:
+    config = build_config(Settings(policy=policy, kl_coef=0.1, kl_estimator=estimator), context_length=128, cpu=True)
+    assert config.actor_rollout_ref.actor.kl_loss_type == name
 
 
 def test_verls_own_objection_is_passed_on(policy: str) -> None:

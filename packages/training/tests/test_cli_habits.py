@@ -22,7 +22,7 @@ from lightningrl.console import cancel_on_signals, write_json
 from lightningrl.types import RolloutMode
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
-from lightningrl_training.commands.stopping import progress_bar, scratch_folder
+from lightningrl_training.commands.stopping import progress_bar, scratch_folder, show_phases
 from lightningrl_training.export import open_to_readers
 from lightningrl_training.run import Run
 from lightningrl_training.run_sync import run_sync
@@ -58,6 +58,25 @@ def test_every_command_has_a_short_help(command: list[str]) -> None:
     assert "Usage:" in ask(*command, "-h")
 
 
+def test_a_pipe_gets_a_line_for_each_piece_of_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("lightningrl_training.commands.stopping.time.monotonic", lambda: now[0])
+    with progress_bar("stopped") as show:
+        for done in range(30):
+            now[0] += 1.0
+            show("running", done, 30)
+        show("judging [x]", 0, 0)
+    with show_phases() as show_phase:
+        show_phase("loading")
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == [
+        "starting", "running 0/30", "running 10/30", "running 20/30", "judging [x]", "starting", "loading",
+    ]  # fmt: skip
+    assert shown.out == ""
+
+
 def test_completion_can_be_installed() -> None:
     assert "--install-completion" in ask("--help")
 
@@ -79,9 +98,9 @@ def test_a_recipe_is_shown_with_where_each_value_is_from(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ([], "135 M parameters, all weights: 2e-5"),
+        ([], "135 M parameters, all weights: 2e-6"),
         (["learner.lora=true"], "135 M parameters, adapters: 3e-4"),
-        (['learner.learning_rate="auto"'], "auto: 135 M parameters, all weights: 2e-5, confirmed or moved by a probe"),
+        (['learner.learning_rate="auto"'], "auto: 135 M parameters, all weights: 2e-6, confirmed or moved by a probe"),
     ],
 )
 def test_a_learning_rate_that_the_recipe_leaves_open_is_shown_as_the_run_would_take_it(

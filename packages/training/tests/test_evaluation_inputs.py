@@ -11,13 +11,14 @@ import pytest
 
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
-from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig, RewardConfig, TasksConfig
+from lightningrl.recipe_tables import OtherPolicyConfig, OutcomesConfig, PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.types import OtherCall, OtherCallKind
 from lightningrl_testing.groups import make_trajectory
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.evaluation.examination import Examination, find_candidate
 from lightningrl_training.evaluation.result import sample_of
 from lightningrl_training.task_files import FORMATS
+from lightningrl_training.warm_start.settings import _find_teacher
 
 RECIPE = Recipe(
     agent="agent.py:answer",
@@ -79,6 +80,41 @@ def test_a_run_whose_policy_has_a_dot_in_its_name_can_be_evaluated(tmp_path: Pat
     assert (found.policy.model, found.policies["qwen2.5"].model) == ("there/m", "there/n")
 
 
+@pytest.mark.parametrize("place", ["0", "base"])
+@pytest.mark.parametrize("kept", [[], [5, 10]])
+def test_the_starting_model_can_be_evaluated_whatever_checkpoints_are_kept(
+    tmp_path: Path, place: str, kept: list[int]
+) -> None:
+    for step in kept:
+        saved = tmp_path / "checkpoints" / f"step-{step:06d}"
+        saved.mkdir(parents=True)
+        (saved / "loop.json").write_text(json.dumps(asdict(LoopState(step=step, seconds=1.0, rollouts=1))))
+    (tmp_path / "recipe.json").write_text(RECIPE.frozen_text(), encoding="utf-8")
+    (tmp_path / "run.json").write_text(json.dumps({"models": {"policy": "there/m", "qwen2.5": "there/n"}}))
+    found = find_candidate(f"{tmp_path}@{place}", None)
+    assert (found.name, found.checkpoint, found.run) == (f"{tmp_path} after step 0", None, tmp_path)
+    assert found.recipe.policy.model == "there/m"
+
+
+@pytest.mark.parametrize(
+    "teacher",
+    [
+        "m@https://h.example/v1?key=sk-sesame123",
+        "m@https://h.example/v1?api-key=sk-sesame123",
+        "m@https://me:sk-sesame123@h.example/v1",
+        "org/m@https://sk-sesame123@h.example/v1",
+    ],
+)
+def test_an_address_with_a_secret_is_one_sentence_that_does_not_tell_it(tmp_path: Path, teacher: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_candidate(teacher, RECIPE)
+    with pytest.raises(ConfigError, match=r"warm_start\.teacher: ") as of_table:
+        _find_teacher(teacher, None, RECIPE)
+    for error in (caught, of_table):
+        (sentence,) = error.value.args
+        assert "sesame" not in sentence and "\n" not in sentence
+
+
 STREAMS = tuple(
     "".join(f"data: {json.dumps(event)}\n\n" for event in events)
     for events in (
@@ -108,7 +144,7 @@ def test_a_refused_call_and_an_embedding_leave_the_tokens_of_a_rollout_known() -
     unsaid = replace(answered, answer="data: [DONE]")
 
     def tokens(*calls: OtherCall) -> tuple[int | None, int | None]:
-        sample = sample_of(replace(make_trajectory("a", []), other_calls=calls))
+        sample = sample_of(replace(make_trajectory("a", []), other_calls=calls), OutcomesConfig())
         return sample.prompt_tokens, sample.completion_tokens
 
     assert tokens(answered, refused) == (30, 5)

@@ -21,6 +21,7 @@ from lightningrl_training.evaluation.statistics import (
     holm,
     mean_interval,
     pass_at_k,
+    rank_sum_p,
     sign_flip_p,
 )
 from lightningrl_viewer.reading.summary import t_quantile
@@ -157,6 +158,14 @@ def test_flipped_signs_count_every_flip_of_few_and_are_near_it_for_many() -> Non
     assert sign_flip_p(np.append(few, 0.0)) == pytest.approx(sign_flip_p(few), abs=0.02), (
         "a 13th that says nothing: drawn, not counted"
     )
+
+
+def test_ranks_of_runs_are_compared_exactly_and_those_that_never_arrived_are_equal() -> None:
+    assert rank_sum_p([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
+    assert rank_sum_p([math.inf] * 3, [math.inf] * 4) == 1.0
+    assert rank_sum_p([512, 640, math.inf], [math.inf] * 3) == pytest.approx(0.4)
+    assert rank_sum_p([3, 1], [2, 2]) == 1.0
+    assert rank_sum_p(range(10), range(10, 50)) == pytest.approx(2 / math.comb(50, 10)), "of ten thousand million hands"
 
 
 def test_holm_multiplies_the_smallest_by_all_and_keeps_the_order() -> None:

@@ -571,3 +571,9 @@ def test_a_setting_that_changed_on_resume_is_shown_with_its_real_values(here: Pa
     start(here, here / "run").close()
     with pytest.raises(RunFolderError, match=r"'learner\.learning_rate' was not set, is 0\.0001"):
         RunFolder.resume(here / "run", {"learner.learning_rate": 1e-4})
+
+
+def test_a_number_of_thousands_of_digits_in_a_recipe_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(f"seed = {'7' * 5000}\n")
+    with pytest.raises(ConfigError, match=r"is not valid TOML: it has a whole number of thousands of digits$"):
+        load_recipe(tmp_path / "recipe.toml")

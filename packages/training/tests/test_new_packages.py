@@ -18,7 +18,7 @@ from warm import WarmCommand
 from lightningrl.commands import app
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import PluginManager
-from lightningrl.scaffold import new_agent, new_package
+from lightningrl.scaffold import STACKS, new_agent, new_package
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.commands.init import init_command
 
@@ -47,6 +47,7 @@ def test_a_new_package_passes_its_conformance_suite(tmp_path: Path, kind: str) -
     tests = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert tests.returncode == 0, tests.stdout[-3000:]
     assert " passed" in tests.stdout
+    assert "PytestDeprecationWarning" not in tests.stdout + tests.stderr
 
 
 @pytest.mark.parametrize("kind", HOOKS)
@@ -103,10 +104,18 @@ def test_a_starter_that_fails_is_tried_again_as_the_sentence_says(
     assert shlex.split(str(error.value).rpartition(": ")[2]) == ["python", str(tmp_path / "my agent" / "starter.py")]
 
 
+def test_an_agent_from_an_unknown_stack_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no agent is made from 'crewai'; choose one of: openai, langgraph, "):
+        new_agent(tmp_path / "mine", "crewai")
+    assert not (tmp_path / "mine").exists()
+
+
 @pytest.mark.slow
-def test_a_new_agent_learns(tmp_path: Path, warm: WarmCommand, first_agent: Path) -> None:
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_new_agent_learns(tmp_path: Path, warm: WarmCommand, first_agent: Path, stack: str) -> None:
     """In about a minute on two idle cores, with nothing downloaded."""
-    shutil.copytree(first_agent, tmp_path / "mine")
+    new_agent(tmp_path / "mine", stack)
+    shutil.copytree(first_agent / "starter", tmp_path / "mine" / "starter")
 
     def run(*words: str) -> str:
         ran = warm.run("lightningrl", *words, cwd=tmp_path, environment={"COLUMNS": "160", "HF_HUB_OFFLINE": "1"})

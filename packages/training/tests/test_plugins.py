@@ -106,6 +106,13 @@ def test_what_is_installed_here_is_found() -> None:
     assert "langchain" in manager.adapters
 
 
+def test_langgraphs_adapter_is_told_by_its_name() -> None:
+    with pytest.raises(PluginError, match=r"no adapter named 'langgraph'; .*did you mean 'langchain'"):
+        load_plugins().find("lightningrl_adapters", "langgraph")
+    with pytest.raises(PluginError, match=r"it comes with: pip install 'lightningrl\[langchain\]'"):
+        PluginManager().find("lightningrl_adapters", "langgraph")
+
+
 def test_a_broken_entry_point_is_named_with_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.metadata
 

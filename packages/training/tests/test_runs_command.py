@@ -105,3 +105,28 @@ def test_two_runs_are_compared_by_settings_numbers_and_held_out_tasks(two_runs: 
     recipe["rewards"]["right"]["weight"] = 2.0
     (two_runs / "two" / "recipe.json").write_text(json.dumps(recipe))
     assert "not compared: their rewards differ (rewards.right.weight)" in runs(two_runs, "compare", "one", "two")
+
+
+def test_settings_of_several_seeds_are_compared_by_seed_and_not_by_the_tasks_of_two_runs(two_runs: Path) -> None:
+    """Tasks of two lucky seeds said "better" where the seeds of each setting overlap."""
+    scores = {"one": 0.719, "one-b": 0.769, "one-c": 0.706, "two": 0.669, "two-b": 0.725, "two-c": 0.8}
+    for number, (name, score) in enumerate(scores.items()):
+        folder = two_runs / name
+        if not folder.exists():
+            shutil.copytree(two_runs / name.partition("-")[0], folder)
+        recipe = json.loads((folder / "recipe.json").read_text())
+        recipe["seed"], recipe["learner"]["learning_rate"] = number % 3, 0.001 if name.startswith("one") else 0.002
+        (folder / "recipe.json").write_text(json.dumps(recipe))
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            if "validation/reward" in row:
+                row["validation/reward"] = score
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    compared = runs(two_runs, "compare", "one", "two")
+    assert "no difference of the settings shown in held-out reward" in " ".join(compared.split())
+    assert "3 and 3 seeds" in " ".join(compared.split())
+    difference = json.loads(runs(two_runs, "compare", "one", "two", "--json"))["difference"]
+    assert difference["mean"] == pytest.approx(0.0, abs=1e-3)
+    assert difference["high"] > 0.1, "the seeds' noise, not the tasks'"
+    alone = runs(two_runs, "compare", "one", "one-b")
+    assert "of these two policies alone" in " ".join(alone.split()), "seeds of one setting are no two settings"

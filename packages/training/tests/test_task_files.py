@@ -304,3 +304,65 @@ def test_evaluation_reads_the_same_files_with_the_recipes_columns_from_here_or_b
     monkeypatch.chdir(here)
     (here / "mine.jsonl").write_text(lines({"level": 9}))
     assert [task.input for task in Examination(tasks="mine.jsonl").choose(recipe, None)] == [9]  # type: ignore[arg-type]
+
+
+def test_a_column_arrives_as_what_its_type_says(tmp_path: Path) -> None:
+    numbers = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    inner = pyarrow.struct([("city", pyarrow.string()), ("zip", pyarrow.int64()), ("more", numbers)])
+    columns = {
+        "question": ["a", "b"],
+        "answer": pyarrow.array([[("k", 1), ("l", None)], []], numbers),
+        "deep": pyarrow.array([{"city": "Ulm", "more": [("m", 2)]}, {"zip": 7}], inner),
+        "list": pyarrow.array([[[("k", 1)]], []], pyarrow.list_(numbers)),
+        "days": pyarrow.array([[(datetime.date(2026, 1, 2), 1)], []], pyarrow.map_(pyarrow.date32(), pyarrow.int8())),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "d.parquet")
+    first, second = [row.value for row in task_source("d.parquet", tmp_path)()]
+    assert first["answer"] == {"k": 1, "l": None}
+    assert second["answer"] == {}
+    assert first["deep"] == {"city": "Ulm", "more": {"m": 2}}
+    assert second["deep"] == {"zip": 7}
+    assert first["list"] == [{"k": 1}]
+    assert first["days"] == {"2026-01-02": 1}
+
+
+def test_a_map_that_names_a_key_twice_is_refused_by_row(tmp_path: Path) -> None:
+    pairs = pyarrow.array([[("k", 1), ("k", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
+    parquet.write_table(pyarrow.table({"question": ["a"], "answer": pairs}), tmp_path / "d.parquet")
+    with pytest.raises(ConfigError, match=r"row 1 of .* names 'k' twice in one map; rename one"):
+        list(task_source("d.parquet", tmp_path)())
+
+
+def test_class_labels_are_their_names_in_a_data_set_and_in_its_parquet(tmp_path: Path) -> None:
+    label = datasets.ClassLabel(names=["bad", "good"])
+    features = datasets.Features(
+        {"question": datasets.Value("string"), "answer": label, "all": [label], "deep": {"label": label}}
+    )
+    rows = {"question": ["a", "b"], "answer": [1, -1], "all": [[0, 1], []], "deep": [{"label": 0}, {"label": 1}]}
+    made = datasets.Dataset.from_dict(rows, features=features)
+    made.save_to_disk(str(tmp_path / "saved"))
+    made.to_parquet(str(tmp_path / "d.parquet"))
+    for source in ("hf:saved:train", "d.parquet"):
+        first, second = [row.value for row in task_source(source, tmp_path)()]
+        assert first == {"question": "a", "answer": "good", "all": ["bad", "good"], "deep": {"label": "bad"}}
+        assert (second["answer"], second["deep"]) == (None, {"label": "good"})
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("d.jsonl", '{"question": "grüß"}\n'),
+        ("d.json", '[{"question": "grüß"}]'),
+        ("d.csv", "question\r\ngrüß\r\n"),
+    ],
+)
+def test_a_byte_order_mark_is_read_in_each_kind_of_text(tmp_path: Path, encoding: str, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding=encoding)
+    assert [row.value for row in task_source(name, tmp_path)()] == [{"question": "grüß"}]
+
+
+def test_a_file_in_another_encoding_is_told_what_to_save_it_as(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_bytes("question\ngrüß\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"line 2 of .* is no text in UTF-8; save the file as UTF-8"):
+        list(task_source("d.csv", tmp_path)())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -31,12 +32,11 @@ from lightningrl.records import Lease, RolloutFilter
 from lightningrl.types import Outcome, RolloutMode, Sample, Task, Trajectory, TrajectoryGroup
 from lightningrl_client.control.client import ServerClient
 from lightningrl_credit import IdenticalAssignment
-from lightningrl_credit.metrics import judge_failures
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.link import EngineLink
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.store import SqlStore
-from lightningrl_testing.groups import make_group, make_trajectory, make_transition
+from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.store_conformance import make_call
 from lightningrl_training.build import Parts
@@ -254,7 +254,8 @@ async def test_a_run_whose_agent_calls_no_model_names_the_setting_and_fails(
 async def test_a_run_of_equal_rewards_says_which_reward_and_fails(scene: Scene) -> None:
     scene.agent = always_wrong
     with pytest.raises(
-        LightningError, match=r"in 2 steps: all 4 rewards are 0; `lightningrl rollouts show g000002-000` shows one"
+        LightningError,
+        match=r"all 4 rewards are 0; `lightningrl rollouts show g000002-000` shows one; show two answers .*`warm_start`",
     ):
         await scene.train()
     with pytest.raises(LightningError, match="nothing was learned in 2 steps"):
@@ -427,20 +428,77 @@ async def test_a_validation_counts_the_agents_failures_as_the_lowest_reward(scen
     assert sorted((one.outcome or "", one.reward) for one in kept) == [("agent_error", 0.0), ("succeeded", 1.0)]
 
 
-@pytest.mark.parametrize(("lowest", "least"), [(0.0, -3.0), (-5.0, -5.0)])
-def test_the_lowest_reward_is_the_declared_one_or_the_least_that_was_seen(lowest: float, least: float) -> None:
-    group = make_group((None,), (None,), (None,), (None,), rewards=(1.0, -3.0, None, None))
-    failed = [
-        replace(one, outcome=outcome)
-        for one, outcome in zip(group.trajectories[2:], (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE_ERROR), strict=True)
-    ]
-    assert [one.reward for one in judge_failures([*group.trajectories[:2], *failed], lowest)] == [
-        1.0,
-        -3.0,
-        least,
-        None,
-    ]
-    assert [one.reward for one in judge_failures(failed, lowest)] == [None, None]
+async def right_once(store: SqlStore, lease: Lease) -> None:
+    """The first of each eight is right, each of the others raises at a line of its own."""
+    number = int(lease.rollout_id[-1])
+    await call(store, lease)
+    if number == 0:
+        await finish(store, lease, 1.0)
+    else:
+        error = f'ValueError: {number}\n  File "agent.py", line {number}, in answer'
+        await store.finish_attempt(lease.rollout_id, lease.attempt, Outcome.AGENT_ERROR, error=error)
+
+
+HELD_OUT = {"train": "reasons_tasks.py:tasks", "validation": "reasons_tasks.py:held_out"}
+
+
+async def test_training_and_validation_judge_what_the_policy_breaks_alike(scene: Scene) -> None:
+    """A group of one right and seven crashed rollouts was trained as 1.0, without a signal, and validated as 0.125."""
+    scene.agent = right_once
+    await scene.train(loop={"steps": 1, "tasks_per_step": 1, "group_size": 8}, tasks=HELD_OUT)
+    validated, trained, *_ = scene.logged
+    assert validated["validation/reward"] == 0.5  # of two tasks
+    assert (trained["reward"], trained["reward/right"], trained["failures/agent_error"]) == (0.125, 0.125, 0.875)
+    assert (trained["rollouts_unrewarded"], trained["groups_without_signal"], scene.backend.version) == (0, 0, 1)
+
+
+async def test_failures_that_grow_are_told_with_their_share_and_what_helps(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def breaks_later(store: SqlStore, lease: Lease) -> None:
+        is_late = lease.rollout_id.startswith("g") and int(lease.rollout_id[1:7]) > 0
+        await (right_once if is_late else mixed)(store, lease)
+
+    scene.agent = breaks_later
+    await scene.train(loop={"steps": 2, "tasks_per_step": 1, "group_size": 8}, tasks=HELD_OUT)
+    assert (
+        "step 2: 7 of 8 rollouts ended in agent_error, 0% did before; first, 'g000001-001': ValueError: 1"
+        in caplog.text
+    )
+    assert "outcomes.infrastructure" in caplog.text
+    assert [row["failures/agent_error"] for row in scene.logged if "reward" in row] == [0.0, 0.875]
+
+
+async def test_a_policy_may_break_one_whole_step_but_not_two_in_a_row(scene: Scene) -> None:
+    async def breaks(store: SqlStore, lease: Lease) -> None:
+        await (broken if lease.rollout_id.startswith("g") else mixed)(store, lease)
+
+    scene.agent = breaks
+    with pytest.raises(
+        LightningError, match=r"step 2: every rollout failed \(4 agent_error\); .*KeyError: 'oops'.*earlier checkpoint"
+    ):
+        await scene.train(loop={"steps": 3}, tasks=HELD_OUT)
+    trained = next(row for row in scene.logged if "failures/agent_error" in row and "reward" in row)
+    assert (trained["reward"], trained["failures/agent_error"]) == (0.0, 1.0)
+
+
+async def test_a_task_that_loses_its_workers_again_and_again_is_named(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def kills(store: SqlStore, lease: Lease) -> None:
+        if lease.rollout_id.startswith("g000001"):
+            error = "the worker process exited with status 3"
+            await store.finish_attempt(lease.rollout_id, lease.attempt, Outcome.INFRASTRUCTURE_ERROR, error=error)
+        else:
+            await mixed(store, lease)
+
+    scene.agent = kills
+    await scene.train(loop={"steps": 1})
+    assert re.search(r"2 rollouts of task 't\d' ended in infrastructure errors in each of their attempts", caplog.text)
+    assert "the worker process exited with status 3" in caplog.text
+    assert "2 of 4 rollouts were run again after infrastructure errors" in caplog.text
+    trained = next(row for row in scene.logged if "reward" in row)
+    assert (trained["reward"], trained["rollouts_unrewarded"]) == (0.5, 2)
 
 
 async def test_agents_killed_by_a_slow_engine_are_told_its_speed_and_what_helps(scene: Scene) -> None:

@@ -19,7 +19,7 @@ from lightningrl.backends import LearnReport
 from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.records import Score
+from lightningrl.records import RolloutFilter, RolloutRecord, Score
 from lightningrl.types import Advantages, Outcome, RolloutMode, RolloutSpec, Sample, Trajectory, TrajectoryGroup
 from lightningrl_credit.identical import IdenticalAssignment
 from lightningrl_credit.unread import unread_rewards
@@ -89,6 +89,9 @@ class Store:
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
         return 0
 
+    async def list_rollouts(self, where: RolloutFilter) -> Sequence[RolloutRecord]:
+        return ()
+
     def _trajectory(self, spec: RolloutSpec) -> Trajectory:
         if spec.mode is RolloutMode.VALIDATION:
             score = self.scores[spec.step]
@@ -108,6 +111,10 @@ class Learned(Policies):
     """Keeps the rows of the last step."""
 
     samples: Sequence[Sample] = ()
+
+    @property
+    def versions(self) -> dict[str, int]:
+        return {"policy": 0}
 
     async def learn(self, samples: Sequence[Sample], *, say: Callable[[str], None] = print) -> dict[str, LearnReport]:
         self.samples = samples

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lightningrl.recipe import Recipe
-from lightningrl_training.step_warnings import explain_standstill, has_stood_still, last_validation
+from lightningrl_testing.groups import make_trajectory
+from lightningrl_training.step_warnings import StepWarnings, explain_standstill, has_stood_still, last_validation
 
 RECIPE = Recipe.model_validate(
     {
@@ -39,6 +40,28 @@ def test_a_run_that_never_validated_says_nothing() -> None:
     assert not has_stood_still([], 1.0)
     assert not has_stood_still([{"step": 1, **EMPTY}], 1.0)
     assert not has_stood_still([{"step": 5, **EMPTY, "validation/reward": 0.1}], 1.0), "its beginning is not known"
+
+
+def test_a_policy_that_became_worse_is_told_to_take_smaller_steps() -> None:
+    sentence = explain_standstill(rows(0.9, 0.3, 0.1), RECIPE, answers=None, earned=1.0)
+    assert "0.900 then, 0.300 since; it became worse" in sentence and "lower learner.learning_rate" in sentence
+    assert "another learner.learning_rate" not in sentence
+
+
+def test_a_validation_that_falls_beyond_its_interval_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = StepWarnings(RECIPE, None, lambda: None)  # type: ignore[arg-type]
+
+    def validate(right: int, best: float | None) -> str:
+        caplog.clear()
+        seen = [make_trajectory(f"r{number}", (), reward=float(number < right)) for number in range(20)]
+        warnings.validation("validation after step 4", seen, {"reward": right / 20}, best=best)
+        return caplog.text
+
+    assert "worse" not in validate(18, None)
+    assert "worse" not in validate(17, 0.9)
+    assert "became worse: 0.200" in (text := validate(4, 0.9)) and "0.900 at its best" in text
+    assert "worse" not in validate(2, 0.9), "once"
+    assert "worse" in validate(2, 0.95), "for each best"
 
 
 @pytest.mark.parametrize(

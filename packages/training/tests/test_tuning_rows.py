@@ -62,6 +62,57 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str, what: str) ->
         read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
 
 
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+@pytest.mark.parametrize("turns", ["", "aua", "aa", "ata"])
+def test_a_side_of_several_turns_is_refused_and_never_compared_by_its_last(
+    tmp_path: Path, method: Any, turns: str
+) -> None:
+    answer = {"role": "assistant", "content": "x"}
+    kinds = {"a": answer, "u": USER, "t": {"role": "tool", "content": "x", "tool_call_id": "c"}}
+    side = [kinds[turn] for turn in turns]
+    row: Any = {"dpo": {"chosen": [answer], "rejected": side}, "kto": {"completion": side, "label": True}}[method]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": [USER], **row}) + "\n")
+    with pytest.raises(ConfigError, match=rf"line 1: .* has {len(side)} messages, and one answer .* into 'prompt'"):
+        read_rows(path, method, PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+def test_tools_as_json_text_are_the_tools(tmp_path: Path, method: Any) -> None:
+    family = next(family for family in FAMILIES if family.write)
+    renderer = PolicyRenderer(build_tokenizer(family), name=family.name)
+    answer = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    row: Any = {
+        "sft": {"messages": [USER, answer]},
+        "dpo": {"prompt": [USER], "chosen": [answer], "rejected": [answer]},
+        "kto": {"prompt": [USER], "completion": [answer], "label": True},
+    }[method]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**row, "tools": tools}) + "\n" for tools in ([TOOL], json.dumps([TOOL]))))
+    read = read_rows(path, method, renderer)
+    assert not read.left_out
+    as_list, as_text = ([list(answer.context) for answer in row.answers] for row in read.rows)
+    assert as_list == as_text
+    assert as_list[0] == list(renderer.render([USER], [TOOL]))
+
+
+@pytest.mark.parametrize("tools", ["{", '{"a": 1}', 7])
+def test_tools_that_are_none_are_refused(tmp_path: Path, tools: Any) -> None:
+    path = tmp_path / "sft.jsonl"
+    path.write_text(json.dumps({"messages": [USER, {"role": "assistant", "content": "x"}], "tools": tools}))
+    with pytest.raises(ConfigError, match="line 1: 'tools' is a"):
+        read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])
+def test_rows_with_a_byte_order_mark_are_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "sft.jsonl"
+    line = json.dumps({"messages": [USER, {"role": "assistant", "content": "grüß"}]}, ensure_ascii=False)
+    mark = "\ufeff" if encoding == "utf-16-le" else ""
+    path.write_text(f"{mark}{line}\r\n", encoding=encoding)
+    assert len(read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy")).rows) == 1
+
+
 @pytest.mark.parametrize(
     ("table", "what"),
     [
@@ -73,3 +124,13 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str, what: str) ->
 def test_a_table_that_cannot_be_is_refused(tmp_path: Path, table: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         TuneSettings.read(table, tmp_path)
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"weight": 0.0}])
+def test_an_answer_that_its_author_took_out_is_not_learned(tmp_path: Path, mark: dict[str, Any]) -> None:
+    good = {"role": "assistant", "content": "good day"}
+    rows = [[USER, good], [USER, {**good, **mark}], [USER, {**good, **mark}, USER, {**good, "weight": 1}]]
+    path = tmp_path / "sft.jsonl"
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
+    read = read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
+    assert len(read.rows) == 2 and read.left_out == {"its author took the answer out (weight 0)": 1}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,18 @@ def test_a_run_that_was_cut_off_ends_with_the_weights_of_one_that_was_not(
     assert (cut / "curve.png").is_file()
     with pytest.raises(RunFolderError, match="is of `lightningrl tune`"):
         RunFolder.resume(cut, {})
+
+
+def test_a_pipe_is_told_rate_time_left_and_what_to_do_with_the_policy(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune(recipe, tmp_path / "run")
+    lines = capsys.readouterr().out.splitlines()
+    updates = [line for line in lines if line.startswith("update ")]
+    assert len(updates) > 2 and all(re.search(r" s an update, left \d+:\d\d$", line) for line in updates[1:]), updates
+    policy, of = str(tmp_path / "run" / "policy"), os.path.relpath(recipe)
+    for command in (f"train {of} --policy {policy}", f"eval {policy} --recipe {of}", "export weights --run "):
+        assert any(f"lightningrl {command}" in line for line in lines), command
 
 
 def test_too_little_memory_for_its_rows_is_refused_before_weights_load(

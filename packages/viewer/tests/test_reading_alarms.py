@@ -97,7 +97,7 @@ def test_an_alarm_leads_to_what_shows_it() -> None:
     means = found["Rollouts that failed"].means
     assert (
         means
-        == "They are left out of training unless the recipe's outcomes say 'train'; most of them ended as agent error."
+        == "What the policy breaks earns the lowest reward, what the world breaks is run again; most: agent error."
     )
 
 

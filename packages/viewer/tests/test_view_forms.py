@@ -114,6 +114,8 @@ async def test_what_is_not_the_runs_stays(folder: Path) -> None:
         ({"origin": "null"}, 403),
         ({"origin": "http://127.0.0.1:9999"}, 403),
         ({"origin": "https://evil.example"}, 403),
+        ({"origin": "https://127.0.0.1"}, 403),
+        ({"origin": "http://["}, 403),
         ({**ORIGIN, "sec-fetch-site": "same-site"}, 403),
         ({**ORIGIN, "content-type": "text/plain"}, 403),
         ({**ORIGIN, "content-type": "application/json"}, 403),
@@ -182,3 +184,59 @@ def test_a_link_a_run_that_trains_and_another_programs_folder_are_not_deleted(fo
             remove_run(folder / "first")
     assert (folder / "first" / "store.sqlite").exists() and (theirs / "store.sqlite").read_text() == "a shop"
     assert remove_run(folder / "first") == [] and not (folder / "first").exists()
+
+
+async def test_deletion_of_a_hostile_folder_follows_no_link_out_of_it(folder: Path, tmp_path: Path) -> None:
+    victim = await make_run(tmp_path / "victim")
+    checkpoint = victim / "checkpoints" / "step-000001"
+    for file in (victim / "deep" / "f", checkpoint / "policies" / "f", checkpoint / "loop.json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    (checkpoint / "files.json").write_text(json.dumps({"files of this checkpoint": ["policies/f"]}))
+    for name in ("branches/step-1/a/run.json", "evaluations/a/b/run.json", "evaluations/a.json", "tune/rows.json"):
+        (victim / name).parent.mkdir(parents=True, exist_ok=True)
+        (victim / name).write_text('{"evaluations": 1, "comparison": 2}')
+    stage = await make_run(victim / "warm_start" / "teacher")
+    before = sorted(path for path in victim.rglob("*"))
+
+    first = folder / "first"
+    (first / "lnk").symlink_to(victim)
+    for name in ("branches", "evaluations", "tune", "warm_start", "tensorboard"):
+        (first / name).symlink_to(victim / name if name != "tensorboard" else victim)
+    hostile = first / "checkpoints" / "step-000001"
+    hostile.mkdir(parents=True)
+    (hostile / "policies").symlink_to(checkpoint / "policies")
+    (hostile / "up").symlink_to(victim)
+    names = ["policies/f", "up/deep/f", "up/store.sqlite", "../../../victim/deep/f", str(victim / "deep" / "f")]
+    (hostile / "files.json").write_text(json.dumps({"files of this checkpoint": names}))
+    origin = json.loads((first / "run.json").read_text())
+    made = ["lnk/deep", "tensorboard/deep", "lnk/../victim/deep", "../victim", "tensorboard/store.sqlite"]
+    (first / "run.json").write_text(json.dumps({**origin, "made": made}))
+
+    remove_run(first)
+
+    assert sorted(path for path in victim.rglob("*")) == before
+    assert stage.is_dir() and (checkpoint / "loop.json").read_text() == "mine"
+    assert not (first / "store.sqlite").exists() and not (hostile / "policies").is_symlink()
+
+    whole = await make_run(tmp_path / "whole")
+    (whole / "checkpoints").symlink_to(victim / "checkpoints")
+    assert remove_run(whole) == ["checkpoints"]
+    assert sorted(path for path in victim.rglob("*")) == before
+
+
+async def test_a_name_that_reorders_text_is_shown_and_not_obeyed(folder: Path) -> None:
+    name = "a\u202egnp.exe"
+    await make_run(folder / name)
+    async with browsing(RunsFolder(folder)) as browser:
+        for path in ("/", f"/runs/{quote(name)}/", f"/runs/{quote(name)}/notes", f"/runs/{quote(name)}/delete"):
+            page = await browser.get(path)
+            assert page.status_code == 200, path
+            assert "\u202e" not in page.text and "\\u202e" in page.text, path
+
+
+async def test_an_origin_that_is_none_is_refused_before_any_key(folder: Path) -> None:
+    transport = httpx.ASGITransport(create_viewer(RunsFolder(folder), key=KEY, may_write=True))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as browser:
+        for origin in ("http://[", "https://127.0.0.1", "null"):
+            assert (await browser.get("/", headers={"origin": origin})).status_code == 403

@@ -21,7 +21,7 @@ def answer(question: str) -> str:
     """Ask three times, each time with the history so far. The seeds are the rollout's own, so that each run samples the
     same."""
     messages: list[Any] = [{"role": "user", "content": question}]
-    rollout_id = os.environ["OPENAI_BASE_URL"].partition("/rollouts/")[2].partition("/")[0]
+    rollout_id, _, attempt, _ = os.environ["OPENAI_BASE_URL"].partition("/rollouts/")[2].split("/")
     for number, follow_up in enumerate(("go on", "and then", "")):
         seed = zlib.crc32(f"{rollout_id} {number}".encode())
         response = client.chat.completions.create(model="policy", messages=messages, seed=seed, logprobs=True)
@@ -29,7 +29,8 @@ def answer(question: str) -> str:
         said = choice.message.content or ""
         assert choice.logprobs is not None
         logprobs = [token.logprob for token in choice.logprobs.content or ()]
-        write_journal("call", response.id.removeprefix("chatcmpl-"), json.dumps([said, logprobs]).encode().hex())
+        place = f"{rollout_id}/{attempt}/{response.id.removeprefix('chatcmpl-')}"
+        write_journal("call", place, json.dumps([said, logprobs]).encode().hex())
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": follow_up}]
     return said
 
@@ -45,9 +46,9 @@ def write_journal(*words: str) -> None:
 report = ControlClient.report
 
 
-def report_and_write(self: ControlClient, lease: Lease, result: Result) -> Lease | None:
+def report_and_write(self: ControlClient, lease: Lease, result: Result, **settings: Any) -> Lease | None:
     """The worker's own report; in the journal once the server has acknowledged it."""
-    after = report(self, lease, result)
+    after = report(self, lease, result, **settings)
     write_journal("result", lease.rollout_id, str(lease.attempt), str(result.outcome))
     return after
 

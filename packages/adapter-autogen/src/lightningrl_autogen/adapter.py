@@ -22,7 +22,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 from opentelemetry.trace import Tracer
 
 from lightningrl.call_origin import CallOrigin
-from lightningrl.instrumentation import Patches, Wrapper
+from lightningrl.instrumentation import Patches, Wrapper, make_tracer
 from lightningrl_autogen.messages import handle_in_senders_context, send_with_context
 from lightningrl_autogen.models import Models
 from lightningrl_autogen.roles import Roles
@@ -59,7 +59,7 @@ class AutoGenAdapter(BaseInstrumentor):  # type: ignore[misc]
     def _instrument(self, **kwargs: Any) -> None:
         provider = kwargs.get("tracer_provider") or trace.get_tracer_provider()
         self._patches = Patches()
-        self._models = patch_autogen(self._patches, provider.get_tracer("lightningrl_autogen"))
+        self._models = patch_autogen(self._patches, make_tracer(provider, "lightningrl_autogen"))
 
     def _uninstrument(self, **kwargs: Any) -> None:
         if self._patches is not None:

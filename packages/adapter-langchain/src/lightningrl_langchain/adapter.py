@@ -22,7 +22,7 @@ from opentelemetry.trace import Span, Tracer
 
 from lightningrl import conventions
 from lightningrl.call_origin import CallOrigin
-from lightningrl.instrumentation import close_tool_span, fail_span, open_chat_span, open_tool_span
+from lightningrl.instrumentation import close_tool_span, fail_span, make_tracer, open_chat_span, open_tool_span
 from lightningrl.types import ToolStatus
 from lightningrl_langchain.runs import Run, start_run
 from lightningrl_langchain.tools import (
@@ -140,6 +140,12 @@ class Handler(BaseCallbackHandler):
         run = self._runs.pop(run_id, None)
         if run is not None and run.is_agent_model:
             self._report_structured_error(error)
+        if run is not None and not isinstance(
+            error, Exception
+        ):  # cancelled: LangChain tells nothing of tools in flight
+            for tool_id, tool in list(self._runs.items()):
+                if tool.is_tool and tool.parent is run:
+                    self._end_tool(tool_id, ToolStatus.UNKNOWN, result="", error_type=type(error).__name__)
         if run is not None and run.span is not None:
             if not isinstance(error, GraphBubbleUp):  # an interrupt is control flow
                 fail_span(run.span, type(error).__name__)
@@ -153,7 +159,7 @@ class Handler(BaseCallbackHandler):
         if asked is not None:
             asked.has_run = True
         run = self._start(run_id, "", kwargs)
-        run.tool_call_id = kwargs.get("tool_call_id")
+        run.tool_call_id, run.is_tool = kwargs.get("tool_call_id"), True
         if run.tool_call_id is None and run.host is not None:
             run.host.nameless.add(name)
         inputs = kwargs.get("inputs")
@@ -271,7 +277,7 @@ class LangChainAdapter(BaseInstrumentor):  # type: ignore[misc]
             # The default of the variable is what makes it active in every context; a hook cannot be unregistered.
             variable: ContextVar[Any] = ContextVar("lightningrl_langchain_handler", default=self._handler)
             register_configure_hook(variable, inheritable=True)
-        self._handler.activate(provider.get_tracer("lightningrl_langchain"))
+        self._handler.activate(make_tracer(provider, "lightningrl_langchain"))
 
     def _uninstrument(self, **kwargs: Any) -> None:
         if self._handler is not None:

@@ -40,6 +40,7 @@ class Run:
     """Names of the tools in a model's request."""
     tool_call_id: str | None = None
     """The call that a tool answers; None = it was called without one."""
+    is_tool: bool = False
     nameless: set[str] = field(default_factory=set[str])
     """Names of the tools that a node called without the id of a call."""
     span: Span | None = None

@@ -113,7 +113,8 @@ def status_of_output(output: Any) -> ToolStatus:
 
 def status_of_error(error: BaseException) -> ToolStatus:
     """Outcome of a tool that raised."""
-    if isinstance(error, GraphBubbleUp):  # an interrupt, a command to the parent graph: control flow
+    # an interrupt, a command to the parent graph: control flow; cancelled, as where the rollout's time is over
+    if isinstance(error, GraphBubbleUp) or not isinstance(error, Exception):
         return ToolStatus.UNKNOWN
     if isinstance(error, ValidationError | ValidationErrorV1) and is_raised_in(error.__traceback__, "_parse_input"):
         return ToolStatus.INVALID_ARGUMENTS

@@ -28,7 +28,7 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
 from lightningrl.call_origin import CallOrigin
-from lightningrl.instrumentation import Args, Kwargs, Patches
+from lightningrl.instrumentation import Args, Kwargs, Patches, make_tracer
 from lightningrl_openai_agents.models import RecordedModels, WatchedServer, model_classes
 from lightningrl_openai_agents.recorder import Recorder, Run
 from lightningrl_openai_agents.tools import text_of
@@ -103,7 +103,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
 
     def _instrument(self, **kwargs: Any) -> None:
         provider = kwargs.get("tracer_provider") or trace.get_tracer_provider()
-        self._recorder = Recorder(provider.get_tracer("lightningrl_openai_agents"))
+        self._recorder = Recorder(make_tracer(provider, "lightningrl_openai_agents"))
         self._models = RecordedModels(self._recorder)
         self._patches = Patches()
         self._patches.wrap(Runner, "run", self._run)

@@ -65,6 +65,8 @@ def hosted_tools(output: Iterable[Any]) -> Iterator[HostedTool]:
 
 def status_of_error(error: BaseException, tool: str) -> ToolStatus:
     """Outcome of a tool of that name that raised."""
+    if not isinstance(error, Exception):  # cancelled, as where the rollout's time is over
+        return ToolStatus.UNKNOWN
     timeout = getattr(exceptions, "ToolTimeoutError", TimeoutError)  # the SDK has timeouts for tools since 0.9
     if isinstance(error, TimeoutError | timeout):
         return ToolStatus.TIMEOUT

@@ -12,6 +12,7 @@ so that the same agent serves in production. Other languages: `POST $OPENAI_BASE
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -73,14 +74,17 @@ def tool(
     """Report one invocation of a tool: its arguments, result, status, time, and the role around it.
 
     `id` is the model's tool-call id, which says what call asked for it; where the model's answer is no tool call (a
-    query in its text), `call` is that answer's id. An exception makes it `error` (TimeoutError: `timeout`) and leaves.
+    query in its text), `call` is that answer's id. An exception makes it `error` (TimeoutError: `timeout`, where it was
+    cancelled: `unknown`) and leaves.
     """
     outcome = ToolOutcome()
     started = time.perf_counter()
     try:
         yield outcome
     except BaseException as error:
-        outcome.status = outcome.status or (ToolStatus.TIMEOUT if isinstance(error, TimeoutError) else ToolStatus.ERROR)
+        was_ended = isinstance(error, asyncio.CancelledError | GeneratorExit)  # as where the rollout's time is over
+        failure = ToolStatus.TIMEOUT if isinstance(error, TimeoutError) else ToolStatus.ERROR
+        outcome.status = outcome.status or (ToolStatus.UNKNOWN if was_ended else failure)
         outcome.error_type = outcome.error_type or type(error).__name__
         raise
     finally:

@@ -21,11 +21,11 @@ __all__ = ["EXTRAS", "app", "describe_command", "main", "missing_hint", "run_com
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 EXTRAS: Final = {
-    **dict.fromkeys(("init", "try", "doctor", "redteam", "forecast", "train", "sweep", "serve"), "torch"),
+    **dict.fromkeys(("init", "try", "doctor", "redteam", "train", "sweep", "serve"), "torch"),
     "work": "worker",
     **dict.fromkeys(("branch", "eval", "certify"), "torch"),
     **dict.fromkeys(("view", "report"), "view"),
-    **dict.fromkeys(("xray", "rescore", "forecasts"), "torch"),
+    **dict.fromkeys(("xray", "rescore"), "torch"),
     "plugins": "",
     **dict.fromkeys(("export", "runs"), "torch"),
     **dict.fromkeys(("rollouts", "export-rollouts"), "view"),

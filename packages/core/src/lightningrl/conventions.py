@@ -37,8 +37,10 @@ __all__ = [
     "INVOKE_AGENT",
     "INVOKE_WORKFLOW",
     "OPERATION_NAME",
+    "PROVIDER_NAME",
     "REQUEST_MODEL",
     "RESPONSE_ID",
+    "SCHEMA_URL",
     "TOOL_CALL_ARGUMENTS",
     "TOOL_CALL_ID",
     "TOOL_CALL_RESULT",
@@ -68,6 +70,9 @@ INVOKE_WORKFLOW: Final = "invoke_workflow"
 """Operation: the whole rollout; the root span of an attempt."""
 
 AGENT_NAME: Final = "gen_ai.agent.name"
+PROVIDER_NAME: Final = "gen_ai.provider.name"
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+"""Schema of the names here, which spans of ours declare."""
 WORKFLOW_NAME: Final = "gen_ai.workflow.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 
@@ -272,7 +277,10 @@ def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> 
         return ToolStatus.INVALID_ARGUMENTS
     if error_type in {ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL}:
         return ToolStatus(error_type)
-    is_timeout = error_type.rpartition(".")[2] in {"timeout", "Timeout", "TimeoutError"}
+    kind = error_type.rpartition(".")[2]
+    if kind in {"CancelledError", "GeneratorExit"}:  # it was ended, as where the rollout's time is over
+        return ToolStatus.UNKNOWN
+    is_timeout = kind in {"timeout", "Timeout", "TimeoutError"}
     return ToolStatus.TIMEOUT if is_timeout else ToolStatus.ERROR
 
 

@@ -45,6 +45,8 @@ class Dialect:
     """Carries the key; in `authorization` it follows `Bearer`, which every dialect may use."""
     sent_headers: tuple[str, ...] = ()
     """Headers of its own that the upstream is sent."""
+    request_id_header: str = "x-request-id"
+    """Header of an answer in which its clients read the call's id."""
     answer_prefix: str = ""
     """Prefix of an answer's id, before the transition's."""
     stream_type: str = "text/event-stream; charset=utf-8"
@@ -94,6 +96,7 @@ DIALECTS: Final = (
         key_variables=("ANTHROPIC_API_KEY",),
         key_header="x-api-key",
         sent_headers=("anthropic-version", "anthropic-beta"),
+        request_id_header="request-id",
         answer_prefix="msg_",
     ),
 )

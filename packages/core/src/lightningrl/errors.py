@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,9 @@ __all__ = [
     "ServerError",
     "StoreError",
     "describe_raised",
+    "is_of_world",
     "iterate_causes",
+    "status_of",
 ]
 
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -124,3 +127,65 @@ def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
         waiting += [current.__cause__, current.__context__]
         if isinstance(current, BaseExceptionGroup):
             waiting += current.exceptions
+
+
+BUSY_STATUSES: Final = frozenset({429, 502, 503, 504, 507, 529})
+"""Answers of a host that limits rates, is overloaded, has nobody behind it, or no room on its disk."""
+NETWORK_ERRORS: Final = (
+    "socket.gaierror",
+    "ssl.SSLError",
+    "httpx.NetworkError",
+    "httpx.TimeoutException",
+    "httpx.RemoteProtocolError",
+    "httpx.ProxyError",
+    "httpcore.NetworkError",
+    "httpcore.TimeoutException",
+    "httpcore.RemoteProtocolError",
+    "requests.ConnectionError",
+    "requests.Timeout",
+    "requests.ChunkedEncodingError",
+    "urllib3.ProtocolError",
+    "urllib3.TimeoutError",
+    "aiohttp.ClientConnectionError",
+    "aiohttp.ClientPayloadError",
+)
+"""Exceptions of a network, beside Python's own ConnectionError, as `outcomes.infrastructure` would name them."""
+
+
+def is_of_world(error: BaseException, names: Collection[str] = ()) -> bool:
+    """True if the world caused an error of a user's code, and not what a policy wrote: the network failed, a host
+    limits rates or is busy, or it is one of the `names`. A host that does not exist was made up."""
+    causes = list(iterate_causes(error))
+    if any(is_named(cause, names) or status_of(cause) in BUSY_STATUSES for cause in causes):
+        return True
+    if any(isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME for cause in causes):
+        return False
+    return any(
+        isinstance(cause, ConnectionError) or is_named(cause, NETWORK_ERRORS) or _is_late_socket(cause)
+        for cause in causes
+    )
+
+
+def is_named(error: BaseException, names: Collection[str]) -> bool:
+    """True if one of its classes has one of the names. The module may be one above: `psycopg.OperationalError` names
+    `psycopg.errors.OperationalError`; a name without a module is that of any class, of any module."""
+    for kind in type(error).__mro__:
+        for name in names:
+            module, _, last = name.rpartition(".")
+            if last == kind.__name__ and f"{kind.__module__}.".startswith(f"{module}." if module else ""):
+                return True
+    return False
+
+
+def status_of(error: BaseException) -> int | None:
+    """HTTP status that an SDK's exception carries."""
+    answer = getattr(error, "response", None)
+    status = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
+    status = status or getattr(error, "status", None)  # aiohttp's, urllib's
+    return status if isinstance(status, int) else None
+
+
+def _is_late_socket(error: BaseException) -> bool:
+    """True of a read that took too long, which is a plain TimeoutError, as that of any time limit is."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, TimeoutError) and modules[-1:] in (["socket"], ["ssl"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -13,7 +14,7 @@ from lightningrl.types import ToolStatus
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Span, Tracer, TracerProvider
 
 __all__ = [
     "Args",
@@ -23,6 +24,7 @@ __all__ = [
     "Wrapper",
     "close_tool_span",
     "fail_span",
+    "make_tracer",
     "open_chat_span",
     "open_tool_span",
 ]
@@ -72,6 +74,11 @@ class AskedTool:
     has_run: bool = False
 
 
+def make_tracer(provider: TracerProvider, name: str) -> Tracer:
+    """The tracer of one of our packages, with its version and the schema of its names."""
+    return provider.get_tracer(name, version("lightningrl"), schema_url=conventions.SCHEMA_URL)
+
+
 def open_chat_span(tracer: Tracer, model: str, role: str | None, below: Context | None) -> Span:
     """Start the span of a model's call; `below` None = below the current one."""
     return _open_span(tracer, conventions.CHAT, model, role, below, {conventions.REQUEST_MODEL: model})
@@ -89,9 +96,12 @@ def open_tool_span(
 def _open_span(
     tracer: Tracer, operation: str, name: str, role: str | None, below: Context | None, attributes: dict[str, str]
 ) -> Span:
+    from opentelemetry.trace import SpanKind
+
     attributes = {conventions.OPERATION_NAME: operation, **attributes}
     attributes |= {conventions.AGENT_NAME: role} if role else {}
-    return tracer.start_span(f"{operation} {name}".strip(), below, attributes=attributes)
+    kind = SpanKind.CLIENT if operation == conventions.CHAT else SpanKind.INTERNAL
+    return tracer.start_span(f"{operation} {name}".strip(), below, kind, attributes)
 
 
 def close_tool_span(span: Span, status: ToolStatus, result: str, error_type: str = "") -> None:
@@ -108,4 +118,4 @@ def fail_span(span: Span, error_type: str) -> None:
     from opentelemetry.trace import Status, StatusCode
 
     span.set_attribute(conventions.ERROR_TYPE, error_type)
-    span.set_status(Status(StatusCode.ERROR))
+    span.set_status(Status(StatusCode.ERROR, error_type))

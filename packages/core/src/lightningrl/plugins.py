@@ -186,6 +186,9 @@ EXTRAS = {
 }
 """Parts of ours that are distributions of their own, and the extra that installs each."""
 
+_ALIASES = {("adapter", "langgraph"): "langchain"}
+"""Names that users give to parts, and the parts' own."""
+
 
 def _raise(error: PluginError) -> None:
     raise error
@@ -287,9 +290,10 @@ class PluginManager:
         records = self.records(hook)
         if name in records:
             return records[name]
-        guess = difflib.get_close_matches(name, records, n=1)
+        alias = _ALIASES.get((YIELDING[hook], name), name)
+        guess = [alias] if alias in records else difflib.get_close_matches(name, records, n=1)
         hint = f"; did you mean {guess[0]!r}?" if guess else ""
-        if extra := EXTRAS.get((YIELDING[hook], name)):
+        if alias not in records and (extra := EXTRAS.get((YIELDING[hook], alias))):
             hint = f"; it comes with: pip install 'lightningrl[{extra}]'"
         raise PluginError(
             f"no {YIELDING[hook]} named {name!r}; installed: {', '.join(sorted(records)) or 'none'}{hint}"

@@ -54,7 +54,7 @@ class LoopConfig(Table):
     max_staleness: int = Field(default=0, ge=0)
     """Versions that the weights may be ahead of a rollout's: rollouts of n more steps are out. 0 = on-policy."""
     asynchronous: bool = False
-    """Take groups as they finish, and leave out those older than `max_staleness` (`groups_stale`). False = in order."""
+    """Take groups as they finish, but wait for one that would get older than `max_staleness`. False = in order."""
     seed: int = 0
     """Seed of task order, sampling and minibatches: one seed gives one torch run, but for rounding and staleness."""
     checkpoint_every: int = Field(default=10, ge=1)

@@ -43,6 +43,10 @@ def parse_toml(text: str) -> dict[str, Any]:
             return data
     except RecursionError:
         pass
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python's own limit
+        raise tomllib.TOMLDecodeError("it has a whole number of thousands of digits") from None
     raise tomllib.TOMLDecodeError(f"it is nested deeper than {DEEPEST} levels")
 
 

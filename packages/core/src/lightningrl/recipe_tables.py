@@ -298,7 +298,8 @@ class CreditConfig(Table):
     per_reward: bool = False
     """Compare each terminal reward by itself, then add them by weight; with `whiten`: GDPO (arXiv 2601.05242)."""
     whiten: bool = False
-    """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262)."""
+    """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262; its KL in the
+    reward is `learner.kl_estimator = "k1"`)."""
     max_tokens: int = Field(default=4_000_000, ge=1)
     """Most tokens that policies and critics may read for the evidence of one rollout."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -353,19 +354,37 @@ class ValidationConfig(Table):
 
 
 class OutcomesConfig(Table):
-    """Rollouts that did not succeed: left out (`drop`), or trained with the reward their output earns (`train`)."""
+    """Failures: those that the policy caused are trained, or it would learn to break what is hard; those that the world
+    caused are run again (`runtime.max_attempts`) and teach nothing."""
 
-    agent_error: Literal["drop", "train"] = "drop"
-    timeout: Literal["drop", "train"] = "drop"
-    context_overflow: Literal["drop", "train"] = "drop"
-    infrastructure_error: Literal["drop"] = "drop"
-    cancelled: Literal["drop"] = "drop"
-    diverged: Literal["drop"] = "drop"
-    max_failed_rewards: float = Field(default=0.25, ge=0, le=1)
-    """Share of a step's (or a validation's) rollouts on which rewards may fail; above it the run stops."""
+    agent_error: Literal["lowest", "reward"] = "lowest"
+    """`lowest`: it earns the least that the recipe's rewards can give. `reward`: they are asked, and see no output."""
+    timeout: Literal["lowest", "reward"] = "lowest"
+    context_overflow: Literal["lowest", "reward"] = "lowest"
+    infrastructure: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")], ...] = ()
+    """Exceptions of the agent that the world causes: `["psycopg.OperationalError"]`; beside failures of the network,
+    and hosts that limit rates or are overloaded."""
+    max_failed_rewards: float = Field(default=0.05, ge=0, le=1)
+    """Share of a step's (or a validation's) rollouts on which rewards may fail, one at least; above it the run stops.
+    0 = none may."""
+
+    @pydantic.field_validator("agent_error", "timeout", "context_overflow", mode="before")
+    @classmethod
+    def _is_no_drop(cls, value: object) -> object:
+        if value == "drop":
+            raise ValueError(
+                "a failure that the policy caused is trained; write 'lowest' or 'reward', and name exceptions that the "
+                "world causes in outcomes.infrastructure"
+            )
+        return value
 
     def is_trained(self, outcome: Outcome) -> bool:
-        return outcome is Outcome.SUCCEEDED or getattr(self, outcome.value) == "train"
+        """True where the rollout has a reward."""
+        return outcome is Outcome.SUCCEEDED or outcome.is_agents_own
+
+    def asks_rewards(self, outcome: Outcome) -> bool:
+        """True where the rewards are asked for it; else it earns the lowest, or nothing."""
+        return outcome is Outcome.SUCCEEDED or (outcome.is_agents_own and getattr(self, outcome.value) == "reward")
 
 
 class RuntimeConfig(Table):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import keyword
+import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["new_agent", "new_package"]
+__all__ = ["STACKS", "new_agent", "new_agent_of_traces", "new_package"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
+STACKS: Final = {"openai": None, "langgraph": "langchain", "openai-agents": "openai-agents", "autogen": "autogen"}
+"""Frameworks that an agent can be made from, each with the adapter that tells its roles and tools."""
 
 
 def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
@@ -37,10 +42,39 @@ def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
     return _copy(TEMPLATES / kind, target, words)
 
 
-def new_agent(folder: Path | str) -> Path:
-    """Write an agent with its tasks, reward, recipe, and the script that makes its starting policy. Raises ConfigError:
-    folder in use."""
-    return _copy(TEMPLATES / "agent", Path(folder), {})
+def new_agent(folder: Path | str, stack: str = "openai") -> Path:
+    """Write an agent with its tasks, reward, recipe, and the script that makes its starting policy. `stack`: what the
+    agent is written with. Raises ConfigError: folder in use, no such stack."""
+    if stack not in STACKS:
+        raise ConfigError(f"no agent is made from {stack!r}; choose one of: {', '.join(STACKS)}")
+    target = _copy(TEMPLATES / "agent", Path(folder), {})
+    if (adapter := STACKS[stack]) is not None:
+        agent, recipe = TEMPLATES / "agents" / f"{stack}.py.template", target / "recipe.toml"
+        (target / "agent.py").write_text(agent.read_text(encoding="utf-8"), encoding="utf-8")
+        asked = 'agent = "agent.py:answer"\n'
+        named = recipe.read_text(encoding="utf-8").replace(asked, f'{asked}adapters = ["{adapter}"]\n')
+        recipe.write_text(named, encoding="utf-8")
+    return target
+
+
+def new_agent_of_traces(folder: Path | str, rows: Path) -> Path:
+    """Write a stub of the agent that left traces, its tasks and a reward, and a recipe that begins with them. `rows`: a
+    folder of `lightningrl curate`. Raises ConfigError: folder in use, no rows."""
+    train, held_out = (rows / "train", rows / "validation") if (rows / "train").is_dir() else (rows, None)
+    try:
+        with (train / "sft.jsonl").open(encoding="utf-8") as lines:
+            messages = [message for line in islice(lines, 1) for message in json.loads(line)["messages"]]
+        if not messages or not (train / "tasks.jsonl").is_file():
+            raise ValueError
+    except (OSError, ValueError, LookupError, TypeError):
+        problem = f"{str(rows)!r} has no rows and tasks; make them with `lightningrl curate RUN --into FOLDER`"
+        raise ConfigError(problem) from None
+    system = next((message.get("content") for message in messages if message.get("role") == "system"), None)
+    target = Path(folder)
+    words = {"SYSTEM_PROMPT": repr(system), "NO_VALIDATION": "" if held_out else "# "}
+    for name, place in {"ROWS_TRAIN": train, "ROWS_VALIDATION": held_out or rows, "ROWS_FOLDER": rows}.items():
+        words[name] = json.dumps(os.path.relpath(place.resolve(), target.resolve()))[1:-1]
+    return _copy(TEMPLATES / "traces", target, words)
 
 
 def _copy(template: Path, target: Path, words: dict[str, str]) -> Path:

@@ -62,7 +62,7 @@ class RolloutState(_Choice):
 
 
 class Outcome(_Choice):
-    """End of an attempt. Only `SUCCEEDED` carries a training signal unless the recipe says otherwise."""
+    """End of an attempt: a success, a failure that the policy caused, or one that the world did (DESIGN, promise 6)."""
 
     SUCCEEDED = "succeeded"
     AGENT_ERROR = "agent_error"
@@ -75,8 +75,8 @@ class Outcome(_Choice):
 
     @property
     def is_agents_own(self) -> bool:
-        """A failure that a policy is judged by: it counts as the lowest reward, or one that breaks on hard tasks
-        would be better for it."""
+        """A failure that a policy is judged and trained by: it earns the lowest reward, or breaking on hard tasks would
+        pay."""
         return self in {Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW}
 
 
@@ -157,6 +157,11 @@ class SamplingSettings:
     seed: int | None = None
     grammar: str = ""
     """Grammar that bounds the completion, in llguidance's Lark, by what the call asks for; empty = none."""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if tokens are sampled from a part of the softmax, while log-probs are those of the whole."""
+        return self.temperature == 0.0 or self.top_p < 1.0 or self.top_k > 0 or bool(self.grammar)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,8 +331,8 @@ class Trajectory:
     reward: float | None = None
     """The weighted sum of `rewards`; None = missing, so the trajectory is not trained on."""
     unrewarded: str | None = None
-    """Which reward failed, or `credit` where its evidence did, and how: `judge: ConnectionError: no route`. None =
-    none did."""
+    """Which reward failed, or `credit` where its evidence did, and how: `judge: ConnectionError: no route`. Where the
+    output caused it, there is the lowest `reward` all the same. None = none did."""
     evidence: Evidence | None = None
     """For the credit assigner that asked for it; None = none was asked for, or it failed."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -99,8 +99,14 @@ _SET_FIELDS = tuple(Transition.__dict__[name].__set__ for name in Transition.__s
 def _unpacked(trajectory: Trajectory) -> Trajectory:
     """The same, whose calls are given their whole prompts: nobody else has seen them yet."""
     calls = trajectory.transitions
-    position = {call.id: index for index, call in enumerate(calls)}
-    parents = (None if call.parent_id is None else position[call.parent_id] for call in calls)
+    position: dict[str | None, int | None] = {None: None}
+    parents: list[int | None] = []
+    for index, call in enumerate(calls):
+        if call.parent_id not in position:
+            problem = f"transition {call.id!r} goes on from {call.parent_id!r}, which does not come before it"
+            raise msgspec.ValidationError(f"{problem}; send an attempt's transitions whole and in order")
+        parents.append(position[call.parent_id])
+        position[call.id] = index
     tokens = assemble(
         [(parent, call.prompt_ids, call.completion_ids) for parent, call in zip(parents, calls, strict=True)]
     )
@@ -167,7 +173,7 @@ def _to_plain(value: Any) -> Any:
 def _bytes_to_array(kind: Any, value: Any) -> NDArray[Any]:
     if not isinstance(value, str):
         raise ValueError("an array is base64 of its little-endian bytes")
-    return np.frombuffer(binascii.a2b_base64(value), _dtype(kind))
+    return np.frombuffer(binascii.a2b_base64(value, strict_mode=True), _dtype(kind))
 
 
 @lru_cache

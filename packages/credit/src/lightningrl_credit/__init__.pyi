@@ -11,8 +11,7 @@ from lightningrl_credit.comparison import whiten as whiten
 from lightningrl_credit.identical import IdenticalAssignment as IdenticalAssignment
 from lightningrl_credit.judge_assigner import GroupJudge as GroupJudge
 from lightningrl_credit.judge_assigner import TurnJudge as TurnJudge
-from lightningrl_credit.likelihood import Hindsight as Hindsight
-from lightningrl_credit.likelihood import InformationGain as InformationGain
+from lightningrl_credit.reference_kl import ReferenceKl as ReferenceKl
 from lightningrl_credit.scoring import has_signal as has_signal
 from lightningrl_credit.states import StateGroups as StateGroups
 from lightningrl_credit.teacher import TeacherCredit as TeacherCredit

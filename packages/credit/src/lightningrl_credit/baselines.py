@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,30 @@ from numpy.typing import NDArray
 from lightningrl.advantages import FloatArray, are_equal, mean
 from lightningrl.errors import ConfigError
 
-__all__ = ["Baseline", "baseline_advantages", "check_baseline", "check_gamma", "options_of_kind"]
+__all__ = [
+    "DIVIDING",
+    "Baseline",
+    "baseline_advantages",
+    "check_baseline",
+    "check_gamma",
+    "options_of_kind",
+    "undivided",
+]
 
 Baseline = Literal["grpo", "dr_grpo", "rloo", "maxrl", "opo", "none"]
+DIVIDING: Final[frozenset[Baseline]] = frozenset({"grpo", "maxrl"})
+"""Baselines that divide by the returns' own deviation or mean: a tenth of the returns has the same advantages."""
 
 
 def check_baseline(baseline: str) -> None:
     """Raise ConfigError when there is no such baseline."""
     if baseline not in get_args(Baseline):
         raise ConfigError(f"no baseline named {baseline!r}; there are: {', '.join(get_args(Baseline))}")
+
+
+def undivided(baseline: Baseline) -> Baseline:
+    """The same baseline without its division, for what stands beside another part in a sum and keeps its size."""
+    return "dr_grpo" if baseline in DIVIDING else baseline
 
 
 def baseline_advantages(

@@ -27,7 +27,7 @@ from lightningrl.protocols import (
 )
 from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
 from lightningrl_credit.comparison import Compare, ComparesRoles, assign_by_role, check_comparison, of_members, whiten
-from lightningrl_credit.rewards.lineages import Joins, discount_of
+from lightningrl_credit.rewards.lineages import Joins, discount_of, lambda_of
 from lightningrl_credit.spread import Counted, ReturnBased, change_credit
 
 __all__ = ["ByRole", "Clip", "Combination", "Sum", "Whiten", "clip", "sum_of"]
@@ -51,6 +51,7 @@ class Combination:
     assign_by_role: Callable[[TrajectoryGroup], Advantages]
     gamma: float | None
     joins: Joins
+    lam: float
 
     def __init__(self, *parts: CreditAssigner) -> None:
         self.parts = parts
@@ -73,6 +74,8 @@ class Combination:
         self.discounts = {discount for part in parts for discount in _discounts(part)}
         """Discounts of all parts that add up the pay of calls; None stands for a part without a `gamma` per call."""
         self.gamma, self.joins = (next(iter(self.discounts)) if len(self.discounts) == 1 else None) or (None, "sum")
+        self.lam = max((lambda_of(part) for part in parts if _discounts(part)), default=1.0)
+        """The largest of the parts that add up the pay of calls."""
         if all(isinstance(part, ComparesRoles | ReturnBased) for part in parts):
             self.assign_by_role = lambda group: self._combine(group, self._by_role)
 

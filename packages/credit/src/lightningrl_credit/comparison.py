@@ -128,6 +128,7 @@ def whiten(
     groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], *, epsilon: float = 1e-8
 ) -> tuple[Advantages, ...]:
     """Scale advantages to mean 0 and deviation 1 over each policy's trained tokens of all groups; None stays None.
+    Tokens that a grammar forced are not trained (`Transition.chosen`): they count in neither.
 
     A_t ← (A_t - mean) / (std + ε), over the global batch  (REINFORCE++, arXiv 2501.03262, eq. 8)
     """
@@ -136,11 +137,9 @@ def whiten(
         for trajectory, by_call in zip(group.members, by_trajectory, strict=True):
             for transition, credit in zip(trajectory.transitions, by_call, strict=True):
                 if credit is not None and transition.trainable:
-                    trained.setdefault(transition.policy, []).append(credit)
-    if not trained:
-        return tuple(advantages)
+                    trained.setdefault(transition.policy, []).append(credit[transition.chosen])
     tokens = {policy: np.concatenate(arrays).astype(np.float64) for policy, arrays in trained.items()}
-    scales = {policy: (mean(values), float(values.std()) + epsilon) for policy, values in tokens.items()}
+    scales = {policy: (mean(values), float(values.std()) + epsilon) for policy, values in tokens.items() if values.size}
 
     def scale(transition: Transition, credit: Array) -> Array:
         if transition.policy not in scales:

@@ -52,7 +52,7 @@ def mean_evidence(groups: Sequence[TrajectoryGroup], name: str) -> dict[str, flo
         trajectory.evidence.calls[name]
         for group in groups
         for trajectory in group.trajectories
-        if trajectory.evidence is not None and trajectory.transitions
+        if trajectory.evidence is not None and trajectory.transitions and name in trajectory.evidence.calls
     ]
     return {name: float(np.concatenate(columns).mean())} if columns else {}
 

@@ -1,21 +1,25 @@
 """Credit by a judge: it grades each turn of a rollout, or all rollouts of a group beside each other, in one call.
 
-    per = "turn"    s_{i,t} ∈ [0, 1]   r_{i,t} = 2 s_{i,t} - 1: a turn reward as any other, with a baseline of its own
-                                       beside the outcome's, as in `TurnReturns`; A = A^R + weight · A^G
+    per = "turn"    s_{i,t} ∈ [0, 1]   r_{i,t} = 2 s_{i,t} - 1: a turn reward as any other, of its own size beside
+                                       the outcome's, as in `TurnReturns`; A = A^R + weight · A^G
       aggregate     "turn"  a turn's own grade alone (as CAPO's verdicts, arXiv 2508.02298)
                     "min"   r* = softmax(-r / T)_t · r_t, then summed over what follows: the worst turn counts
                             (PURE, arXiv 2504.15275)
                     "sum"   r summed over what follows: more good turns pay more, so that it can be farmed
-    per = "group"   s_i ∈ [0, 1]       in the outcome's place, or beside it with a baseline of its own
-                                       (RULER of OpenPipe's ART)
+    per = "group"   s_i ∈ [0, 1]       in the outcome's place, or beside it as s_i - mean
+                                       (RULER of OpenPipe's ART); each place is left and taken again in the
+                                       order backwards, or in each pair, so that places are worth nothing
 
 A grade of 0.5 is worth 0, so that turns do not pay by number. The judge's answers are recorded and never trained.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import math
+import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,15 +34,28 @@ from lightningrl.errors import ConfigError, JudgeError
 from lightningrl.loading import load_callable
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
-from lightningrl_credit.baselines import Baseline, check_baseline, options_of_kind
+from lightningrl_credit.baselines import Baseline, check_baseline, options_of_kind, undivided
 from lightningrl_credit.evidence import evidence_of, mean_evidence
 from lightningrl_credit.spread import Channel, spread
 from lightningrl_credit.transcript import clip, shared_lines, transcripts
 from lightningrl_credit.turns import TurnReturns
 
-__all__ = ["Aggregate", "Bench", "GroupJudge", "OutcomeUse", "Prompt", "Scale", "TurnJudge", "judge", "read_grades"]
+__all__ = [
+    "EARLIER",
+    "Aggregate",
+    "Bench",
+    "Compare",
+    "GroupJudge",
+    "OutcomeUse",
+    "Prompt",
+    "Scale",
+    "TurnJudge",
+    "judge",
+    "read_grades",
+]
 
 Aggregate = Literal["min", "sum", "turn"]
+Compare = Literal["group", "pairs"]
 OutcomeUse = Literal["replace", "join"]
 Scale = Literal["number", "verdict"]
 Prompt = Callable[[Sequence[Trajectory], str], str | Sequence[Mapping[str, Any]]]
@@ -51,6 +68,8 @@ SOFTNESS: Final = 0.1
 """T of the soft minimum; PURE's."""
 GRADE: Final = "grade"
 """The grades' name in the evidence."""
+EARLIER: Final = "grade_earlier"
+"""Name of what a rollout's grade gains where the judge sees it earlier; far from 0, the judge goes by places."""
 
 TURN_RUBRIC: Final = """\
 - 1: the turn brings the task clearly nearer to a right end: it finds what is needed, does what is asked, or corrects \
@@ -272,24 +291,87 @@ class TurnJudge(_Judge):
 
 @dataclass(kw_only=True, eq=False)
 class GroupJudge(_Judge):
-    """One question for each group: its rollouts are scored beside each other; their common beginning is shown once."""
+    """One question for each order of a group, in which its rollouts are scored beside each other; their common
+    beginning is shown once. Or one for each two of them, in either order."""
 
     outcome: OutcomeUse = "replace"
-    """The scores `replace` the reward, or `join` it, each with a baseline of its own."""
+    """The scores `replace` the reward, or `join` it, less their mean and at their own size."""
+    compare: Compare = "group"
+    """A question is about the whole `group`, or about `pairs`: a rollout's score is the share of the others that it is
+    better than, and half of those as good."""
+    orders: int = 2
+    """Orders in which a judge sees the whole group: of its ids, then that backwards, then others drawn by lot. The mean
+    of its scores counts."""
 
     def __post_init__(self) -> None:
         _check("outcome", self.outcome, get_args(OutcomeUse))
+        _check("compare", self.compare, get_args(Compare))
+        if self.orders < 1:
+            raise ConfigError(f"credit assigner 'judge': orders {self.orders!r} is too small; give it 1 at least")
         super().__post_init__()
 
     async def score_group(self, group: TrajectoryGroup, ask: Services) -> list[Evidence]:
-        """Ask for a score of each rollout; the judge sees them in the order of their ids. Raises JudgeError."""
-        order = sorted(range(len(group.trajectories)), key=lambda i: group.trajectories[i].rollout_id)
-        rollouts = [group.trajectories[i] for i in order]
-        grades = dict(zip(order, await self.bench.grade(rollouts, ask, what="rollout", count=len(order)), strict=True))
+        """Ask for a score of each rollout that did not fail, which has 0. Raises JudgeError."""
+        ended = (rollout for rollout in group.trajectories if not rollout.outcome.is_agents_own)
+        shown = sorted(ended, key=lambda rollout: rollout.rollout_id)
+        columns = await self._rank(shown, self._orders(len(shown), group.id), ask)
+        if self.compare == "pairs":  # each that did not fail is better than each that did
+            failed = len(group.trajectories) - len(shown)
+            columns[GRADE] = (columns[GRADE] * (len(shown) - 1) + failed) / max(1, len(shown) - 1 + failed)
+        places = {rollout.rollout_id: place for place, rollout in enumerate(shown)}
         return [
-            Evidence(calls={GRADE: np.full(len(trajectory.transitions), grades[i], np.float32)})
-            for i, trajectory in enumerate(group.trajectories)
+            Evidence(
+                calls={
+                    name: np.full(
+                        len(rollout.transitions),
+                        column[places[rollout.rollout_id]] if rollout.rollout_id in places else 0.0,
+                        np.float32,
+                    )
+                    for name, column in columns.items()
+                }
+            )
+            for rollout in group.trajectories
         ]
+
+    def _orders(self, count: int, group_id: str) -> list[Sequence[int]]:
+        """Places of `count` rollouts, by question. For three by whole groups: (0, 1, 2), (2, 1, 0)."""
+        if self.compare == "pairs":
+            return list(itertools.permutations(range(count), 2))
+        wanted = min(count, 1) if count < 2 else self.orders
+        drawn = random.Random(group_id)  # noqa: S311  (the same after a resume)
+        orders, order = list[Sequence[int]](), list(range(count))
+        while len(orders) < wanted:
+            orders += [order, order[::-1]]
+            order = drawn.sample(order, count)
+        return orders[:wanted]
+
+    async def _rank(
+        self, shown: Sequence[Trajectory], orders: Sequence[Sequence[int]], ask: Services
+    ) -> dict[str, FloatArray]:
+        """Mean score of each rollout, and how much of it came of standing in the earlier half of a question."""
+        asked = [
+            asyncio.ensure_future(
+                self.bench.grade([shown[place] for place in order], ask, what="rollout", count=len(order))
+            )
+            for order in orders
+        ]
+        try:
+            answers = await asyncio.gather(*asked)
+        finally:
+            for question in asked:
+                question.cancel()  # where one failed, the others are not needed
+        sums, earlier, counts = np.zeros((3, len(shown)))
+        for order, grades in zip(map(list, orders), answers, strict=True):
+            if self.compare == "pairs":
+                grades = 0.5 + 0.5 * np.sign(grades - grades[::-1])  # 1 for the better, 0 for the other; 0.5 as good
+            sums[order] += grades
+            earlier[order] += grades * np.sign(len(order) - 1 - 2 * np.arange(len(order)))
+            counts[order] += 1
+        return {GRADE: sums / np.maximum(counts, 1), EARLIER: 2 * earlier / np.maximum(counts, 1)}
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        """Means of the scores, and of what standing earlier in a question was worth."""
+        return mean_evidence(groups, GRADE) | mean_evidence(groups, EARLIER)
 
     def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]:
         """Channels of the judge, and of the outcome where it counts. Each call has its rollout's score; a rollout
@@ -299,6 +381,7 @@ class GroupJudge(_Judge):
             returns=evidence_of(trajectory, GRADE),
             factors=np.full(count, self.weight),
             turns=np.zeros(count, dtype=np.intp),
+            baseline=self.baseline if self.outcome == "replace" else undivided(self.baseline),
         )
         if self.outcome == "replace":
             return (judged,)
@@ -321,6 +404,8 @@ def judge(
     aggregate: Aggregate | None = None,
     gamma: float | None = None,
     outcome: OutcomeUse | None = None,
+    compare: Compare | None = None,
+    orders: int | None = None,
     weight: float = 1.0,
     baseline: Baseline = "grpo",
     epsilon: float = 1e-6,
@@ -339,6 +424,12 @@ def judge(
     )
     shared: dict[str, Any] = {"weight": weight, "baseline": baseline, "epsilon": epsilon}
     options = options_of_kind(
-        "judge", "per", per, {"turn": {"aggregate": aggregate, "gamma": gamma}, "group": {"outcome": outcome}}
+        "judge",
+        "per",
+        per,
+        {
+            "turn": {"aggregate": aggregate, "gamma": gamma},
+            "group": {"outcome": outcome, "compare": compare, "orders": orders},
+        },
     )
     return TurnJudge(bench, **options, **shared) if per == "turn" else GroupJudge(bench, **options, **shared)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from lightningrl.advantages import teaching_rows
 from lightningrl.types import OtherCallKind, Outcome, Sample, Trajectory
 
-__all__ = ["describe_branches", "describe_rollouts", "describe_rows", "judge_failures"]
+__all__ = ["FAILURES", "describe_branches", "describe_rollouts", "describe_rows"]
+
+FAILURES: Final = (Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.INFRASTRUCTURE_ERROR)
+"""Outcomes whose share of the rollouts is a metric each."""
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls, threads left;
-    of answers that were offered tools, the share with a malformed tool call. Keys without a value are left out, so that
-    none is NaN."""
+    """Means over trajectories: `reward`, each named reward (a failure that the policy caused counts as the lowest),
+    calls; shares of the failures by kind; sums: tokens, breaks, refused calls, threads left; of answers that were
+    offered tools, the share with a malformed tool call. Keys without a value are left out, so that none is NaN."""
     metrics: dict[str, float] = {}
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if rewards:
@@ -28,6 +31,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     calls = [call for trajectory in trajectories for call in trajectory.transitions]
     metrics["rollouts"] = len(trajectories)
     metrics["rollouts_unrewarded"] = len(trajectories) - len(rewards)
+    outcomes = [trajectory.outcome for trajectory in trajectories]
+    metrics |= {f"failures/{kind.value}": outcomes.count(kind) / max(1, len(outcomes)) for kind in FAILURES}
     metrics["rewards_failed"] = float(sum(trajectory.unrewarded is not None for trajectory in trajectories))
     metrics["calls_per_rollout"] = len(calls) / max(1, len(trajectories))
     metrics["completion_tokens"] = float(sum(len(call.completion_ids) for call in calls))
@@ -47,21 +52,6 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics |= {name: float(count) for name, count in rare.items() if count}
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
-
-
-def judge_failures(trajectories: Sequence[Trajectory], lowest: float) -> list[Trajectory]:
-    """Give the agent's own failures in a validation the lowest reward: `lowest`, or the least that was earned. Where
-    nobody earned anything there is no score, and none is made."""
-    earned = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
-    if not earned:
-        return list(trajectories)
-    least = min(lowest, *earned)
-    return [
-        replace(trajectory, reward=least)
-        if trajectory.reward is None and trajectory.outcome.is_agents_own
-        else trajectory
-        for trajectory in trajectories
-    ]
 
 
 def describe_branches(branches: Sequence[Trajectory]) -> dict[str, float]:

@@ -55,8 +55,6 @@ def lightningrl_credit_assigners() -> Iterable[Plugin]:
     yield _plugin("turn_gae", turn_gae, "turn_gae:TurnGae")
     judge = "a judge grades each turn, or the rollouts of a group beside each other"
     yield _plugin("judge", judge, "judge_assigner:judge")
-    likelihood = "how much likelier a call made the gold answer (IGPO), or success makes the call (HCAPO)"
-    yield _plugin("likelihood", likelihood, "likelihood:likelihood")
     teacher = "each token gets how much likelier a teacher finds it: on-policy distillation (reverse KL)"
     yield _plugin("teacher", teacher, "teacher:TeacherCredit")
 
@@ -80,6 +78,8 @@ def lightningrl_reward_functions() -> Iterable[Plugin]:
     yield _plugin("json_schema", "1 for JSON that fits a schema", "rewards.matching:JsonSchema")
     execution = "what a command of yours says of the output: exit status or stdout"
     yield _plugin("execution", execution, "rewards.execution:Execution")
+    overlong = "0 down to -1 as a call comes near its most tokens (DAPO's soft overlong punishment)"
+    yield _plugin("overlong", overlong, "rewards.overlong:Overlong")
     reported = "the value that the agent or its telemetry reported under `name`"
     yield _plugin("reported", reported, "rewards.reported:ReportedReward")
 
@@ -97,7 +97,7 @@ def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     yield _plugin("token_budget", "charges calls that sample more tokens than a budget", "rewards.tools:TokenBudget")
     status = "pays for tools that work, charges for those that fail"
     yield _plugin("tool_status", status, "rewards.tools:ToolStatusReward")
-    shaping = "tool status as a potential: keeps the optimal policy; it helped in no game of our study"
+    shaping = "tool status as a potential: keeps the optimal policy; not shown to help in our study"
     yield _plugin("tool_status_shaping", shaping, "rewards.tools:ToolStatusShaping")
     arguments = "charges for arguments that fit no schema of the tool"
     yield _plugin("valid_arguments", arguments, "rewards.tools:ValidArguments")

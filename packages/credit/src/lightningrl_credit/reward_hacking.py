@@ -93,7 +93,8 @@ class FarmingWatch:
         return (
             f"intermediate rewards grew from {before:.3g} to {after:.3g} a rollout since step {then[-1].number}, and "
             f"the reward did not ({best:.3g}, now {outcome:.3g}); rollouts that are paid more do no better ({same}): "
-            f"the policy may farm {name!r}; set intermediate_rewards.{name}.form = 'potential', or lower its weight"
+            f"the policy may farm {name!r}; lower intermediate_rewards.{name}.weight, or charge for what fails and pay "
+            "nothing for what works"
         )
 
 

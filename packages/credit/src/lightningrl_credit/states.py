@@ -2,11 +2,14 @@
 
     A_{i,t} = A^E_i + ω · A^S_{i,t}
     A^E_i     = baseline({R_j})_i                         over the group's rollouts, each of them once   (eq. 3)
-    A^S_{i,t} = baseline({G_{j,k} : s_{j,k} = s_{i,t}})   over the calls in the state, each of them once (eq. 5 to 7)
-    G_{i,t}   = Σ_{k ≥ t} γ^{k-t} r_{i,k} + γ^{T_i - t} R_i
+    A^S_{i,t} = baseline({γ^{T_j - k} R_j : s_{j,k} = s_{i,t}}) + G_{i,t} - mean({G_{j,k} : s_{j,k} = s_{i,t}})
+                                                          over the calls in the state, each of them once (eq. 5 to 7)
+    G_{i,t}   = Σ_{k ≥ t} γ^{k-t} r_{i,k}                 turn rewards, at their size: not divided by their deviation
 
 A state that fewer than two rollouts were in says nothing: its calls have A^S = 0, not their return. So has a group
-whose rollouts all earned the same, however long they took.
+whose rollouts all earned the same, however long they took. A state that every rollout was in, as at the first call,
+says of the outcome what A^E says, and would count it twice: there A^S is of turn rewards alone, unless λ < 1 or A^E has
+no weight. With γ < 1 a state is worth more to those who had fewer calls to go: that is γ's taste for short rollouts.
 
 | option             | is                                                                                           |
 |--------------------|----------------------------------------------------------------------------------------------|
@@ -17,11 +20,12 @@ whose rollouts all earned the same, however long they took.
 | `gate` τ           | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), the variance between and within actions       |
 | `lam` λ            | GAGPO, arXiv 2605.13217: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}], V: a state's mean    |
 
-HGPO is `episode = 0`, after the authors' code, with two differences: σ divides by n - 1, and a set of calls that
-compares counts in Σ w also where it says 0. ECPO's formulas are from two summaries of the paper, whose own text was not
-to be had: that its advantages are divided by the deviation of the state's returns, and that an action is the tools
-called with their arguments (else the completion), are ours. λ is derived from GAGPO's δ as it is quoted elsewhere, not
-from the paper; in a branched history it goes by the first call that follows.
+The paper adds turn rewards to the discounted outcome before it normalises. HGPO is `episode = 0`, after the authors'
+code, with two differences: σ divides by n - 1, and a set of calls that compares counts in Σ w also where it says 0.
+ECPO's formulas are from two summaries of the paper, whose own text was not to be had: that its advantages are divided
+by the deviation of the state's returns, and that an action is the tools called with their arguments (else the
+completion), are ours. λ is derived from GAGPO's δ as it is quoted elsewhere, not from the paper; in a branched history
+it goes by the first call that follows.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from numpy.typing import NDArray
 from lightningrl.advantages import FloatArray, are_equal
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
-from lightningrl_credit.baselines import baseline_advantages, check_gamma
+from lightningrl_credit.baselines import Baseline, baseline_advantages, check_gamma, undivided
 from lightningrl_credit.identical import IdenticalAssignment
 from lightningrl_credit.rewards.lineages import Joins, following
 from lightningrl_credit.rewards.tools import tools_of_calls
@@ -58,7 +62,8 @@ class StateGroups:
 
     `key`: see `lightningrl_credit.state_keys`; a key's file is looked for in `folder`. `gamma` and `omega` are 0.95 and
     1 in 2505.10978. `episode` weighs A^E. `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate`
-    None = none. `weights` weighs turn rewards by name. `baseline` is that of both parts.
+    None = none. `weights` weighs turn rewards by name. `baseline` is the outcome's, in A^E and in A^S; that of turn
+    rewards is the same without its division.
     """
 
     requires: frozenset[str] = field(init=False, default=frozenset({"group", "state_key"}))
@@ -104,8 +109,8 @@ class StateGroups:
         return to_tokens(group, self.episode * outcome + self.omega * self._steps(group)[0])
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
-        """Metrics: `anchor_hit_rate`, the share of trained calls whose state another rollout was in as well, and
-        `zero_step_credit`, the share of trained tokens that have no credit from their state."""
+        """Metrics: `anchor_hit_rate`, the share of trained calls whose state some other rollouts were in, and not all,
+        and `zero_step_credit`, the share of trained tokens that have no credit from their state."""
         hits, tokens, zeros = [], [], []
         for group, by_trajectory in zip(groups, advantages, strict=True):
             step, is_hit = self._steps(group)
@@ -135,32 +140,49 @@ class StateGroups:
         return result[1:]
 
     def _compare_states(self, group: TrajectoryGroup) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """A^S of each call of the rewarded trajectories, and True where its state has calls to compare with."""
+        """A^S of each call of the rewarded trajectories, and True where its state compares some of them, not all."""
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
         owners = np.repeat(np.arange(len(rewarded)), [len(trajectory.transitions) for trajectory in rewarded])
-        sums, weighed = np.zeros(len(owners)), np.zeros(len(owners))
+        is_hit = np.zeros(len(owners), dtype=np.bool_)
         if not len(owners):
-            return sums, weighed > 0
+            return np.zeros(0), is_hit
         pasts = [past for trajectory in rewarded for past in self._pasts(trajectory)]
         levels = [self._sets(pasts, owners, k) for k in range(1, self.history + 2)]
-        is_hit = np.zeros(len(owners), dtype=np.bool_)
-        for calls in levels[0]:
+        apart = [[calls for calls in sets if len(np.unique(owners[calls])) < len(rewarded)] for sets in levels]
+        for calls in apart[0]:
             is_hit[calls] = True
-        if self._is_level(rewarded):
-            return sums, is_hit
-        returns = self._returns(rewarded, levels[0])
+        is_said = self.episode != 0.0 and self.lam == 1.0  # what all compare is A^E once more
+        scores = np.zeros(len(owners))
         actions = (
             [action for trajectory in rewarded for action in _actions(trajectory)]
             if self.shrinkage or self.gate
             else None
         )
+        if not are_equal(np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)):
+            outcomes = self._returns(rewarded, levels[0], is_outcome=True)
+            scores += self._weigh(outcomes, apart if is_said else levels, actions, self.baseline)
+        turns = [turn_rewards(trajectory.transitions, self._turns.weights) for trajectory in rewarded]
+        if any(map(np.any, turns)) and not all(np.array_equal(rewards, turns[0]) for rewards in turns[1:]):
+            returns = self._returns(rewarded, levels[0], is_outcome=False)
+            scores += self._weigh(returns, levels, actions, undivided(self.baseline))
+        return scores, is_hit
+
+    def _weigh(
+        self,
+        returns: FloatArray,
+        levels: Sequence[Sequence[_Indices]],
+        actions: Sequence[Hashable] | None,
+        baseline: Baseline,
+    ) -> FloatArray:
+        """Mean of each call's credit in its sets of calls, of 1, 2, … shared states."""
+        sums, weighed = np.zeros(len(returns)), np.zeros(len(returns))
         for k, sets in enumerate(levels, start=1):
             weight = (k + 1.0) ** self.alpha
             for calls in sets:
                 acted = None if actions is None else [actions[n] for n in calls]
-                sums[calls] += weight * self._credit(returns[calls], acted)
+                sums[calls] += weight * self._credit(returns[calls], acted, baseline)
                 weighed[calls] += weight
-        return np.divide(sums, weighed, out=np.zeros_like(sums), where=weighed > 0), is_hit
+        return np.divide(sums, weighed, out=np.zeros_like(sums), where=weighed > 0)
 
     def _pasts(self, trajectory: Trajectory) -> list[list[Hashable]]:
         """State of each call and those before it, the latest first, as many as count."""
@@ -185,16 +207,10 @@ class StateGroups:
                 members.setdefault(past[0] if k == 1 else tuple(past[:k]), []).append(number)
         return [np.array(calls) for calls in members.values() if len({int(owners[n]) for n in calls}) > 1]
 
-    def _is_level(self, rewarded: Sequence[Trajectory]) -> bool:
-        """True if all earned the same."""
-        if not are_equal(np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)):
-            return False
-        turns = [turn_rewards(trajectory.transitions, self._turns.weights) for trajectory in rewarded]
-        return not any(map(np.any, turns)) or all(np.array_equal(rewards, turns[0]) for rewards in turns[1:])
-
-    def _returns(self, rewarded: Sequence[Trajectory], states: Sequence[_Indices]) -> FloatArray:
-        """Return G of each call."""
-        returns = np.concatenate([self._turns.returns(trajectory) for trajectory in rewarded])
+    def _returns(self, rewarded: Sequence[Trajectory], states: Sequence[_Indices], *, is_outcome: bool) -> FloatArray:
+        """Return of each call: what comes to it of the outcome, or of turn rewards."""
+        channels = [self._turns.channels(trajectory)[0 if is_outcome else 1] for trajectory in rewarded]
+        returns = np.concatenate([channel.factors * channel.returns for channel in channels])
         if self.lam == 1.0:
             return returns
         values = returns.copy()  # V(s), of a state that one rollout alone was in its own return
@@ -202,7 +218,8 @@ class StateGroups:
             values[calls] = returns[calls].mean()
         start = 0
         for trajectory in rewarded:
-            rewards = turn_rewards(trajectory.transitions, self._turns.weights)
+            made = trajectory.transitions
+            rewards = np.zeros(len(made)) if is_outcome else turn_rewards(made, self._turns.weights)
             for t, later in reversed(list(enumerate(following(trajectory.transitions)))):
                 if len(later) > 1:
                     after = start + later[1]
@@ -211,7 +228,7 @@ class StateGroups:
             start += len(trajectory.transitions)
         return returns
 
-    def _credit(self, returns: FloatArray, actions: Sequence[Hashable] | None) -> FloatArray:
+    def _credit(self, returns: FloatArray, actions: Sequence[Hashable] | None, baseline: Baseline) -> FloatArray:
         """A^S of the calls of one state.
 
         Four calls with returns 1, 0, 1, 0 by the actions a, a, b, c; with `dr_grpo` their credit is ±0.5:
@@ -220,7 +237,7 @@ class StateGroups:
             gate        between = 2·0² + 1·0.5² + 1·0.5² = 0.5, within = 0.5² + 0.5² = 0.5: trust = tanh(4 / τ) · 0.5
             shrinkage   κ = 1: a 0·2/3 = 0, b 0.5·1/2 = 0.25, c -0.25: the two calls of a differ by chance
         """
-        credit = baseline_advantages(returns, np.arange(len(returns)), baseline=self.baseline, epsilon=self.epsilon)
+        credit = baseline_advantages(returns, np.arange(len(returns)), baseline=baseline, epsilon=self.epsilon)
         if actions is None or not credit.any():
             return credit
         numbers: dict[Hashable, int] = {}

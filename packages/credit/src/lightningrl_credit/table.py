@@ -218,7 +218,8 @@ def _measure(groups: Sequence[TrajectoryGroup], is_trained: NDArray[np.bool_]) -
 
 
 def _hits(groups: Sequence[TrajectoryGroup], key: str) -> tuple[int, int]:
-    """Trained calls in a state that another rollout of the group was in, and all trained calls of rewarded ones."""
+    """Trained calls in a state that others of the group's rollouts were in, and not all, which `states` compares; and
+    all trained calls of rewarded rollouts."""
     hits = calls = 0
     for group in groups:
         owners: dict[object, set[int]] = {}
@@ -230,6 +231,7 @@ def _hits(groups: Sequence[TrajectoryGroup], key: str) -> tuple[int, int]:
                 place = (call.agent, call.policy, state)
                 owners.setdefault(place, set()).add(number)
                 trained += [place] if call.trainable else []
-        hits += sum(len(owners[place]) > 1 for place in trained)
+        rewarded = sum(trajectory.reward is not None for trajectory in group.trajectories)
+        hits += sum(1 < len(owners[place]) < rewarded for place in trained)
         calls += len(trained)
     return hits, calls

@@ -22,7 +22,7 @@ from lightningrl.errors import ConfigError, PluginError
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Array, Evidence, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["TeacherCredit"]
+__all__ = ["TeacherCredit", "log_ratio"]
 
 _NAME = "teacher"
 
@@ -42,7 +42,8 @@ class TeacherCredit:
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Find `teacher`, the teacher's log-prob of each token less the policy's; 0.0 in calls that are not trained."""
-        gains = await asyncio.gather(*(self._gains(call, ask) for call in trajectory.transitions))
+        calls = trajectory.transitions
+        gains = await asyncio.gather(*(log_ratio(call, ask, policy=self.teacher) for call in calls))
         return Evidence(tokens={_NAME: tuple(gains)})
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
@@ -69,23 +70,26 @@ class TeacherCredit:
         tokens = np.concatenate(scored) if scored else np.zeros(0, np.float32)
         return {"reverse_kl": -float(tokens.mean(dtype=np.float64))} if len(tokens) else {}
 
-    async def _gains(self, call: Transition, ask: Services) -> Array:
-        if not call.trainable:
-            return np.zeros(len(call.completion_ids), np.float32)
-        tokens, context = call.completion_ids, call.prompt_ids
-        if _is_plain(call):
-            own, teachers = call.logprobs, await ask.logprobs(tokens, context, policy=self.teacher)
-        else:  # the recorded log-probs are those of another distribution than the policy's
-            own, teachers = await asyncio.gather(
-                ask.logprobs(tokens, context, policy=call.policy), ask.logprobs(tokens, context, policy=self.teacher)
-            )
-        return np.asarray(teachers - own, np.float32)
+
+async def log_ratio(call: Transition, ask: Services, *, policy: str, reference: bool = False) -> Array:
+    """Log-prob of each token by `policy`, or by the weights that it started from (`reference`), less that by the policy
+    that sampled it; 0.0 in calls that are not trained."""
+    tokens, context = call.completion_ids, call.prompt_ids
+    if not call.trainable:
+        return np.zeros(len(tokens), np.float32)
+    if _is_plain(call):
+        own, others = call.logprobs, await ask.logprobs(tokens, context, policy=policy, reference=reference)
+    else:  # the recorded log-probs are those of another distribution than the policy's
+        own, others = await asyncio.gather(
+            ask.logprobs(tokens, context, policy=call.policy),
+            ask.logprobs(tokens, context, policy=policy, reference=reference),
+        )
+    return np.asarray(others - own, np.float32)
 
 
 def _is_plain(call: Transition) -> bool:
     """True where a call was sampled from the policy's whole distribution at temperature 1."""
-    sampling = call.sampling
-    return sampling.temperature == 1.0 and sampling.top_p == 1.0 and not sampling.top_k and not sampling.grammar
+    return call.sampling.temperature == 1.0 and not call.sampling.is_cut
 
 
 def _gains_of(trajectory: Trajectory) -> Sequence[Array]:

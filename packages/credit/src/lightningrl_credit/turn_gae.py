@@ -4,8 +4,10 @@
     token    the same for each sampled token j, V_j: the value of all that stands before it
     both     A_t over turns; then, inside turn t, token by token, the turn's return A_t + V_t earned at its last token
 
-Tool results and other policies' calls, between two sampled tokens or calls, are no steps: nothing is discounted there.
-The outcome is earned by the last call. Where the rollout was cut off, the value after it stands for the rest.
+Tool results and other policies' calls, between two sampled tokens or calls, are no steps: nothing is discounted there,
+and what such a call earns is earned by the step before it. The outcome is earned by the last call. A rollout that was
+cut off (a timeout, a full context) has ended: it has the reward of a failure, and no value stands for a rest. With one,
+an endless loop would cost its policy nothing.
 
 Sources: GAE, Schulman et al. 2016, eq. 11 and 16; over turns, Turn-PPO (arXiv 2512.17008); both, VAGEN's bi-level GAE.
 """
@@ -21,16 +23,13 @@ import numpy as np
 from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Services
-from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, Array, Evidence, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.rewards.lineages import Joins, successors
 from lightningrl_credit.turns import turn_rewards
 
 __all__ = ["Level", "TurnGae"]
 
 Level = Literal["turn", "token", "both"]
-
-CUT_OFF = frozenset({Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW})
-"""Outcomes of rollouts that did not end by themselves."""
 
 
 class TurnGae:
@@ -68,22 +67,20 @@ class TurnGae:
         self.weights = dict(weights or {})
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        """Ask for values by call or by token (`value`), and after each call if the rollout was cut off."""
-        is_cut = trajectory.outcome in CUT_OFF
-        results = await asyncio.gather(*(self._values(call, ask, is_cut=is_cut) for call in trajectory.transitions))
-        after = np.array([values[-1] if is_cut else 0.0 for values in results], np.float32)
+        """Ask for values by call or by token (`value`), each at a place that the critic is taught."""
+        results = await asyncio.gather(*(self._values(call, ask) for call in trajectory.transitions))
         if self.level == "turn":
-            return Evidence(calls={"value": np.array([each[0] for each in results], np.float32), "value_after": after})
-        return Evidence(calls={"value_after": after}, tokens={"value": tuple(values[:-1] for values in results)})
+            return Evidence(calls={"value": np.array([values[0] for values in results], np.float32)})
+        return Evidence(tokens={"value": tuple(results)})
 
-    async def _values(self, call: Transition, ask: Services, *, is_cut: bool) -> Array:
-        """Values from before the call to after it; 0 for calls of a policy that is not trained: it has no critic."""
+    async def _values(self, call: Transition, ask: Services) -> Array:
+        """Value before the call, or before each of its tokens; 0 for calls of a policy that is not trained: it has no
+        critic."""
         if not call.trainable:
-            return np.zeros(len(call.completion_ids) + 1, np.float32)
-        if self.level != "turn":
-            return await ask.token_values(call.completion_ids, call.prompt_ids, policy=call.policy)
-        contexts = [call.prompt_ids, *([np.concatenate([call.prompt_ids, call.completion_ids])] if is_cut else [])]
-        return await ask.values(contexts, policy=call.policy)
+            return np.zeros(len(call.completion_ids), np.float32)
+        if self.level == "turn":
+            return await ask.values([call.prompt_ids], policy=call.policy)
+        return (await ask.token_values(call.completion_ids, call.prompt_ids, policy=call.policy))[:-1]
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return self._by_call(group, lambda advantages, _, length: _spread(advantages, length))
@@ -114,17 +111,17 @@ class TurnGae:
             return
         next_calls, rewards = successors(calls), turn_rewards(calls, self.weights)
         results: list[tuple[FloatArray | None, FloatArray]] = [(None, nothing)] * len(calls)
-        values_at, advantages_at = [0.0] * len(calls), [0.0] * len(calls)
-        """At each call's start, as seen by the calls before it."""
+        values_at, advantages_at, earned_at = [0.0] * len(calls), [0.0] * len(calls), [0.0] * len(calls)
+        """At each call's start, as seen by the calls before it; `earned_at`: by calls that are passed over from there
+        on, which the step before them earns."""
         for t in reversed(range(len(calls))):
             later = next_calls[t]
-            reward = float(rewards[t]) + (0.0 if later else trajectory.reward)
-            next_value = (
-                sum(values_at[k] for k in later) / len(later) if later else float(evidence.calls["value_after"][t])
+            next_value, next_advantage, passed = (
+                sum(at[k] for k in later) / len(later) if later else 0.0 for at in (values_at, advantages_at, earned_at)
             )
-            next_advantage = sum(advantages_at[k] for k in later) / len(later) if later else 0.0
-            if not calls[t].trainable:  # part of the environment, as tool results are: passed over, with what it earned
-                values_at[t], advantages_at[t] = reward + next_value, next_advantage
+            reward = float(rewards[t]) + passed + (0.0 if later else trajectory.reward)
+            if not calls[t].trainable:  # part of the environment, as tool results are
+                values_at[t], advantages_at[t], earned_at[t] = next_value, next_advantage, reward
                 continue
             by_token = self.level == "token"
             values = (

@@ -1,14 +1,19 @@
 """Turns: each call is credited with its own reward and those after it; outcome and turns have baselines of their own.
 
     outcome  A^R_{i,t} = γ_R^{T_i - t} · baseline({R_j})_i     compared over the group's rollouts first, then discounted
-    turns    A^G_{i,t} = baseline({G_{j,t}})_i                 compared with the same turn of the others, or all turns
+    turns    A^G_{i,t} = G_{i,t} - mean({G_{j,t}})             compared with the same turn of the others, or all turns
              G_{i,t} = Σ_{k ≥ t} γ^{k-t} r_{i,k}               (Kevin, arXiv 2507.11948; AReaL)
     A = A^R + λ·A^G
 
+The turns' baseline subtracts and does not divide, so that turn rewards keep their declared size beside the outcome's:
+divided by their own deviation, a pay of 0.001 would be credited like one of 0.1.
+
 | is                          | options                                                                               |
 |-----------------------------|---------------------------------------------------------------------------------------|
-| MT-GRPO, arXiv 2505.11821   | gamma = 0, outcome_gamma = 1: r_{i,t} among turns t, and the outcome's for each turn  |
-| Kevin, arXiv 2507.11948     | gamma = 0.4, compared = "all": one mean and deviation over all turns of the group     |
+| MT-GRPO, arXiv 2505.11821   | gamma = 0, outcome_gamma = 1, turn_baseline = "grpo": r_{i,t} among turns t, and the  |
+|                             | outcome's for each turn                                                               |
+| Kevin, arXiv 2507.11948     | gamma = 0.4, compared = "all", turn_baseline = "grpo": one mean and deviation over    |
+|                             | all turns of the group                                                                |
 | ReBN, GEM, arXiv 2510.01051 | baseline = "none", and `credit.whiten = true`: returns normalised over the batch      |
 
 One mean over the discounted returns of all turns would tell the early turns of four equal successes that they were bad,
@@ -25,7 +30,7 @@ import numpy as np
 from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
-from lightningrl_credit.baselines import Baseline, check_baseline, check_gamma
+from lightningrl_credit.baselines import Baseline, check_baseline, check_gamma, undivided
 from lightningrl_credit.rewards.lineages import following
 from lightningrl_credit.spread import Channel, spread
 
@@ -54,11 +59,13 @@ class TurnReturns:
     ) -> None:
         """`gamma` discounts turn rewards per call (2507.11948 uses 0.4, AReaL 0.9), `outcome_gamma` the outcome; None =
         the same. `turn_weight` is λ (1 in 2505.11821). `weights` weighs turn rewards by name; 1.0 for the others.
-        `baseline` is the outcome's, `turn_baseline` the turns'; None = the same. `compared`: a turn is compared with
-        the others' `turn` of the same number, or with `all` of them (2507.11948), where its position counts as well.
+        `baseline` is the outcome's, `turn_baseline` the turns'; None = the same without its division: `dr_grpo` for
+        `grpo` and `maxrl`. `compared`: a turn is compared with the others' `turn` of the same number, or with `all` of
+        them (2507.11948), where its position counts as well.
         """
         check_baseline(baseline)
-        check_baseline(turn_baseline or baseline)
+        self.turn_baseline: Baseline = undivided(baseline) if turn_baseline is None else turn_baseline
+        check_baseline(self.turn_baseline)
         check_gamma("gamma", gamma)
         check_gamma("outcome_gamma", gamma if outcome_gamma is None else outcome_gamma)
         if compared not in get_args(ComparedTurns):
@@ -70,7 +77,6 @@ class TurnReturns:
         self.turn_weight = turn_weight
         self.weights = dict(weights or {})
         self.baseline: Baseline = baseline
-        self.turn_baseline: Baseline = turn_baseline or baseline
         self.compared: ComparedTurns = compared
         self.epsilon = epsilon
         if baseline == "none" and self.turn_baseline == "none":

@@ -71,7 +71,7 @@ class XRay:
     pairs: tuple[tuple[str, str, Agreement], ...]
     """Any two methods that are not the same, those that disagree most first."""
     anchors: Mapping[str, float | None]
-    """Share of the trained calls whose state another rollout of the group was in, too, by state key."""
+    """Share of the trained calls whose state other rollouts of the group were in, and not all, by state key."""
     branched: int
     """Rollouts that were branched."""
     rollouts: tuple[RolloutXRay, ...] = ()

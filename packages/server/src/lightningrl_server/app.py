@@ -10,12 +10,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.applications import Starlette
@@ -32,6 +34,7 @@ from lightningrl_server.asked_calls import ReadAsked
 from lightningrl_server.attempt_routes import AttemptMemory, agent_routes, attempt_routes
 from lightningrl_server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl_server.forwarding import Forwarders
+from lightningrl_server.inflate import TELEMETRY_BYTES
 from lightningrl_server.metrics import TEXT, Engines, ServerMetrics, memory_bytes
 from lightningrl_server.mounts import Live, MakePages, ServedRun
 from lightningrl_server.run_routes import run_routes
@@ -69,7 +72,8 @@ def create_app(
     """
     access = Access(store, run_key, key_headers(dialects))
     workers, metrics, forwarders = Workers(), metrics or ServerMetrics(), forwarders or Forwarders()
-    reader = partial(ExportReader, log=store, limit=max_body_bytes, dialects=dialects)
+    limit, decoding = min(max_body_bytes, TELEMETRY_BYTES), WeakValueDictionary[tuple[str, int], asyncio.Lock]()
+    reader = partial(ExportReader, log=store, limit=limit, decoding=decoding, dialects=dialects)
     spans = reader(parse=parse_export, forwarder=forwarders.spans, read_asked=read_asked)
     log_records = reader(parse=parse_logs, forwarder=forwarders.logs)
     show_live = partial(_show_live, store, engines, workers, metrics)

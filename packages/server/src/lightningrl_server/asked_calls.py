@@ -7,8 +7,9 @@ kept completions ─► AnsweredCall… ─────┴► join_to_answers: s
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -18,7 +19,7 @@ from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.spans.tool_spans import comparable
 from lightningrl_server.store.protocol import CallLog
 
-__all__ = ["AnsweredCall", "ReadAsked", "join_reports", "join_to_answers", "read_kept_answers"]
+__all__ = ["AnsweredCall", "ReadAsked", "join_reports", "join_to_answers", "name_by_answers", "read_kept_answers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,18 +34,24 @@ class AnsweredCall:
     """JSON text."""
 
 
-ReadAsked = Callable[[str, int], Awaitable[Sequence[AnsweredCall]]]
-"""Reads what the answers of a rollout's attempt asked for so far, in order, less what somebody reported already."""
+_ITEM = re.compile(r"(?:.*\|)?(?:fc|ctc)_(lr-[^_]+)_(\d{1,9})")
+"""The id of a call's item, also behind its own: `fc_ANSWER_NUMBER`, `call_…|fc_ANSWER_NUMBER`."""
 
 
-def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> ReadAsked:
-    """Read them from the completions in the store, parsed as they were for the agent. `renderers` by policy name."""
+@dataclass(frozen=True, slots=True)
+class ReadAsked:
+    """Reads what an attempt's answers asked for: the completions in the store, parsed as they were for the agent."""
 
-    async def read(rollout_id: str, attempt: int) -> Sequence[AnsweredCall]:
-        reported = await log.tool_call_ids(rollout_id, attempt)
+    log: CallLog
+    renderers: Mapping[str, PolicyRenderer]
+    """Renderers by policy."""
+
+    async def __call__(self, rollout_id: str, attempt: int) -> Sequence[AnsweredCall]:
+        """Read the calls asked for so far, in order, less what somebody reported already."""
+        reported = await self.log.tool_call_ids(rollout_id, attempt)
         asked: list[AnsweredCall] = []
-        for call in await log.calls(rollout_id, attempt):
-            renderer = renderers.get(call.transition.policy)
+        for call in await self.log.calls(rollout_id, attempt):
+            renderer = self.renderers.get(call.transition.policy)
             if renderer is None or reported.issuperset(call.transition.tool_call_ids):
                 continue
             tools = read_recorded(renderer, call.transition).tool_calls[: len(call.transition.tool_call_ids)]
@@ -56,7 +63,21 @@ def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> 
             await asyncio.sleep(0)  # other calls' turn
         return asked
 
-    return read
+    async def mentioned(self, rollout_id: str, attempt: int, names: Collection[str]) -> Collection[str]:
+        """Return those of the names that a request offered as tools or an answer wrote, as agents do that act by code;
+        all where the attempt has no call to tell by."""
+        calls = [call.transition for call in await self.log.calls(rollout_id, attempt)]
+        if not calls or any(call.policy not in self.renderers for call in calls):
+            return names
+        mentioned: set[str] = set()
+        for call in calls:
+            text = call.offered + self.renderers[call.policy].decode(call.completion_ids.tolist())
+            mentioned.update(name for name in names if name in text)
+            await asyncio.sleep(0)
+        return mentioned
+
+
+read_kept_answers = ReadAsked
 
 
 def join_to_answers(
@@ -88,6 +109,23 @@ def join_to_answers(
         if tool.span_id not in joined and left[name] == len(named[name]) == 1:
             joined[tool.span_id] = _with_asker(tool, named[name][0])
     return [joined.get(record.span_id) or _with_arguments(record, by_id.get(record.tool_call.id)) for record in records]
+
+
+async def name_by_answers(
+    records: Sequence[ToolCallRecord], log: CallLog, place: tuple[str, int]
+) -> Sequence[ToolCallRecord]:
+    """Return the records, those that name their call by its item in a response (Agno) by the id that it was given."""
+    items = {record.tool_call.id: match for record in records if (match := _ITEM.fullmatch(record.tool_call.id))}
+    if not items:
+        return records
+    answers = {call.transition.id: call.transition.tool_call_ids for call in await log.calls(*place)}
+    ids = {item: answers.get(match[1], ())[int(match[2]) :][:1] for item, match in items.items()}
+    return [
+        replace(record, tool_call=replace(record.tool_call, id=ids[record.tool_call.id][0]))
+        if ids.get(record.tool_call.id)
+        else record
+        for record in records
+    ]
 
 
 def join_reports(records: Sequence[ToolCallRecord], asked: Sequence[AnsweredCall]) -> list[ToolCallRecord]:

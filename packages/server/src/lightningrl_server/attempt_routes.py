@@ -89,7 +89,7 @@ def attempt_routes(
         if memory is not None:
             memory.forget(*place)
         if contents is not None:
-            spans.forward(place, contents)
+            await spans.forward(place, contents)
         return api.ResultKept(state=state, lease=lease)
 
     return [

@@ -8,24 +8,29 @@ from typing import Any, Final
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lightningrl.errors import LightningError, StoreError
 from lightningrl.sanitize import clean_text
 from lightningrl_server.access import Forbidden
+from lightningrl_server.inflate import TELEMETRY_BYTES, BadBody
 from lightningrl_server.routes import BodyError
 from lightningrl_server.store.errors import AttemptOver, Conflict, StoreFull, StoreTrouble, UnknownRecord
 
-__all__ = ["ERROR_HANDLERS", "BoundedBodies", "error_response"]
+__all__ = ["ERROR_HANDLERS", "BoundedBodies", "error_response", "nobody_listens"]
 
 logger = logging.getLogger(__name__)
 
 REPORTS: Final = ("/v1/rewards", "/v1/tool_calls")
-SMALL: Final = ("/v1/rewards", "/rewards", "/beat", "/leases")
 SMALL_BYTES: Final = 256 * 1024
 """Largest body that holds a few numbers; larger ones would only keep the event loop busy."""
+_LIMITS: Final = (
+    (("/v1/rewards", "/rewards", "/beat", "/leases"), SMALL_BYTES),
+    (("/v1/traces", "/v1/logs"), TELEMETRY_BYTES),
+)
+"""Bytes of bodies, by the ends of their paths."""
 LONGEST_PATH: Final = 2000
 LONGEST_SENTENCE: Final = 10_000
 _STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
@@ -46,6 +51,8 @@ def error_response(status: int, message: str, code: str) -> Response:
 
 
 async def _lightning(_: Request, error: Exception) -> Response:
+    if isinstance(error, BadBody):
+        return error_response(error.status, error.message, error.code)
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             if status >= 500:
@@ -69,9 +76,15 @@ async def _defect(request: Request, error: Exception) -> Response:
     return error_response(500, f"{problem}; see the server's log", "defect")
 
 
+async def nobody_listens(_: Request, __: Exception) -> Response:
+    """Answer a client that left during its body, so that it is no defect in the log."""
+    return Response(status_code=400)
+
+
 ERROR_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
     LightningError: _lightning,
     HTTPException: _http,
+    ClientDisconnect: nobody_listens,
     Exception: _defect,
 }
 
@@ -92,7 +105,8 @@ class BoundedBodies:
         if scope["type"] != "http" or not (scope["path"].startswith("/api/") or scope["path"].endswith(REPORTS)):
             await self._app(scope, receive, send)
             return
-        limit = min(self._limit, SMALL_BYTES) if scope["path"].endswith(SMALL) else self._limit
+        limits = (bytes_ for ends, bytes_ in _LIMITS if scope["path"].endswith(ends))
+        limit = min(self._limit, next(limits, self._limit))
         sentence = f"the request body is larger than {limit} bytes; send less at a time"
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > limit):

@@ -18,6 +18,7 @@ from lightningrl.control_api import Count, Endpoint
 from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
 from lightningrl_server.access import Access
+from lightningrl_server.inflate import check_values
 
 __all__ = ["LONG_BYTES", "BodyError", "attempt_of", "count_of", "is_gone", "route"]
 
@@ -57,16 +58,18 @@ async def _read(request: Request, endpoint: Endpoint[B, A]) -> B:
             return cast("B", msgspec.convert(dict(request.query_params), endpoint.body, strict=False))
         body = await request.body()
         if len(body) > LONG_BYTES:
-            return cast("B", await asyncio.to_thread(_parse, body, endpoint.body))
-        return cast("B", _parse(body, endpoint.body))
+            return cast("B", await asyncio.to_thread(_parse, body, endpoint))
+        return cast("B", _parse(body, endpoint))
     except (ValueError, msgspec.MsgspecError) as error:
         is_json = not isinstance(error, UnicodeDecodeError | json.JSONDecodeError)
         problem = str(error) if is_json else "it is not JSON"
         raise BodyError(f"{request.method} {request.url.path!r}: the body: {problem}; see /openapi.json") from None
 
 
-def _parse(body: bytes, kind: Any) -> Any:
-    return wire.convert(parse_json(body), kind)
+def _parse(body: bytes, endpoint: Endpoint[Any, Any]) -> Any:
+    if endpoint.who.endswith("attempt"):  # an agent has its key
+        check_values(body)
+    return wire.convert(parse_json(body), endpoint.body)
 
 
 async def count_of(work: Awaitable[int]) -> Count:

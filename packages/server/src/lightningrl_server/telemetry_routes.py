@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -20,10 +21,11 @@ from starlette.routing import BaseRoute
 from lightningrl import control_api as api
 from lightningrl.dialects import Dialect, call_of
 from lightningrl_server.access import Access
-from lightningrl_server.asked_calls import ReadAsked, join_to_answers
+from lightningrl_server.asked_calls import ReadAsked, join_to_answers, name_by_answers
 from lightningrl_server.forwarding import ExportForwarder
 from lightningrl_server.records import SpanRecord, ToolCallRecord
 from lightningrl_server.routes import LONG_BYTES, attempt_of, route
+from lightningrl_server.spans.completed import complete_spans
 from lightningrl_server.spans.evaluations import Evaluation
 from lightningrl_server.spans.otlp import PROTOBUF, Export, ParsedExport, encode_answer, read_media_type
 from lightningrl_server.store.protocol import CallLog
@@ -36,7 +38,7 @@ def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportRea
         """Keep what an export holds for us, and hand all of it on."""
         place = attempt_of(request)
         media_type = read_media_type(request.headers.get("content-type", ""))
-        encoding = request.headers.get("content-encoding", "").lower()
+        encoding = request.headers.get("content-encoding", "")
         contents = await reader.read(place, await request.body(), media_type, encoding)
         writes: list[Awaitable[object]] = []
         if contents.tool_calls:
@@ -46,7 +48,7 @@ def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportRea
         await asyncio.gather(*writes)  # one commit
         for transition_id, rewards in contents.rewards.items():
             await reader.log.add_rewards(*place, rewards, transition_id)
-        reader.forward(place, contents)
+        await reader.forward(place, contents)
         return Response(encode_answer(media_type, contents.rejected), media_type=media_type)
 
     return [
@@ -77,6 +79,8 @@ class ExportReader:
     """Parses spans, or log records."""
     limit: int
     """Bytes of an export when unpacked."""
+    decoding: MutableMapping[tuple[str, int], asyncio.Lock]
+    """Shared by the readers, weak: of each attempt one export is decoded at a time."""
     forwarder: ExportForwarder | None = None
     read_asked: ReadAsked | None = None
     dialects: Sequence[Dialect] = ()
@@ -87,18 +91,30 @@ class ExportReader:
         """Read an export of the attempt at `place` (rollout, number). Raises ServerError with a sentence for bytes that
         are no export, or too many."""
         if encoding or len(body) > LONG_BYTES:  # for a short body a thread costs more than it spares the event loop
-            export = await asyncio.to_thread(self.parse, body, media_type, encoding, self.limit)
+            async with self.decoding.setdefault(place, asyncio.Lock()):
+                export = await asyncio.to_thread(self.parse, body, media_type, encoding, self.limit)
         else:
             export = self.parse(body, media_type, encoding, self.limit)
-        tool_calls = export.tool_calls
+        tool_calls = await name_by_answers(export.tool_calls, self.log, place)
         if export.loose and self.read_asked is not None:
             asked = await self.read_asked(*place)
             tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
+            tool_calls = await self._without_phantoms(place, tool_calls, export.unoffered)
         rewards = await find_rewards(self.log, self.dialects, *place, export.evaluations) if export.evaluations else {}
         spans = [*export.spans, *await self._named_calls(place, export.answers)]
         return ExportContents(
             tool_calls=tool_calls, spans=spans, rewards=rewards, rejected=export.rejected, request=export.request
         )
+
+    async def _without_phantoms(
+        self, place: tuple[str, int], records: Sequence[ToolCallRecord], unoffered: frozenset[str]
+    ) -> Sequence[ToolCallRecord]:
+        """Leave out what a span calls a tool and nobody offered, asked for or wrote of (Semantic Kernel's prompts)."""
+        doubtful = {record.tool_call.name for record in records if record.tool_call.id in unoffered}
+        if not doubtful or self.read_asked is None:
+            return records
+        named = await self.read_asked.mentioned(*place, doubtful)
+        return [record for record in records if record.tool_call.id not in unoffered or record.tool_call.name in named]
 
     async def _named_calls(self, place: tuple[str, int], answers: Sequence[tuple[str, str]]) -> list[SpanRecord]:
         """Return calls that the models' spans name by their answers, as spans inside of those. Whoever made such a call
@@ -108,10 +124,15 @@ class ExportReader:
         named = [(call_id, span_id) for call_id, span_id in calls if call_id in call_ids]
         return [SpanRecord(span_id=call_id, parent_span_id=span_id) for call_id, span_id in named]
 
-    def forward(self, place: tuple[str, int], contents: ExportContents) -> None:
-        """Hand all of it on, once it is kept."""
-        if self.forwarder is not None:
-            self.forwarder.offer(contents.request, *place)
+    async def forward(self, place: tuple[str, int], contents: ExportContents) -> None:
+        """Hand all of it on, once it is kept; a model's span with what is known of its call."""
+        if self.forwarder is None:
+            return
+        if isinstance(contents.request, ExportTraceServiceRequest):
+            calls = [record.transition for record in await self.log.calls(*place)]
+            renderers = {} if self.read_asked is None else self.read_asked.renderers
+            await asyncio.to_thread(complete_spans, contents.request, calls, renderers)
+        self.forwarder.offer(contents.request, *place)
 
 
 async def find_rewards(

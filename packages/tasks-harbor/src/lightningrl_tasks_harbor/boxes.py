@@ -62,6 +62,10 @@ class Box(Protocol):
         """Unpack a tar archive into the folder `target`; `afresh` removes first what is there. Raises BoxError."""
         ...
 
+    def take(self, path: str) -> bytes | None:
+        """Pack a folder or a file as a tar archive, under its own name, None = there is none. Raises BoxError."""
+        ...
+
     def read(self, path: str, limit: int) -> bytes | None:
         """Read the beginning of a regular file, None = there is none; links are not followed."""
         ...

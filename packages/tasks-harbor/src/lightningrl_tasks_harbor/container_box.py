@@ -187,6 +187,11 @@ class ContainerBox:
         copied = [self.kind, "cp", "-", f"{self._name}:{target}"]
         self._checked(subprocess.run(copied, input=files, capture_output=True, timeout=PATIENCE_S, check=False))
 
+    def take(self, path: str) -> bytes | None:
+        """Pack a folder or a file under its own name, None = there is none."""
+        process = _ask(self.kind, "cp", f"{self._name}:{path}", "-", check=False)
+        return process.stdout if process.returncode == 0 else None
+
     def read(self, path: str, limit: int) -> bytes | None:
         """Read the beginning of a regular file, None = there is none; links are not followed."""
         copied = [self.kind, "cp", f"{self._name}:{path}", "-"]

@@ -62,6 +62,11 @@ class NamespaceBox:
         """Unpack a tar archive into the folder `target`; `afresh` removes first what is there."""
         self._ask("put", files, target=target, afresh=afresh)
 
+    def take(self, path: str) -> bytes | None:
+        """Pack a folder or a file under its own name, None = there is none."""
+        header, content = self._ask("take", path=path)
+        return content if header["found"] else None
+
     def read(self, path: str, limit: int) -> bytes | None:
         """Read the beginning of a regular file, None = there is none; links are not followed."""
         header, content = self._ask("read", path=path, limit=limit)

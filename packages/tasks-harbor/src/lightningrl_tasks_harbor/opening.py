@@ -49,6 +49,8 @@ class OpenBox:
     folder: str
     """Empty = the image's own."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    settings: BoxSettings = field(default_factory=BoxSettings)
+    """Settings by which another is opened, for the tests."""
 
 
 def check_box(task: TaskFolder, settings: BoxSettings) -> str:
@@ -70,7 +72,9 @@ def check_box(task: TaskFolder, settings: BoxSettings) -> str:
         raise ConfigError("no box for this task: unshare is Linux's; start docker or podman")
     if task.image is not None:
         raise ConfigError(f"task {task.path}: a box by unshare has no images ({task.image!r}); start docker or podman")
-    _read_build(task)
+    build = _read_build(task)
+    if (task.folder or build.folder) == "/":
+        raise ConfigError(f"task {task.path}: no WORKDIR, and its tests see its working folder alone; give it one")
     return "unshare"
 
 
@@ -127,7 +131,7 @@ def _open_by_unshare(task: TaskFolder, settings: BoxSettings) -> OpenBox:
     except BaseException:
         box.close()
         raise
-    return OpenBox(box=box, folder=folder, environment={**build.environment, **task.environment})
+    return OpenBox(box=box, folder=folder, environment={**build.environment, **task.environment}, settings=settings)
 
 
 def _open_container(engine: str, task: TaskFolder, settings: BoxSettings) -> OpenBox:
@@ -140,4 +144,4 @@ def _open_container(engine: str, task: TaskFolder, settings: BoxSettings) -> Ope
         cpus=task.cpus,
         network=settings.network,
     )
-    return OpenBox(box=box, folder=task.folder or "", environment=dict(task.environment))
+    return OpenBox(box=box, folder=task.folder or "", environment=dict(task.environment), settings=settings)

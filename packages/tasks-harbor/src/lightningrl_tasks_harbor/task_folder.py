@@ -6,6 +6,7 @@ task.toml · instruction.md · environment/Dockerfile · solution/solve.sh · te
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import tomllib
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ SECTIONS: Final[Mapping[str, frozenset[str]]] = {
                               "workdir", "network_mode", "allowed_hosts", "allow_internet"}),
     "solution": frozenset({"env"}),
 }  # fmt: skip
-"""Keys that Harbor 0.26 reads; artifacts, metadata and the package's own section change no rollout."""
+"""Keys that Harbor 0.26 reads; metadata and the package's own section change no rollout."""
 UNITS: Final = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -54,6 +55,8 @@ class TaskFolder:
     storage_mb: int | None
     memory_mb: int | None
     cpus: float | None
+    artifacts: tuple[str, ...]
+    """Paths beside the working folder that the tests see."""
     metadata: Mapping[str, Any]
 
     @property
@@ -93,6 +96,7 @@ def read_task_folder(path: Path) -> TaskFolder:
         storage_mb=_megabytes(path, environment, "storage"),
         memory_mb=_megabytes(path, environment, "memory"),
         cpus=_number(path, "environment.cpus", environment.get("cpus")),
+        artifacts=_artifacts(path, table.get("artifacts", [])),
         metadata=table.get("metadata") or {},
     )
 
@@ -146,13 +150,24 @@ def _refuse_environment(path: Path, environment: Mapping[str, Any]) -> None:
 def _refuse_phases(path: Path, agent: Mapping[str, Any], verifier: Mapping[str, Any]) -> None:
     if verifier.get("environment") or verifier.get("environment_mode") == "separate" or verifier.get("collect"):
         raise _refuse(
-            path, "its verifier wants an environment of its own, and tests/test.sh runs in the agent's box here"
+            path, "its verifier wants an environment of its own, and tests/test.sh runs in the task's own here"
         )
     for name, section in (("agent", agent), ("verifier", verifier)):
         if section.get("user") not in (None, "root", 0, "0"):
             raise _refuse(path, f"{name}.user is {section['user']!r}, and a box has root alone")
         if section.get("network_mode") not in (None, "no-network"):
             raise _refuse(path, f"{name}.network_mode is {section['network_mode']!r}, and boxes are without a network")
+
+
+def _artifacts(path: Path, listed: Any) -> tuple[str, ...]:
+    """Paths in the box, of texts or of tables with a `source`."""
+    sources: list[str] = []
+    for item in listed if isinstance(listed, list) else [listed]:
+        source = item.get("source") if isinstance(item, Mapping) else item
+        if not isinstance(source, str) or source[:1] != "/" or source in ("/", "//") or "/.." in source:
+            raise _refuse(path, f"artifacts has {source!r}, which is no absolute path", "mend task.toml")
+        sources.append(posixpath.normpath(source))
+    return tuple(sources)
 
 
 def _variables(path: Path, name: str, section: Mapping[str, Any]) -> dict[str, str]:

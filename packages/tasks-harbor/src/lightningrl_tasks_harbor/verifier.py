@@ -1,21 +1,30 @@
-"""Scores a box as Harbor's verifier does: `tests/test.sh` runs in it, and what it writes to /logs/verifier counts."""
+"""Scores a box as Harbor's verifier does: `tests/test.sh` runs in a fresh one, where what the agent left in its folder
+is put; what it writes to /logs/verifier counts."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import posixpath
+import re
+import tarfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lightningrl.errors import RewardError
-from lightningrl_tasks_harbor.boxes import BoxError, BoxGone, pack
-from lightningrl_tasks_harbor.opening import OpenBox
+from lightningrl.errors import ConfigError, RewardError
+from lightningrl_tasks_harbor.boxes import Box, BoxError, BoxGone, pack
+from lightningrl_tasks_harbor.opening import OpenBox, open_box
 from lightningrl_tasks_harbor.task_folder import TaskFolder
 
 __all__ = ["Verdict", "choose_reward", "solve", "verify"]
 
 LOGS: Final = ("agent", "artifacts", "verifier")
+SHARED: Final = re.compile(r"/(bin|dev|etc|home|lib\w*|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var)")
+"""Folders at the root that hold more than a task's work."""
+FAST_S: Final = 30.0
 LONGEST_REWARD: Final = 65_536
 LONGEST_REPORT: Final = 2_000
 
@@ -37,21 +46,33 @@ class Verdict:
 
 
 def verify(task: TaskFolder, opened: OpenBox) -> Verdict:
-    """Run `tests/test.sh` in a box whose agent has ended.
+    """Run `tests/test.sh` in a fresh box with the files of one whose agent has ended.
 
-    First its processes are killed and /logs and /tests emptied: a reward that the agent wrote is gone, and nobody
-    writes one beside the tests. Raises BoxGone where the box ended."""
-    box = opened.box
+    They are the working folder and the task's artifacts: programs, libraries and settings that the tests use are not
+    those that the agent may have replaced. Raises BoxGone where a box ended, or the fresh one does not open."""
+    with ExitStack() as stack:
+        try:
+            fresh = stack.enter_context(open_box(task, opened.settings))
+        except BoxError as error:
+            raise BoxGone(f"the box for the tests was not opened: {error}") from error
+        return _run_tests(task, opened, fresh)
+
+
+def _run_tests(task: TaskFolder, opened: OpenBox, fresh: OpenBox) -> Verdict:
+    box = fresh.box
     try:
-        box.stop_processes()
+        opened.box.stop_processes()
+        folder = fresh.folder or box.run("pwd", folder="", environment={}, timeout_s=FAST_S).output.strip()
+        for path in (_root_of_work(task, folder), *task.artifacts):
+            _carry(opened.box, box, path)
         box.put(pack(()), "/logs", afresh=True)
         for name in LOGS:
             box.put(pack(()), f"/logs/{name}")
         box.put(pack([(path, path.name) for path in sorted((task.path / "tests").iterdir())]), "/tests", afresh=True)
         ended = box.run(
             "/tests/test.sh",
-            folder=opened.folder,
-            environment={**opened.environment, **task.verifier_environment},
+            folder=fresh.folder,
+            environment={**fresh.environment, **task.verifier_environment},
             timeout_s=task.verifier_timeout_s,
             limit=LONGEST_REPORT,
         )
@@ -59,13 +80,33 @@ def verify(task: TaskFolder, opened: OpenBox) -> Verdict:
         texts = {name: box.read(f"/logs/verifier/{name}", LONGEST_REWARD) for name in ("reward.json", "reward.txt")}
     except BoxGone:
         raise
-    except BoxError as error:  # a full disk, a /tests that nothing removes: the agent's own doing
+    except BoxError as error:  # more files than the fresh box holds: the agent's own doing
         return Verdict(problem=str(error))
     report = ended.output.strip()
     if ended.is_late:
         return Verdict(problem=f"tests/test.sh ran longer than {task.verifier_timeout_s:g} s", report=report)
     rewards, problem = _read_rewards(texts["reward.json"], texts["reward.txt"], ended.status)
     return Verdict(rewards=rewards, problem=problem, report=report)
+
+
+def _root_of_work(task: TaskFolder, folder: str) -> str:
+    """The tree that the agent works in: `/app` of `/app/sub`, but `/home/me` of `/home/me`. Raises ConfigError."""
+    first = f"/{folder.split('/')[1]}"
+    if first == "/":
+        raise ConfigError(f"task {task.path}: it works in '/', and its tests see its folder alone; give it a WORKDIR")
+    return folder if SHARED.fullmatch(first) else first
+
+
+def _carry(old: Box, fresh: Box, path: str) -> None:
+    """Put what the agent left at a path into the fresh box, in the place of what is there."""
+    files = old.take(path)
+    if files is not None:
+        with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+            is_folder = (first := archive.next()) is not None and first.isdir()
+    if files is None or is_folder:
+        fresh.put(pack(()), path, afresh=True)
+    if files is not None:
+        fresh.put(files, posixpath.dirname(path))
 
 
 def solve(task: TaskFolder, opened: OpenBox, timeout_s: float) -> str:

@@ -162,7 +162,7 @@ def read_arguments(written: str) -> tuple[dict[str, Any] | None, str]:
     """A call's arguments, or None and what is wrong with them."""
     try:
         arguments = json.loads(written or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"error: the arguments are no JSON: {error}"
     if not isinstance(arguments, dict):
         return None, f"error: the arguments are a {type(arguments).__name__}; write an object"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lightningrl.errors import ConfigError
 from lightningrl.types import ToolStatus
-from lightningrl_tasks_openenv.wire import Observation
+from lightningrl_tasks_openenv.wire import SCHEMAS, Observation
 
 __all__ = ["Tool", "opening_messages", "read_action_tool", "read_tools", "tool_result"]
 
@@ -17,6 +17,7 @@ ACT: Final = "act"
 """Name of the one function of an environment without tools: its arguments are the environment's own action."""
 PROMPT_FIELDS: Final = ("prompt", "question", "instruction", "task", "message", "text")
 """Fields of a first observation that hold what is asked, the first that is there; its own fields, then its metadata."""
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 STATUSES: Final = {
     "invalid_args": ToolStatus.INVALID_ARGUMENTS,
     "tool_not_found": ToolStatus.UNKNOWN_TOOL,
@@ -49,12 +50,12 @@ class Tool:
 
 
 def read_tools(listed: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Tools of MCP's `tools/list`; openenv writes the schema's name in two ways."""
+    """Tools of MCP's `tools/list`."""
     return [
         Tool(
             name=str(tool["name"]),
             description=str(tool.get("description") or ""),
-            parameters=tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}},
+            parameters=next(filter(None, map(tool.get, SCHEMAS)), {"type": "object", "properties": {}}),
         )
         for tool in listed
     ]
@@ -106,7 +107,7 @@ def _as_messages(value: Any, longest: int) -> list[dict[str, Any]]:
     if (
         isinstance(value, Sequence)
         and value
-        and all(isinstance(message, Mapping) and "role" in message for message in value)
+        and all(isinstance(message, Mapping) and message.get("role") in ROLES for message in value)
     ):
         return [{**message, "content": shorten(_as_text(message.get("content")), longest)} for message in value]
     return [{"role": "user", "content": shorten(_as_text(value), longest)}]

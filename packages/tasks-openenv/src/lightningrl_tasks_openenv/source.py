@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import random
 import shlex
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -34,6 +35,8 @@ __all__ = ["OpenEnvTasks"]
 
 PAGE: Final = 100
 """Tasks that the server is asked about at once."""
+MOST_SHUFFLED: Final = 1_000_000
+"""Tasks of which a list is made."""
 PLACE: Final = frozenset({"id", "index", "split"})
 """Keys of a task's description that only say where it is."""
 GREATEST_SEED: Final = 2**31 - 1
@@ -127,13 +130,13 @@ class OpenEnvTasks:
                 f'say which is meant: options.splits = {{{split} = "{names[0] if names else "train"}"}}'
             )
         total = api.count(environment, there)
-        order = list(range(total))
-        random.Random(f"{there}/{seed}").shuffle(order)  # noqa: S311
+        page = PAGE if total <= MOST_SHUFFLED else 1  # of so many tasks no two lie on a page
         pages: dict[int, list[Any]] = {}
-        for index in order[:count]:
-            start = index - index % PAGE
+        for index in itertools.islice(_in_order(total, random.Random(f"{there}/{seed}")), count):  # noqa: S311
+            start = index - index % page
             if start not in pages:
-                pages[start] = api.specs(environment, there, start, min(start + PAGE, total))
+                pages = pages if page > 1 else {}
+                pages[start] = api.specs(environment, there, start, min(start + page, total))
             yield self._task(there, index, pages[start][index - start])
 
     def gold(self, task: Task) -> Any | None:
@@ -213,6 +216,17 @@ class OpenEnvTasks:
         answer = None if self._answer is None else described.pop(self._answer, None)
         shown = {name: value for name, value in described.items() if name not in PLACE}
         return Task(id=f"{split}-{index}", input=shown or {"split": split, "index": index}, answer=answer)
+
+
+def _in_order(total: int, rng: random.Random) -> Iterable[int]:
+    """Each number below `total` once, in an order of the generator's; of very many without a list of them."""
+    if total <= MOST_SHUFFLED:
+        order = list(range(total))
+        rng.shuffle(order)
+        return order
+    first = rng.randrange(total)
+    stride = next(number for number in iter(lambda: rng.randrange(total), None) if math.gcd(number, total) == 1)
+    return ((first + stride * place) % total for place in range(total))
 
 
 def _seeded(split: str, seed: int, count: int | None) -> Iterator[Task]:

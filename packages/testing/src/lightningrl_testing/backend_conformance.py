@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -18,8 +18,14 @@ import numpy as np
 
 from lightningrl.backends import Backend, GenerateRequest
 from lightningrl.errors import ContextOverflow, LightningError
-from lightningrl.types import FinishReason, Sample, SamplingSettings
+from lightningrl.recipe_tables import SamplesConfig
+from lightningrl.types import FinishReason, Outcome, Sample, SamplingSettings, Trajectory
+from lightningrl_credit import IdenticalAssignment, TurnReturns
+from lightningrl_credit.rewards import RewardWeights, WeightedReward
+from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_testing._pytest import pytest
+from lightningrl_testing.groups import make_trajectory, make_transition
 
 __all__ = ["BackendConformance", "Completion", "generate", "make_row"]
 
@@ -149,10 +155,59 @@ class BackendConformance:
                 after = await self._even_share(backend)
             assert after > before + 0.2, choice
 
+    async def test_pay_of_calls_counts_at_its_declared_size_beside_the_outcome(self) -> None:
+        """Even tokens earn 1 in the end, and odd ones are paid 0.1 twice as they are sampled: the policy follows the
+        outcome. Rows are those that `turns` gives, through the whole Scorer."""
+        scorer = Scorer(
+            credit=TurnReturns(turn_weight=2.0),
+            rewards=RewardWeights([WeightedReward(name="reward")]),
+            samples=SamplesConfig(),
+            trained={"policy": TrainedCalls()},
+        )
+        async with self.backend(learning_rate=self.learning_rate) as backend:
+            before = await self._even_share(backend)
+            for _ in range(4):
+                made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1) for _ in range(32)))
+                rollouts = [self._paid_rollout(i, completion) for i, completion in enumerate(made)]
+                await asyncio.to_thread(backend.learn, scorer.build(scorer.credit(rollouts)).samples)
+            after = await self._even_share(backend)
+        assert after > before + 0.2
+
+    def _paid_rollout(self, number: int, completion: Completion) -> Trajectory:
+        is_even = completion.token_ids[0] % 2 == 0
+        call = make_transition(
+            f"r{number}/0",
+            prompt=self.prompt,
+            completion=completion.token_ids,
+            version=min(completion.versions),
+            rewards={"pay": 0.0 if is_even else 0.1},
+        )
+        call = replace(call, logprobs=np.array(completion.logprobs, np.float32))
+        return make_trajectory(f"r{number}", [call], reward=float(is_even))
+
     async def _even_share(self, backend: Backend) -> float:
         """Return the share of even ids among 200 first tokens."""
         made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1, seed=seed) for seed in range(200)))
         return sum(completion.token_ids[0] % 2 == 0 for completion in made) / len(made)
+
+    async def test_what_breaks_the_agent_is_unlearned_and_what_the_world_breaks_is_left_out(self) -> None:
+        """Odd tokens raise, which earns the lowest reward; every fourth rollout is lost, whatever it sampled."""
+        scorer = Scorer(
+            credit=IdenticalAssignment(),
+            rewards=RewardWeights([WeightedReward(name="reward")]),
+            samples=SamplesConfig(),
+            trained={"policy": TrainedCalls()},
+        )
+        async with self.backend(learning_rate=self.learning_rate) as backend:
+            before = await self._even_share(backend)
+            for _ in range(6):
+                made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1) for _ in range(32)))
+                rollouts = [_broken_rollout(self._paid_rollout(i, completion), i) for i, completion in enumerate(made)]
+                rows = scorer.build(scorer.credit(rollouts)).samples
+                assert {row.rollout_id for row in rows} == {f"r{number}" for number in range(32) if number % 4}
+                await asyncio.to_thread(backend.learn, rows)
+            after = await self._even_share(backend)
+        assert after > before + 0.2, f"{before:.2f} of the policy's tokens ended well before, {after:.2f} afterwards"
 
     async def test_learning_rate_zero_changes_nothing_but_the_version(self) -> None:
         async with self.backend(learning_rate=0.0) as backend:
@@ -214,3 +269,9 @@ class BackendConformance:
         names = {path.name for path in (tmp_path / "weights").iterdir()}
         assert {"config.json", "tokenizer_config.json"} <= names
         assert any(name.endswith(".safetensors") for name in names)
+
+
+def _broken_rollout(rollout: Trajectory, number: int) -> Trajectory:
+    if number % 4 == 0:
+        return replace(rollout, outcome=Outcome.INFRASTRUCTURE_ERROR, reward=None)
+    return rollout if rollout.reward else replace(rollout, outcome=Outcome.AGENT_ERROR)

@@ -194,6 +194,19 @@ class CreditConformance:
         credit = self._assign(TrajectoryGroup(id="g", trajectories=forks))
         _assert_equal((credit[0][2:3],), (credit[1][2:3],))
 
+    def test_turn_rewards_keep_their_declared_size(self) -> None:
+        """A hundredth of the pay of calls is a hundredth of the credit that comes of it, beside the outcome's."""
+        group = self.scored_group()
+        equal = replace(group, trajectories=tuple(replace(one, reward=1.0) for one in group.trajectories))
+        for scored in (group, equal):
+            unpaid, small, large = (_values(self._assign(_paid(scored, size))) for size in (0.0, 0.01, 1.0))
+            credited, declared = 100.0 * np.subtract(small, unpaid), np.subtract(large, unpaid)
+            assert np.allclose(credited, declared, atol=1e-4, rtol=1e-3), (
+                "pay of 0.01 is credited like pay of "
+                f"{float(np.abs(credited).max() / np.abs(declared).max()):.2g}; take the turns' distance from their "
+                "mean, and divide it by nothing of their own"
+            )
+
     def test_metrics_of_a_step_are_finite(self) -> None:
         assigner = self.make_assigner()
         if not isinstance(assigner, CreditMonitor):
@@ -261,6 +274,17 @@ class CreditConformance:
         for worse, better in itertools.pairwise(ranked):
             credited = f"{totals[better]:g} in all, and {self.outcomes[worse]:g} {totals[worse]:g}"
             assert totals[worse] <= totals[better] + 1e-5, f"outcome {self.outcomes[better]:g} is credited {credited}"
+
+
+def _paid(group: TrajectoryGroup, size: float) -> TrajectoryGroup:
+    """The group with its turn rewards times `size`."""
+
+    def pay(call: Transition) -> Transition:
+        rewards = {name: None if value is None else size * value for name, value in call.rewards.items()}
+        return replace(call, rewards=rewards)
+
+    paid = (replace(one, transitions=tuple(map(pay, one.transitions))) for one in group.trajectories)
+    return replace(group, trajectories=tuple(paid))
 
 
 def _with_repeated_states(group: TrajectoryGroup) -> TrajectoryGroup:

@@ -184,7 +184,7 @@ class ScriptedServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        engine = ScriptedEngine(tiny_tokenizer(), reply=lambda _: _SAID.get(), chunk_tokens=64)
+        engine = ScriptedEngine(tiny_tokenizer(), reply=lambda prompt: _rest(_SAID.get(), prompt), chunk_tokens=64)
         settings = GatewaySettings(sampling={engine.policy: SamplingSettings(max_tokens=8192)})
         with TemporaryDirectory() as folder:
             serving = live_gateway(Path(folder), engine=engine, settings=settings, around=self._around)
@@ -203,7 +203,7 @@ class ScriptedServer:
                 await app(scope, receive, send)
                 return
             body = await Request(scope, receive).body()
-            if what.removeprefix("v1/") in ("chat/completions", "responses"):
+            if what.removeprefix("v1/") in ("chat/completions", "responses", "messages"):
                 await self._call(app, (rollout_id, int(number)), body, scope, receive, send)
                 return
             if rollout_id is not None and what in ("v1/traces", "result"):
@@ -290,6 +290,12 @@ def _written(message: dict[str, Any]) -> tuple[str, str]:
             f'\n<tool_call>\n{{"name": {json.dumps(call["function"]["name"])}, "arguments": {arguments}}}\n</tool_call>'
         )
     return text.lstrip("\n"), no_json
+
+
+def _rest(text: str, prompt: str) -> str:
+    """Return what is left to say where a tool call is forced: its beginning stands at the end of the prompt."""
+    lengths = range(len(text), 0, -1) if text.startswith("<tool_call>") else ()
+    return text[next((length for length in lengths if prompt.endswith(text[:length])), 0) :]
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -38,6 +38,15 @@ def import_traces(
             show_default=False,
         ),
     ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            "--reward",
+            help="The score that is the reward; default: the only one that the traces have.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Import traces of an agent in production as a run, with a grade and reasons for each call.
 
@@ -50,7 +59,7 @@ def import_traces(
     """
     from lightningrl_traces.reporting import import_command
 
-    import_command(source, into, form, listen)
+    import_command(source, into, form, listen, reward)
 
 
 COMMANDS = (describe_command(import_traces, "import-traces"), describe_command(curate))

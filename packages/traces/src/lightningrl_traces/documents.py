@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from itertools import islice
@@ -18,6 +19,7 @@ import ijson
 
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import clean_json
+from lightningrl_viewer.reading.foreign import dict_of, dicts_of
 
 __all__ = [
     "LONGEST",
@@ -42,20 +44,42 @@ _LINE: Final = 16 * 2**20
 _MARK: Final = b"\xef\xbb\xbf"
 _OPENS: Final = frozenset({"start_map", "start_array"})
 _CLOSES: Final = frozenset({"end_map", "end_array"})
+_DEEPEST: Final = 500
+"""Levels of lists and objects: a parser that knows each value's place keeps all places above it."""
+_TEXTS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(".*)', re.DOTALL)
+"""Texts of JSON, and one that goes on in the next piece."""
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
 UNREADABLE: Final = (OSError, EOFError, zlib.error)
 """Errors of a file that cannot be read or unpacked."""
 LISTS: Final = ("data", "observations", "spans", "runs")
 """Keys below which an export of several documents has them."""
 
 
-def dict_of(value: object) -> dict[str, Any]:
-    """Return a part of another's document as a dict; an empty one where it is something else."""
-    return value if isinstance(value, dict) else {}
+class _Shallow:
+    """A file of JSON that is refused where it is nested too deeply, before a parser builds that."""
 
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._depth = 0
+        self._rest = b""
+        """Beginning of a text, or of an escape in it, that the next piece goes on with."""
 
-def dicts_of(value: object) -> list[dict[str, Any]]:
-    """Return the dicts among the items of another's list; none where it is no list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    def read(self, size: int = -1) -> bytes:
+        piece = self._file.read(size)
+        plain = _TEXTS.sub(rb"\1", self._rest + piece)
+        brackets, mark, text = plain.partition(b'"')
+        is_escape = (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+        self._rest = mark + (b"\\" if is_escape else b"")
+        brackets = brackets.translate(_AS_LISTS, _NO_BRACKETS)
+        levels = 0
+        while b"[]" in brackets and levels <= _DEEPEST:
+            brackets, levels = brackets.replace(b"[]", b""), levels + 1
+        closed = brackets.count(b"]")
+        if self._depth + len(brackets) - closed + levels > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+        self._depth += len(brackets) - 2 * closed
+        return piece
 
 
 def open_source(path: Path) -> IO[bytes]:
@@ -105,12 +129,12 @@ def _outline(file: IO[bytes]) -> Any:
     """The first document of a file, up to `_EVENTS` of its parts."""
     builder, depth = ijson.ObjectBuilder(), 0
     try:
-        for event, value in islice(ijson.basic_parse(file, use_float=True, multiple_values=True), _EVENTS):
+        for event, value in islice(ijson.basic_parse(_Shallow(file), use_float=True, multiple_values=True), _EVENTS):
             builder.event(event, value)
             depth += (event in _OPENS) - (event in _CLOSES)
             if depth == 0:
                 break
-    except (ijson.JSONError, UnicodeDecodeError, *UNREADABLE):
+    except (ijson.JSONError, ValueError, *UNREADABLE):
         return None
     return getattr(builder, "value", None)
 
@@ -138,9 +162,10 @@ def read_items(file: IO[bytes], prefix: str, path: Path) -> Iterator[Any]:
     """Read the values at a place of one large document (`ijson`'s prefix). Raises ConfigError."""
     number = 0
     try:
-        for number, item in enumerate(ijson.items(file, prefix, use_float=True, multiple_values=True), 1):  # noqa: B007
+        items = ijson.items(_Shallow(file), prefix, use_float=True, multiple_values=True)
+        for number, item in enumerate(items, 1):  # noqa: B007
             yield clean_json(item, cut=True)
-    except (ijson.JSONError, UnicodeDecodeError, *UNREADABLE) as error:
+    except (ijson.JSONError, ValueError, *UNREADABLE) as error:
         raise refuse(path, f"after document {number}", error) from error
 
 
@@ -180,12 +205,12 @@ def _read_lines(file: IO[bytes], path: Path) -> Iterator[Any]:
 def _list_key(file: IO[bytes], path: Path) -> str | None:
     """The key of a document whose value is the list of documents; None where it is a document itself."""
     try:
-        for prefix, event, value in ijson.parse(file, use_float=True, multiple_values=True):
+        for prefix, event, value in ijson.parse(_Shallow(file), use_float=True, multiple_values=True):
             if prefix == "" and (event == "end_map" or (event == "map_key" and value not in (*LISTS, "meta"))):
                 return None
             if event == "start_array" and prefix in LISTS:
                 return str(prefix)
-    except (ijson.JSONError, *UNREADABLE):
+    except (ijson.JSONError, ValueError, *UNREADABLE):
         return None  # whoever reads it whole says where
     return None
 

@@ -14,18 +14,17 @@ from typing import Final
 from lightningrl.recipe import Recipe
 from lightningrl_traces.run_store import FOREIGN
 from lightningrl_viewer.belongings import write_durably
-from lightningrl_viewer.reading.origin import read_run_file
+from lightningrl_viewer.reading.origin import read_import
 
 __all__ = ["GRADES", "read_mark", "write_folder"]
 
 GRADES: Final = "grades.jsonl"
-_MARK: Final = "traces"
 
 
 def read_mark(folder: Path) -> str | None:
     """The mark of the source that a folder was imported from; None where it holds no import."""
-    traces = read_run_file(folder).get(_MARK)
-    return str(traces.get("mark")) if isinstance(traces, dict) else None
+    traces = read_import(folder)
+    return None if traces is None else str(traces.get("mark"))
 
 
 def write_folder(folder: Path, mark: str, source: Path, formats: Sequence[str], grades: Iterable[str]) -> None:
@@ -42,7 +41,7 @@ def write_folder(folder: Path, mark: str, source: Path, formats: Sequence[str], 
         "run": str(folder.resolve()),
         "models": {},
         "settings": {},
-        _MARK: {"mark": mark, "source": str(source.resolve()), "formats": list(formats)},
+        "traces": {"mark": mark, "source": str(source.resolve()), "formats": list(formats)},
     }
     write_durably(folder / "run.json", json.dumps(origin, indent=2) + "\n")
 

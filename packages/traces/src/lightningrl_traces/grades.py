@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from lightningrl_traces.reading.bodies import DOUBLED
-from lightningrl_traces.reading.messages import NO_TEXT
+from lightningrl_server.gateway.dialects.synonyms import is_untrained
 from lightningrl_traces.records import Call
+from lightningrl_viewer.reading.foreign.bodies import DOUBLED
+from lightningrl_viewer.reading.foreign.messages import NO_TEXT, UNREAD, UNTRAINED
 
 __all__ = ["NOT_WHOLE", "SECRET", "Grade", "GradedCall", "Reason", "grade_call"]
 
@@ -50,6 +51,8 @@ class Reason(StrEnum):
     NOT_WHOLE = "no system prompt recorded"
     SECRET = "secret masked"  # noqa: S105  (a sentence)
     PERSONAL = "personal data masked"
+    DOUBTFUL = "may hold a secret that no rule names"
+    UNTRAINED = UNTRAINED
     NO_IDS = "no token ids"
     NO_LOGPROBS = "no log-probability for each token"
     NO_TEMPERATURE = "no temperature"
@@ -138,8 +141,11 @@ def _sft_problems(call: Call) -> list[str]:
     elif call.finish_reason not in _ENDED:
         problems.append(Reason.CUT)
     problems += _dialogue_problems(call)
-    problems += [reason for reason in (Reason.NO_TEXT, Reason.NOT_WHOLE, Reason.SECRET) if reason.value in call.notes]
-    return [problem.value for problem in problems]
+    spoiling = (Reason.NO_TEXT, Reason.NOT_WHOLE, Reason.SECRET, Reason.DOUBTFUL)
+    problems += [reason for reason in spoiling if reason.value in call.notes]
+    if is_untrained(answer):
+        problems.append(Reason.UNTRAINED)
+    return [*(problem.value for problem in problems), *(note for note in call.notes if note.startswith(UNREAD))]
 
 
 def _has_schemas(call: Call, answer: Mapping[str, object]) -> bool:

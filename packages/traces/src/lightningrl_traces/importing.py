@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -22,14 +23,14 @@ from typing import Final
 
 import msgspec
 
-from lightningrl.errors import LightningError, RunFolderError
+from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl_traces.folder import read_mark, write_folder
 from lightningrl_traces.grades import GradedCall, Reason, grade_call
 from lightningrl_traces.joins import ForeignRollout, history_before, history_of, join_records
 from lightningrl_traces.records import Call
 from lightningrl_traces.run_store import TraceStore, score_of
-from lightningrl_traces.secrets import mask_call, mask_ending, mask_tool
+from lightningrl_traces.secrets import mask_call, mask_ending, mask_id, mask_text, mask_tool
 from lightningrl_traces.sources import Source, fingerprint, open_source_files
 from lightningrl_traces.spool import Spool
 
@@ -53,15 +54,21 @@ class ImportReport:
     """Calls by grade and reason."""
     facts: Counter[str] = field(default_factory=Counter[str])
     """Oddities by sentence: duplicates, traces without a call, circles."""
+    scores: tuple[str, ...] = ()
+    """Names of all scores."""
+    reward: str | None = None
+    """The score that is the reward; None = none stands alone."""
     is_old: bool = False
     """The folder held this import already."""
 
 
-def import_traces(source: Path, into: Path, form: str | None, plugins: PluginManager) -> ImportReport:
-    """Import a source into a new folder. Raises ConfigError for what cannot be read, RunFolderError for a folder that
-    holds something else."""
+def import_traces(
+    source: Path, into: Path, form: str | None, plugins: PluginManager, reward: str | None = None
+) -> ImportReport:
+    """Import a source into a new folder. `reward`: name of the score that is the reward; None = the only score that the
+    traces have. Raises ConfigError for what cannot be read, RunFolderError for a folder that holds something else."""
     sources = open_source_files(source, form, plugins)
-    mark = fingerprint(sources)
+    mark = fingerprint(sources) if reward is None else f"{fingerprint(sources)} {reward}"
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         if read_mark(into) != mark:
             raise RunFolderError(f"folder {str(into)!r} holds something already; name a new folder with --into")
@@ -73,8 +80,8 @@ def import_traces(source: Path, into: Path, form: str | None, plugins: PluginMan
         try:
             _spool(sources, spool)
             _link(spool)
-            report = asyncio.run(_make_rollouts(work, spool, into, _formats(sources)))
-        except (LightningError, OSError):
+            report = asyncio.run(_make_rollouts(work, spool, into, _formats(sources), reward))
+        except Exception:
             shutil.rmtree(work, ignore_errors=True)
             raise
         write_folder(work, mark, source, report.formats, (lines for lines, _ in spool.grades()))
@@ -135,17 +142,36 @@ def _link(spool: Spool) -> None:
         return
     spool.forget_links()
     spool.begin()
+    of_traces, of_calls = set[str](), set[str]()
     for trace in spool.traces():
-        calls = join_records(trace, spool.records([trace])).calls
+        rollout = join_records(trace, spool.records([trace]))
+        calls = rollout.calls
+        of_traces |= rollout.ending.rewards.keys()
+        of_calls |= {name for call in calls for name in call.rewards}
         histories = [(history_of(call), call.started_at + call.duration_s) for call in calls if call.answer]
         before = history_before(calls[0]) if calls else None
         spool.add_histories(trace, histories, None if before is None else (before, calls[0].started_at))
     spool.commit()
     spool.link()
+    spool.put("scores", msgspec.json.encode([sorted(of_traces), sorted(of_calls - of_traces)]).decode())
     spool.put("linked", "yes")
 
 
-async def _make_rollouts(work: Path, spool: Spool, into: Path, formats: tuple[str, ...]) -> ImportReport:
+def _find_reward(spool: Spool, asked: str | None) -> tuple[str | None, tuple[str, ...]]:
+    """Return the name of the score that is the reward, None where none stands alone, and all names."""
+    of_traces, of_calls = msgspec.json.decode(spool.get("scores") or "[[], []]")
+    names = tuple(mask_text(name).text for name in (*of_traces, *of_calls))
+    if asked is not None and asked not in names:
+        there = f"there are: {', '.join(names)}" if names else "the traces have no scores"
+        raise ConfigError(f"no score is named {asked!r}; {there}")
+    return asked or (names[0] if len(of_traces) == 1 else None), names
+
+
+async def _make_rollouts(
+    work: Path, spool: Spool, into: Path, formats: tuple[str, ...], asked: str | None
+) -> ImportReport:
+    reward, names = _find_reward(spool, asked)
+    keep = partial(_keep, reward=reward, is_asked=asked is not None)
     facts: Counter[str] = Counter()
     store = await TraceStore.open(f"sqlite:///{(work / 'store.sqlite').resolve()}")
     try:
@@ -162,9 +188,9 @@ async def _make_rollouts(work: Path, spool: Spool, into: Path, formats: tuple[st
             batch.append(_graded(rollout, traces, spool))
             held += spool.size(traces)
             if len(batch) == _ROLLOUTS or held > _BYTES:
-                await _keep(store, spool, batch)
+                await keep(store, spool, batch)
                 batch, held = [], 0
-        await _keep(store, spool, batch)
+        await keep(store, spool, batch)
     finally:
         await store.close()
     grades: Counter[str] = Counter()
@@ -182,7 +208,16 @@ async def _make_rollouts(work: Path, spool: Spool, into: Path, formats: tuple[st
             f"no model call among the traces for {str(into)!r}: nothing is imported; export spans of a model's calls, "
             "with their messages"
         )
-    return ImportReport(folder=into, formats=formats, rollouts=made, grades=grades, reasons=reasons, facts=facts)
+    return ImportReport(
+        folder=into,
+        formats=formats,
+        rollouts=made,
+        grades=grades,
+        reasons=reasons,
+        facts=facts,
+        scores=names,
+        reward=reward,
+    )
 
 
 def _graded(rollout: ForeignRollout, traces: Sequence[str], spool: Spool) -> tuple[ForeignRollout, list[GradedCall]]:
@@ -213,12 +248,20 @@ def _note_repeated(call: Call, traces: Sequence[str], spool: Spool) -> Call:
     return replace(call, notes=(*call.notes, Reason.REPEATED.value))
 
 
-async def _keep(store: TraceStore, spool: Spool, batch: Sequence[tuple[ForeignRollout, list[GradedCall]]]) -> None:
+async def _keep(
+    store: TraceStore,
+    spool: Spool,
+    batch: Sequence[tuple[ForeignRollout, list[GradedCall]]],
+    *,
+    reward: str | None,
+    is_asked: bool,
+) -> None:
     """Keep rollouts in the store, then their grades; a kill between repeats what the store takes once."""
     if not batch:
         return
     await store.add_rollouts(batch)
-    await store.set_scores([score for rollout, _ in batch if (score := score_of(rollout)) is not None])
+    scores = [score_of(rollout, reward, is_asked=is_asked) for rollout, _ in batch]
+    await store.set_scores([score for score in scores if score is not None])
     spool.begin()
     for rollout, graded in batch:
         lines = "".join(_line(rollout.id, item) for item in graded)
@@ -239,6 +282,7 @@ def _line(rollout_id: str, item: GradedCall) -> str:
 
 def _rollout_id(trace: str) -> str:
     """Return a trace's id as one that an address and a command line can hold."""
+    trace = mask_id(trace)
     plain = _PLAIN.sub("-", trace)[:80].strip("-.") or "trace"
     return (
         plain if plain == trace else f"{plain}-{blake2b(trace.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"

@@ -7,15 +7,16 @@ trace b   [system, user, answer 1, result]      ─► answer 2 ┘  of each cal
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
-from lightningrl_traces.reading.messages import digest_text
 from lightningrl_traces.reading.spans import fill, read_spans
 from lightningrl_traces.records import Call, Ending, LogRecord, Message, Span, ToolRun, TraceRecord
+from lightningrl_viewer.reading.foreign.messages import digest_text
 
 __all__ = ["ForeignRollout", "history_before", "history_of", "join_records"]
 
@@ -81,30 +82,59 @@ def join_records(rollout_id: str, records: Iterable[TraceRecord]) -> ForeignRoll
         ending=ending,
         duplicates=merged + repeated,
         skewed=skewed,
-        circles=sum(_in_circle(span, of_trace) for of_trace in spans.values() for span in of_trace.values()),
+        circles=sum(map(_in_circles, spans.values())),
     )
 
 
 def _merge(calls: Sequence[Call], spans: Mapping[str, Mapping[str, Span]]) -> tuple[list[Call], int]:
     """Merge records of one call by several instrumentations: one around the other, or at the same time."""
     merged_calls: list[Call] = []
+    digests: list[bytes | None] = []
     merged = 0
     above = {(call.trace_id, call.id): _ancestors(call, spans) for call in calls}
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    """Places in `merged_calls` by what a record of the same call may have in common with theirs: the id, a span of one
+    around the other, the dialogue."""
     for call in calls:
-        place = next((place for place, other in enumerate(merged_calls) if _is_same(call, other, above)), None)
-        if place is None:
+        key, outer, digest = (call.trace_id, call.id), above[call.trace_id, call.id], _whole_history(call)
+        signs = ("id", *key), ("below", *key), *(("above", key[0], span) for span in outer), ("said", key[0], digest)
+        likes = sorted({place for sign in signs for place in places[sign][-_LIKES:]})
+        same = (place for place in likes if _is_same(call, merged_calls[place], above, digest, digests[place]))
+        place = next(same, len(merged_calls))
+        if place == len(merged_calls):
             merged_calls.append(call)
-            continue
-        pair = sorted(
-            (merged_calls[place], call), key=lambda record: len(above[record.trace_id, record.id])
-        )  # the inner last
-        second, first = sorted(pair, key=_knowledge)
-        merged_calls[place] = fill(first, second)
-        merged += 1
+            digests.append(digest)
+        else:
+            pair = sorted(
+                (merged_calls[place], call), key=lambda record: len(above[record.trace_id, record.id])
+            )  # the inner last
+            second, first = sorted(pair, key=_knowledge)
+            merged_calls[place] = fill(first, second)
+            digests[place] = _whole_history(merged_calls[place])
+            merged += 1
+        names = ("id", *key), ("above", *key), *(("below", key[0], span) for span in outer)
+        for sign in (*names, ("said", key[0], digests[place])):
+            places[sign].append(place)
     return merged_calls, merged
 
 
-def _is_same(call: Call, other: Call, above: Mapping[tuple[str, str], set[str]]) -> bool:
+_LEVELS: Final = 64
+"""Spans above a call among which another record of it is looked for."""
+_LIKES: Final = 64
+"""Records before it, the latest, with which one that has something in common is compared."""
+
+
+def _whole_history(call: Call) -> bytes | None:
+    return None if call.messages is None or call.answer is None else history_of(call)
+
+
+def _is_same(
+    call: Call,
+    other: Call,
+    above: Mapping[tuple[str, str], Sequence[str]],
+    digest: bytes | None,
+    other_digest: bytes | None,
+) -> bool:
     if call.trace_id != other.trace_id:
         return False
     if call.id == other.id:
@@ -112,6 +142,8 @@ def _is_same(call: Call, other: Call, above: Mapping[tuple[str, str], set[str]])
     is_nested = other.id in above[call.trace_id, call.id] or call.id in above[other.trace_id, other.id]
     if is_nested and (call.answer is None or other.answer is None):
         return True
+    if digest is None or digest != other_digest:
+        return False
     ends = call.started_at + call.duration_s, other.started_at + other.duration_s
     overlap = min(ends) - max(call.started_at, other.started_at)
     is_at_once = (
@@ -119,9 +151,7 @@ def _is_same(call: Call, other: Call, above: Mapping[tuple[str, str], set[str]])
         and overlap > 0
         and overlap >= 0.5 * min(call.duration_s, other.duration_s)
     )
-    if not (is_nested or is_at_once) or call.messages is None or other.messages is None or call.answer is None:
-        return False
-    return (is_nested or call.parent_id == other.parent_id) and history_of(call) == history_of(other)
+    return is_nested or (is_at_once and call.parent_id == other.parent_id)
 
 
 def _knowledge(call: Call) -> tuple[int, int]:
@@ -130,25 +160,29 @@ def _knowledge(call: Call) -> tuple[int, int]:
     return sum(fact is not None for fact in facts), -len(call.notes)
 
 
-def _ancestors(call: Call, spans: Mapping[str, Mapping[str, Span]]) -> set[str]:
+def _ancestors(call: Call, spans: Mapping[str, Mapping[str, Span]]) -> tuple[str, ...]:
     of_trace = spans.get(call.trace_id, {})
-    seen: set[str] = set()
+    seen: dict[str, None] = {}
     here = call.parent_id
-    while here is not None and here not in seen:
-        seen.add(here)
+    while here is not None and here not in seen and len(seen) < _LEVELS:
+        seen[here] = None
         here = of_trace[here].parent_id if here in of_trace else None
-    return seen
+    return tuple(seen)
 
 
-def _in_circle(span: Span, spans: Mapping[str, Span]) -> bool:
-    seen: set[str] = set()
-    here: str | None = span.parent_id
-    while here is not None and here in spans and here not in seen:
-        if here == span.span_id:
-            return True
-        seen.add(here)
-        here = spans[here].parent_id
-    return False
+def _in_circles(spans: Mapping[str, Span]) -> int:
+    """Count the spans whose parents lead back to them, each span looked at once."""
+    done: set[str] = set()
+    count = 0
+    for span_id in spans:
+        path: dict[str, int] = {}
+        here: str | None = span_id
+        while here is not None and here in spans and here not in done and here not in path:
+            path[here] = len(path)
+            here = spans[here].parent_id
+        count += len(path) - path[here] if here is not None and here in path else 0
+        done |= path.keys()
+    return count
 
 
 def _in_order(calls: Sequence[Call]) -> list[Call]:

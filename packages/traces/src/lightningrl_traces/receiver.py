@@ -12,6 +12,7 @@ import asyncio
 import fcntl
 import hmac
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -24,7 +25,7 @@ import uvicorn
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -32,21 +33,31 @@ from lightningrl.errors import ConfigError, RunFolderError, ServerError
 from lightningrl.keys import KEY_VARIABLE
 from lightningrl.plugins import PluginManager
 from lightningrl_server.bounded_http import BoundedHttp
+from lightningrl_server.failures import nobody_listens
+from lightningrl_server.inflate import TELEMETRY_BYTES
 from lightningrl_server.process import Server, bind
 from lightningrl_server.spans.otlp import decode_export, encode_answer, read_media_type
 from lightningrl_traces.importing import ImportReport, import_traces
 
 __all__ = ["OtlpReceiver", "receive_traces"]
 
-LARGEST: Final = 2**24 - 1
-"""Bytes of one export, when unpacked."""
 MOST: Final = 16 * 2**30
 """Bytes that are kept of one agent's traces."""
 AT_ONCE: Final = 32
-"""Requests that are read at once."""
+"""Requests that are read at once; others wait."""
+CONNECTIONS: Final = 1024
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts that this machine alone reaches."""
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::\d{1,5})?")
 _FILE: Final = "exports.otlp"
+
+
+class _ShortHttp(BoundedHttp):
+    """Sends a silent client away soon: exporters are on this machine, or near."""
+
+    HEAD_S = 2.0
+    BODY_S = 5.0
+    PACE = 2.0**16
 
 
 class OtlpReceiver:
@@ -66,32 +77,59 @@ class OtlpReceiver:
                 f"another command listens into {str(folder)!r}; stop it, or name another --into"
             ) from None
         self._most = most
+        self._decoding = asyncio.Lock()
         self._expected = f"Bearer {key}".encode("latin-1", "replace") if key else b""
+        self._turn = asyncio.Semaphore(AT_ONCE)
         self.kept = _cut_to_whole(self._file)
         """Bytes in the file."""
         self.app = Starlette(
             routes=[
                 Route("/v1/traces", partial(self._take, ExportTraceServiceRequest), methods=["POST"]),
                 Route("/v1/logs", partial(self._take, ExportLogsServiceRequest), methods=["POST"]),
-            ]
+            ],
+            exception_handlers={ClientDisconnect: nobody_listens},
         )
 
     def close(self) -> None:
         os.close(self._file)
 
     async def _take(self, kind: Callable[[], Any], request: Request) -> Response:
-        shown = request.headers.get("authorization", "")
+        if (refused := self._refuse(request)) is not None:
+            return refused
+        async with self._turn:
+            return await self._keep(kind, request)
+
+    def _refuse(self, request: Request) -> Response | None:
+        """Refuse a web page, whose browser sends an Origin or a name that leads here, and who lacks the key."""
+        headers = request.headers
+        if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+            return PlainTextResponse("exports are taken from programs, not from web pages", 403)
+        shown = headers.get("authorization", "")
         if self._expected and not hmac.compare_digest(shown.encode("latin-1"), self._expected):
             return PlainTextResponse(f"{request.url.path!r} needs the key: 'Authorization: Bearer …'", 401)
+        host = _HOST.fullmatch(headers.get("host", ""))
+        if not self._expected and (host is None or host[1].strip("[]").lower() not in LOOPBACK):
+            problem = f"the host {headers.get('host', '')[:80]!r} is not this machine"
+            return PlainTextResponse(f"{problem}; export to 127.0.0.1, or set {KEY_VARIABLE}", 403)
+        if "content-type" not in headers:
+            return PlainTextResponse("the export has no content type; export with OTLP over HTTP", 415)
+        return None
+
+    async def _keep(self, kind: Callable[[], Any], request: Request) -> Response:
         media_type = read_media_type(request.headers.get("content-type", ""))
-        encoding = request.headers.get("content-encoding", "").lower()
+        encoding = request.headers.get("content-encoding", "")
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            if len(body) > LARGEST:
-                return PlainTextResponse(f"the export is larger than {LARGEST} bytes; export fewer at a time", 413)
+            if len(body) > TELEMETRY_BYTES:
+                return PlainTextResponse(
+                    f"the export is larger than {TELEMETRY_BYTES} bytes; export fewer at a time", 413
+                )
         try:
-            export = await asyncio.to_thread(decode_export, bytes(body), media_type, encoding, LARGEST, kind())
+            async with self._decoding:
+                export = await asyncio.to_thread(
+                    decode_export, bytes(body), media_type, encoding, TELEMETRY_BYTES, kind()
+                )
             self._append(export.SerializeToString())
         except ServerError as error:
             return PlainTextResponse(str(error), 400)
@@ -102,8 +140,8 @@ class OtlpReceiver:
     def _append(self, export: bytes) -> None:
         if not export:
             return
-        if len(export) > LARGEST:
-            raise ServerError(f"the export is larger than {LARGEST} bytes; export fewer at a time")
+        if len(export) > TELEMETRY_BYTES:
+            raise ServerError(f"the export is larger than {TELEMETRY_BYTES} bytes; export fewer at a time")
         if self.kept + len(export) > self._most:
             raise OSError(f"{self._most} bytes are there already; stop with Ctrl-C, and listen into another folder")
         frame = len(export).to_bytes(4, "big") + export
@@ -126,7 +164,9 @@ def _cut_to_whole(file: int) -> int:
     return at
 
 
-def receive_traces(address: str, into: Path, plugins: PluginManager, announce: Callable[[str], object]) -> ImportReport:
+def receive_traces(
+    address: str, into: Path, plugins: PluginManager, announce: Callable[[str], object], reward: str | None = None
+) -> ImportReport:
     """Listen at `PORT` or `HOST:PORT` until SIGINT or SIGTERM, then import what came into a new folder. Calls
     `announce(url)` once exports are taken. The variable LIGHTNINGRL_KEY has the key that exports show; a host that
     other machines reach needs one. Raises ConfigError, ServerError or RunFolderError."""
@@ -145,7 +185,7 @@ def receive_traces(address: str, into: Path, plugins: PluginManager, announce: C
             raise RunFolderError(
                 f"no export came to {address!r}: nothing is imported; set OTEL_EXPORTER_OTLP_ENDPOINT for the agent"
             )
-        report = import_traces(receiver.path, into, "otlp", plugins)
+        report = import_traces(receiver.path, into, "otlp", plugins, reward)
         shutil.rmtree(folder)
     return report
 
@@ -164,11 +204,11 @@ async def _serve(receiver: OtlpReceiver, host: str, port: int, announce: Callabl
         config = uvicorn.Config(
             receiver.app,
             loop="none",
-            http=BoundedHttp,
+            http=_ShortHttp,
             lifespan="off",
             access_log=False,
             log_config=None,
-            limit_concurrency=AT_ONCE,
+            limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=5,
         )
 

@@ -6,17 +6,26 @@ importer ─► Span, LogRecord ─► reading/ ─┐
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from lightningrl.types import ToolStatus
+from lightningrl_viewer.reading.foreign import Message
 
-__all__ = ["Call", "Ending", "LogRecord", "Message", "Sample", "Span", "ToolRun", "TraceImporter", "TraceRecord"]
-
-Message = dict[str, Any]
-"""A chat message in OpenAI's form."""
+__all__ = [
+    "Call",
+    "Ending",
+    "LogRecord",
+    "Message",
+    "Sample",
+    "Span",
+    "ToolRun",
+    "TraceImporter",
+    "TraceRecord",
+    "named_scores",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +123,20 @@ class Ending:
     error: str | None = None
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Scores by name."""
+    """Scores of the whole rollout by name; those of a call are the call's."""
+
+
+def named_scores(pairs: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    """Scores by name. Values of one name that differ have names of their own: nobody says which counts."""
+    values: dict[str, list[float]] = {}
+    for name, value in pairs:
+        if isinstance(value, int | float):
+            values.setdefault(str(name or "score"), []).append(float(value))
+    return {
+        name if len(set(several)) == 1 else f"{name} #{number}": value
+        for name, several in values.items()
+        for number, value in enumerate(several, 1)
+    }
 
 
 TraceRecord = Span | LogRecord | Call | ToolRun | Ending

@@ -8,6 +8,7 @@ a call     ─► OtherCall "forwarded": request {"messages", "tools", …}, ans
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ from lightningrl_server.store.transaction import Transaction
 from lightningrl_server.store.writer import writing
 from lightningrl_traces.grades import Grade, GradedCall
 from lightningrl_traces.joins import ForeignRollout
+from lightningrl_viewer.reading.queries.rollout_rows import IMPORT
 
 __all__ = ["FOREIGN", "TraceStore", "score_of"]
 
@@ -48,7 +50,7 @@ def _add(tx: Transaction, batch: Sequence[tuple[ForeignRollout, Sequence[GradedC
         spec = RolloutSpec(id=rollout.id, task=_task(rollout), group_id=rollout.id)
         if not create_rollouts(tx, [spec]):
             continue  # kept before a kill
-        lease(tx, "import", b"", _FOREVER, tx.now, exclusive=False)
+        lease(tx, IMPORT, b"", _FOREVER, tx.now, exclusive=False)
         # one call each time: a row of tokens is only as wide as its own
         for record in _call_records(rollout.id, graded):
             append_calls(tx, [record])
@@ -67,16 +69,18 @@ class TraceStore(SqlStore):
     add_rollouts = writing(_add)
 
 
-def score_of(rollout: ForeignRollout) -> Score | None:
-    """The reward that the trace tells of, or the mean of its scores; None where it tells of none."""
+def score_of(rollout: ForeignRollout, name: str | None, *, is_asked: bool) -> Score | None:
+    """A rollout's score of a name as its reward: of the whole, else of its last call that has one. A reward that the
+    trace itself tells of counts unless a name `is_asked` for. None where there is neither reward nor score."""
     ending = rollout.ending
-    rewards = {name: finite(value) for name, value in ending.rewards.items()}
-    reward = ending.reward
-    if reward is None and rewards:
-        reward = sum(rewards.values()) / len(rewards)
-    if reward is None:
+    rewards = {key: finite(value) for key, value in ending.rewards.items()}
+    of_calls = {key: value for call in rollout.calls for key, value in call.rewards.items()}
+    reward = None if is_asked else ending.reward
+    if reward is None and name is not None:
+        reward = ending.rewards.get(name, of_calls.get(name))
+    if reward is None and not rewards:
         return None
-    return Score(rollout_id=rollout.id, attempt=1, rewards=rewards, reward=finite(reward))
+    return Score(rollout_id=rollout.id, attempt=1, rewards=rewards, reward=None if reward is None else finite(reward))
 
 
 def _task(rollout: ForeignRollout) -> Task:
@@ -89,40 +93,46 @@ def _task(rollout: ForeignRollout) -> Task:
 
 def _call_records(rollout_id: str, graded: Sequence[GradedCall]) -> list[CallRecord]:
     records: list[CallRecord] = []
+    ends: dict[int, dict[bytes, str]] = {}
+    """The latest call whose tokens have a digest, by their count."""
     for item in graded:
         if item.grade is not Grade.RL:
             continue
         call = item.call
         assert call.prompt_ids is not None and call.completion_ids is not None and call.logprobs is not None
+        prompt = np.asarray(call.prompt_ids, np.int32)
         transition = Transition(
             id=call.id,
             policy=FOREIGN,
             policy_version=call.version or 0,
-            prompt_ids=np.asarray(call.prompt_ids, np.int32),
+            prompt_ids=prompt,
             completion_ids=np.asarray(call.completion_ids, np.int32),
             logprobs=np.asarray(call.logprobs, np.float32),
             finish_reason=FinishReason.LENGTH if call.finish_reason == "length" else FinishReason.STOP,
             sampling=_sampling(call.sampling),
             agent=call.agent,
             span_id=call.id,
-            parent_id=_parent(records, call.prompt_ids),
+            parent_id=_parent(ends, prompt),
             tool_call_ids=tuple(request["id"] for request in (call.answer or {}).get("tool_calls") or ()),
             trainable=False,
             started_at=call.started_at,
             duration_s=call.duration_s,
         )
         records.append(CallRecord(rollout_id=rollout_id, attempt=1, call_key=call.id, transition=transition))
+        tokens = np.concatenate([prompt, transition.completion_ids])
+        ends.setdefault(len(tokens), {})[blake2b(tokens.tobytes()).digest()] = call.id
     return records
 
 
-def _parent(records: Sequence[CallRecord], prompt: Sequence[int]) -> str | None:
-    """Return the latest call whose tokens begin a prompt."""
-    for record in reversed(records):
-        before = record.transition
-        tokens = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
-        if len(tokens) <= len(prompt) and list(prompt[: len(tokens)]) == tokens:
-            return before.id
-    return None
+def _parent(ends: Mapping[int, Mapping[bytes, str]], prompt: np.ndarray[Any, np.dtype[np.int32]]) -> str | None:
+    """Return the call with the most tokens among those whose tokens begin a prompt."""
+    digest, at, parent = blake2b(), 0, None
+    for length in sorted(ends):
+        if length > len(prompt):
+            break
+        digest.update(prompt[at:length].tobytes())
+        at, parent = length, ends[length].get(digest.copy().digest(), parent)
+    return parent
 
 
 def _sampling(settings: Mapping[str, Any]) -> SamplingSettings:

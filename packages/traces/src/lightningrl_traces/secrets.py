@@ -1,177 +1,118 @@
-"""Secrets and personal data in text: found by detect-secrets, phonenumbers and python-stdnum, and masked.
+"""Secrets and personal data in the records of a rollout, masked.
 
-"mail ada@example.org, key AKIA…"  ─►  "mail [email], key [secret: AWS Access Key]"
+"mail ada@example.org, key AKIA…"  ─►  "mail [email], key [secret: token]"
+an id that holds one               ─►  "masked-4f1c…", the same wherever the id is
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
-
-import phonenumbers
-from detect_secrets.plugins.artifactory import ArtifactoryDetector
-from detect_secrets.plugins.aws import AWSKeyDetector
-from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
-from detect_secrets.plugins.basic_auth import BasicAuthDetector
-from detect_secrets.plugins.discord import DiscordBotTokenDetector
-from detect_secrets.plugins.github_token import GitHubTokenDetector
-from detect_secrets.plugins.gitlab_token import GitLabTokenDetector
-from detect_secrets.plugins.jwt import JwtTokenDetector
-from detect_secrets.plugins.mailchimp import MailchimpDetector
-from detect_secrets.plugins.npm import NpmDetector
-from detect_secrets.plugins.openai import OpenAIDetector
-from detect_secrets.plugins.pypi_token import PypiTokenDetector
-from detect_secrets.plugins.sendgrid import SendGridDetector
-from detect_secrets.plugins.slack import SlackDetector
-from detect_secrets.plugins.square_oauth import SquareOAuthDetector
-from detect_secrets.plugins.stripe import StripeDetector
-from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
-from detect_secrets.plugins.twilio import TwilioKeyDetector
-from stdnum import iban, luhn
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
 
 from lightningrl_server.lru import LruCache
 from lightningrl_traces.grades import Reason
+from lightningrl_traces.personal_rules import mask_personal
 from lightningrl_traces.records import Call, Ending, ToolRun
+from lightningrl_traces.secret_rules import is_doubtful, is_secret_pair, mask_secrets
 
-__all__ = ["mask_call", "mask_ending", "mask_text", "mask_tool"]
+__all__ = ["MaskedText", "mask_call", "mask_ending", "mask_id", "mask_text", "mask_tool"]
 
-_DETECTORS: Final = tuple(
-    detector()
-    for detector in (
-        ArtifactoryDetector,
-        AWSKeyDetector,
-        AzureStorageKeyDetector,
-        BasicAuthDetector,
-        DiscordBotTokenDetector,
-        GitHubTokenDetector,
-        GitLabTokenDetector,
-        JwtTokenDetector,
-        MailchimpDetector,
-        NpmDetector,
-        OpenAIDetector,
-        PypiTokenDetector,
-        SendGridDetector,
-        SlackDetector,
-        SquareOAuthDetector,
-        StripeDetector,
-        TelegramBotTokenDetector,
-        TwilioKeyDetector,
-    )
-)
-"""Detectors of tokens that name their kind. Those by entropy take ids of calls and hashes for secrets."""
-_PRIVATE_KEY: Final = re.compile(
-    r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----.*?"
-    r"(?:-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|\Z)",
-    re.DOTALL,
-)
-_OPENAI: Final = re.compile(r"\bsk-(?:ant-|proj-|svcacct-|or-v1-)?[A-Za-z0-9_-]{24,}\b")
-"""Keys of model providers in their newer forms."""
-_GOOGLE: Final = re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b")
-_HUB: Final = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
-_KEYS: Final = (
-    ("-----BEGIN", "private key", _PRIVATE_KEY),
-    ("sk-", "API key", _OPENAI),
-    ("AIza", "API key", _GOOGLE),
-    ("hf_", "API key", _HUB),
-)
-"""Keys by a text that each has."""
-_EMAIL: Final = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}\b")
-_CARD: Final = re.compile(r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])")
-_IBAN: Final = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b")
-_MAY_BE_SECRET: Final = re.compile(r"[A-Za-z0-9_/+=-]{16,}|://|-----")
+
+class MaskedText(NamedTuple):
+    """A text whose secrets and personal data are masked."""
+
+    text: str
+    has_secret: bool = False
+    has_personal: bool = False
+    is_doubtful: bool = False
+    """True where it has a random string that no rule names."""
+
+
+_HIDDEN: Final = re.compile("[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufeff]")
+"""Characters of no width, which hide a secret from every rule."""
+_IDS: Final = frozenset({"id", "tool_call_id", "call_id"})
+_SHORTEST: Final = 6
 _LONG: Final = 16_384
 _ENTRY: Final = 250
 _MEMORY: Final = 4 * 2**20
 """Characters of texts shorter than `_LONG`, and `_ENTRY` for each, whose masks are remembered: a call repeats those
 before it."""
-_remembered: Final = LruCache[str, tuple[str, bool, bool]](_MEMORY // _ENTRY, _LONG + _ENTRY, together=_MEMORY)
+_remembered: Final = LruCache[str, MaskedText](_MEMORY // _ENTRY, _LONG + _ENTRY, together=_MEMORY)
 
 
-def mask_text(text: str) -> tuple[str, bool, bool]:
-    """Return the text with what is secret or personal masked; whether it had a secret; whether personal data."""
+def mask_text(text: str) -> MaskedText:
+    """Mask what is secret or personal in a text."""
+    if len(text) < _SHORTEST:
+        return MaskedText(text)
     if len(text) >= _LONG:
         return _mask(text)
     return _remembered.get(text) or _remembered.put(text, _mask(text), len(text) + _ENTRY)
 
 
-def _mask(text: str) -> tuple[str, bool, bool]:
-    masked = text
-    for sign, kind, pattern in _KEYS:
-        if sign in masked:  # many times faster than the pattern
-            masked = pattern.sub(f"[secret: {kind}]", masked)
-    masked = "".join(_mask_line(line) for line in masked.splitlines(keepends=True))
-    has_secret = masked != text
-    private = _EMAIL.sub("[email]", masked) if "@" in masked else masked
-    private = _CARD.sub(lambda match: "[card number]" if _is_card(match[0]) else match[0], private)
-    private = _IBAN.sub(lambda match: "[IBAN]" if iban.is_valid(match[0]) else match[0], private)
-    private = _mask_phones(private)
-    return (text if private == text else private), has_secret, private != masked
+def _mask(text: str) -> MaskedText:
+    plain = text if text.isascii() else _HIDDEN.sub("", text)
+    masked = mask_secrets(plain)
+    private = mask_personal(masked)
+    return MaskedText(text if private == plain else private, masked != plain, private != masked, is_doubtful(private))
 
 
-def _mask_line(line: str) -> str:
-    if _MAY_BE_SECRET.search(line) is None:
-        return line
-    for detector in _DETECTORS:
-        for secret in detector.analyze_string(line):
-            line = line.replace(secret, f"[secret: {detector.secret_type}]") if secret else line
-    return line
-
-
-def _is_card(text: str) -> bool:
-    digits = re.sub(r"\D", "", text)
-    return digits[0] in "3456" and len(set(digits)) > 1 and luhn.is_valid(digits)
-
-
-def _mask_phones(text: str) -> str:
-    if "+" not in text:
+def mask_id(text: str) -> str:
+    """Return an id, or where it holds a secret or personal data, another for it, the same each time."""
+    masked = mask_text(text)
+    if not masked.has_secret and not masked.has_personal:
         return text
-    for match in reversed(list(phonenumbers.PhoneNumberMatcher(text, None))):
-        text = f"{text[: match.start]}[phone number]{text[match.end :]}"
-    return text
+    return f"masked-{blake2b(text.encode('utf-8', 'replace'), digest_size=6).hexdigest()}"
 
 
 class _Mask:
     """Masks the texts within values, and remembers what it came upon."""
 
     def __init__(self) -> None:
-        self.has_secret = False
-        self.has_personal = False
+        self.notes: set[str] = set()
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
-            masked, secret, personal = mask_text(value)
-            self.has_secret |= secret
-            self.has_personal |= personal
-            return masked
+            return self._text(value, key)
         if isinstance(value, Mapping):
-            return {key: self(inner) for key, inner in value.items()}
+            return {self(name): self(inner, str(name)) for name, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self(inner) for inner in value]
         return value
 
+    def _text(self, text: str, key: str) -> str:
+        if key in _IDS:
+            return mask_id(text)
+        if key and is_secret_pair(key, text):
+            self.notes.add(Reason.SECRET.value)
+            return "[secret: key]"
+        masked = mask_text(text)
+        for note, is_so in zip((Reason.SECRET, Reason.PERSONAL, Reason.DOUBTFUL), masked[1:], strict=True):
+            if is_so:
+                self.notes.add(note.value)
+        return masked.text
+
+    def fields(self, record: Any, names: tuple[str, ...], ids: tuple[str, ...]) -> dict[str, Any]:
+        """Mask fields of a record."""
+        values = {name: self(getattr(record, name)) for name in names}
+        return values | {name: mask_id(getattr(record, name) or "") or getattr(record, name) for name in ids}
+
 
 def mask_call(call: Call) -> Call:
-    """Mask a call's texts; its tokens, which say the same, are no data any more where anything was masked."""
+    """Mask a call's texts and names; its tokens, which say the same, are no data any more where anything was masked."""
     mask = _Mask()
-    fields = {"tools", "messages", "answer"}
-    masked = replace(call, **{name: mask(getattr(call, name)) for name in fields}, error=mask(call.error))
-    return replace(masked, notes=(*call.notes, *_notes(mask)))
-
-
-def _notes(mask: _Mask) -> Iterator[str]:
-    if mask.has_secret:
-        yield Reason.SECRET.value
-    if mask.has_personal:
-        yield Reason.PERSONAL.value
+    names = ("tools", "messages", "answer", "agent", "model", "finish_reason", "error", "rewards")
+    masked = replace(call, **mask.fields(call, names, ("id", "parent_id")))
+    notes = [mask_text(note).text for note in call.notes]
+    return replace(masked, notes=(*notes, *(reason.value for reason in Reason if reason.value in mask.notes)))
 
 
 def mask_tool(tool: ToolRun) -> ToolRun:
-    mask = _Mask()
-    return replace(tool, arguments=mask(tool.arguments), result=mask(tool.result))
+    names = ("name", "arguments", "result", "agent", "error_type")
+    return replace(tool, **_Mask().fields(tool, names, ("id", "parent_id", "span_id")))
 
 
 def mask_ending(ending: Ending) -> Ending:
-    mask: Callable[[Any], Any] = _Mask()
-    return replace(ending, input=mask(ending.input), output=mask(ending.output), error=mask(ending.error))
+    return replace(ending, **_Mask().fields(ending, ("input", "output", "error", "rewards"), ()))

@@ -26,7 +26,7 @@ class Before:
 
     logprobs: ByToken | None = None
     """Logprobs of the policy; None: ratios are to the rollout's."""
-    weigh: Callable[[Tensor], Tensor] | None = None
-    """Importance weights of log π_before - log π_rollout; None without `logprobs`."""
+    weigh: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Importance weights of log π_before - log π_rollout and the tokens' calls; None without `logprobs`."""
     values: ByToken | None = None
     """Values of the critic; None: its values are not clipped."""

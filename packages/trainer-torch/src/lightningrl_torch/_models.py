@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightningrl.errors import BackendError
+from lightningrl.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ModelTraits", "read_traits"]
+__all__ = ["ModelTraits", "check_rotation", "longest_row", "read_traits"]
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention"})
 
@@ -60,3 +60,28 @@ def read_traits(model: PreTrainedModel, policy: str) -> ModelTraits:
         positions=positions,
         attention=attention,
     )
+
+
+def longest_row(config: Any) -> int | None:
+    """Most tokens for which a row's rotary angles do not depend on its length, nor on that of rows beside it (LongRoPE,
+    dynamic NTK: beyond, transformers turns all rows as the longest wants it); None = any number."""
+    config = config.get_text_config(decoder=True)
+    rotation = getattr(config, "rope_parameters", None) or {}
+    borders = [
+        int(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for kind in (rotation, *(kind for kind in rotation.values() if isinstance(kind, dict)))
+        if "dynamic" in str(kind.get("rope_type"))
+        or (kind.get("rope_type") == "longrope" and kind.get("long_factor") != kind.get("short_factor"))
+    ]
+    return min(borders, default=None)
+
+
+def check_rotation(config: Any, policy: str, context_length: int) -> None:
+    """Raise ConfigError for a context in which a token's logprob would depend on the rows beside its own."""
+    longest = longest_row(config)
+    if longest is not None and context_length > longest:
+        raise ConfigError(
+            f"context_length is {context_length}, but policy {policy!r} turns its positions otherwise as soon as a row "
+            f"is longer than {longest} tokens, so that logprobs would depend on other rows; set context_length to "
+            f"{longest} or less"
+        )

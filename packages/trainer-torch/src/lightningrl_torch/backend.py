@@ -362,7 +362,7 @@ class TorchBackend:
             if self._built is None:
                 from lightningrl_torch.learner import Learner
 
-                reference = self._reference if self.settings.kl_coef else None
+                reference = self._reference if self.settings.has_kl_loss else None
                 learner = Learner(self._policy.model, self.settings, reference=reference)
                 if self._restored is not None:
                     learner.load_state(self._restored)
@@ -382,7 +382,7 @@ class TorchBackend:
 
 
 def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
-    """The starting policy: adapters switched off, or a frozen copy where the loss measures a KL to it."""
+    """The starting policy: adapters switched off, or a frozen copy where loss or reward measure a KL to it."""
     if policy.adapters is not None:
 
         @contextlib.contextmanager

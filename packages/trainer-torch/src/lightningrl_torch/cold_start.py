@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -205,7 +206,8 @@ def cold_start(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1.0 - step / len(batches))
     )
     smooth = None
-    bar = tqdm(batches, desc="cold start", unit="batch")
+    every_s = 0.1 if sys.stderr.isatty() else 5.0  # of a pipe, each is a line
+    bar = tqdm(batches, desc="cold start", unit="batch", mininterval=every_s)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lightningrl.errors import ConfigError
-from lightningrl_torch._models import ModelTraits, read_traits
+from lightningrl_torch._models import ModelTraits, check_rotation, read_traits
 from lightningrl_torch._packing import Batch
 from lightningrl_torch._scoring import read_states
 from lightningrl_torch.bits import make_optimizer
@@ -37,6 +37,8 @@ class Critic:
         if own.model != "trunk":
             self._model = _load_model(own.model, policy)
             self._traits = read_traits(self._model, own.model)
+            most = getattr(policy.config.get_text_config(decoder=True), "max_position_embeddings", 0)
+            check_rotation(self._model.config, own.model, settings.context_length or most)
             if self._traits.vocabulary < traits.vocabulary:
                 raise ConfigError(
                     f"critic {own.model!r} reads {self._traits.vocabulary} tokens and the policy has "

@@ -24,6 +24,7 @@ from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, GrammarError
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._grammars import Grammars, GrammarState
+from lightningrl_torch._models import check_rotation
 from lightningrl_torch._requests import Running, TextOf
 from lightningrl_torch._seeds import RequestSeeds
 from lightningrl_torch.settings import EngineSettings
@@ -103,6 +104,8 @@ class TorchEngine:
         seed: int = 0,
         settings: EngineSettings | None = None,
     ) -> None:
+        if (config := getattr(model, "config", None)) is not None and hasattr(config, "get_text_config"):
+            check_rotation(config, policy, context_length)
         self._info = EngineInfo(
             policy=policy, version=version, context_length=context_length, grammars=tokenizer is not None
         )

@@ -40,7 +40,7 @@ from lightningrl_torch.bits import make_optimizer
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
 from lightningrl_torch.device import return_memory, watch_memory
-from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importance, truncated_importance
+from lightningrl_torch.losses import KL_ESTIMATES, TokenBatch, approximate_kl, weigh_tokens
 from lightningrl_torch.rates import usual_rate
 from lightningrl_torch.schedules import schedule_factor
 from lightningrl_torch.settings import Settings
@@ -243,16 +243,17 @@ class Learner:
             "entropy": entropies.detach().sum(),
             **{name: values.detach().sum() for name, values in loss.metrics.items()},
         }
-        if before.weigh is not None:
-            importance = before.weigh(old_logprobs - rollout_logprobs)
-            token_loss = token_loss * importance
-            sums["importance"] = importance.sum()
-        if settings.entropy_coef > 0.0:
-            token_loss = token_loss - settings.entropy_coef * entropies
-        if reference_logprobs is not None:
-            divergence = approximate_kl(reference_logprobs - logprobs)
+        if reference_logprobs is not None:  # weighed as the token is: its mean is over π_θ, not over who sampled it
+            divergence = KL_ESTIMATES[settings.kl_estimator](reference_logprobs - logprobs)
             token_loss = token_loss + settings.kl_coef * divergence
             sums["kl_reference"] = divergence.detach().sum()
+        if before.weigh is not None:
+            importance = before.weigh(old_logprobs - rollout_logprobs, to_tensor(batch.calls, model))
+            token_loss = token_loss * importance
+            sums["importance"] = importance.sum()
+            sums["masked"] = (importance == 0.0).sum()
+        if settings.entropy_coef > 0.0:
+            token_loss = token_loss - settings.entropy_coef * entropies
         return (to_tensor(batch.weights, model) * token_loss).sum(), states, sums
 
     def _value_loss(
@@ -289,17 +290,13 @@ class Learner:
             values=self.values(samples) if is_clipped else None,
         )
 
-    def _correction(self, samples: Sequence[Sample]) -> Callable[[Tensor], Tensor] | None:
+    def _correction(self, samples: Sequence[Sample]) -> Callable[[Tensor, Tensor], Tensor] | None:
         """Weights of tokens that other weights sampled; None = all weigh the same."""
-        settings = self._settings
-        if settings.importance_mask is not None:
-            low, high = settings.importance_mask
-            return partial(masked_importance, low=low, high=high)
-        cap = settings.importance_cap
+        settings, arguments = self._settings, self._settings.importance_arguments
         is_stale = any((sample.versions[sample.mask] != self.step).any() for sample in samples)
-        if cap is None and settings.max_staleness and is_stale:
-            cap = _STALE_CAP
-        return partial(truncated_importance, cap=cap) if cap else None
+        if settings.importance_mask is None and settings.importance_cap is None and settings.max_staleness and is_stale:
+            arguments["cap"] = _STALE_CAP
+        return partial(weigh_tokens, **arguments) if arguments else None
 
     def _gather(self, by_token: ByToken, batch: Batch) -> Tensor:
         """Numbers in the order of the batch's trained tokens."""

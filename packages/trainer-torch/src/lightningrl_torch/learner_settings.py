@@ -16,7 +16,16 @@ from lightningrl.recipe_keys import check_options
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.rates import format_rate
 
-__all__ = ["AtLeast0", "Count", "LearnerSettings", "LoraSettings", "SettingsTable", "Whole", "declare"]
+__all__ = [
+    "AtLeast0",
+    "Count",
+    "LearnerSettings",
+    "LoraSettings",
+    "SequenceMask",
+    "SettingsTable",
+    "Whole",
+    "declare",
+]
 
 AtLeast0 = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -47,6 +56,25 @@ class LoraSettings(SettingsTable):
         return 2 * self.rank if self.alpha is None else self.alpha
 
 
+class SequenceMask(SettingsTable):
+    """Calls that are left out whole, by their tokens' ratios π_before / π_rollout."""
+
+    geometric: tuple[_Ratio, _Ratio] | None = None
+    """Bounds of the geometric mean over a call's tokens: 0.99 and 1.01 for small differences. None = no such mask."""
+    outlier: tuple[_Ratio, _Ratio] | None = None
+    """Bounds of every token's ratio: a call with one outside is left out; 0.0001 and 100. None = no such mask."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> SequenceMask:
+        if self.geometric is None and self.outlier is None:
+            raise ValueError(
+                "sequence_mask masks nothing; give bounds: geometric = [0.99, 1.01], or outlier = [0.0001, 100.0]"
+            )
+        for name in ("geometric", "outlier"):
+            _check_bounds(f"sequence_mask.{name}", getattr(self, name))
+        return self
+
+
 class LearnerSettings(SettingsTable):
     """Keyword parameters that the torch and the verl backend share, with the same meaning. Raises ConfigError for
     values that cannot be."""
@@ -61,7 +89,7 @@ class LearnerSettings(SettingsTable):
     """Most tokens of prompt and completion together; None = the model's."""
 
     learning_rate: AtLeast0 | Literal["auto"] | None = None
-    """AdamW's. None = the usual one of what learns and of the policy's size (docs/how-to/laptop.md has the table): 2e-5
+    """AdamW's. None = the usual one of what learns and of the policy's size (docs/how-to/laptop.md has the table): 2e-6
     for all weights of 135 million parameters, 3e-4 for adapters. "auto" = that, confirmed or moved by a probe on the
     first step's own rows, before its update."""
     warmup_steps: Whole = 0
@@ -88,7 +116,11 @@ class LearnerSettings(SettingsTable):
     loss_options: dict[str, Any] = {}
     """Keyword parameters of a loss of your own; `dual_clip` of `ppo_clip` (3 in verl)."""
     kl_coef: AtLeast0 = 0.0
-    """Weight of the KL to the starting policy (k3 estimate); 0 = no reference is kept."""
+    """Weight of the KL to the starting policy; 0 = no reference is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """`k3` and `k2`: a term of the loss, with the gradient of the forward KL(π_ref ‖ π_θ), as in GRPO, and of the
+    reverse KL(π_θ ‖ π_ref). `k1`: in the reward (PPO, REINFORCE++): each token earns -kl_coef · log(π_θ / π_ref) of
+    itself and of all that came of it, before `credit.whiten`; the reverse KL of the whole rollout. Not on verl."""
     importance_cap: AtLeast0 | None = None
     """A number: ratios are to the policy before the step, recomputed, and tokens are weighted by min(π_before /
     π_rollout, importance_cap): for rollouts of older versions or of an engine that computes differently. 0: never,
@@ -97,6 +129,9 @@ class LearnerSettings(SettingsTable):
     importance_mask: tuple[_Ratio, _Ratio] | None = None
     """In place of `importance_cap` two numbers: tokens are weighted by π_before / π_rollout where it lies within them,
     and left out where it does not (IcePop, arXiv 2510.18855: 0.5 and 5)."""
+    sequence_mask: SequenceMask | None = None
+    """A table with `geometric`, `outlier` or both, beside the two above or alone: a call is left out whole where the
+    geometric mean of its tokens' π_before / π_rollout, or any token's, lies outside the bounds. None = no call is."""
     entropy_coef: AtLeast0 = 0.0
     """Weight of the policy's entropy, which is added to what is maximised; 0 = no such term."""
     minibatches: Count = 1
@@ -123,14 +158,12 @@ class LearnerSettings(SettingsTable):
         schedule = getattr(self, "schedule", "constant")
         if schedule != "constant" and self.total_steps is None:
             raise ValueError(f"schedule {schedule!r} needs to know where it ends; set total_steps")
+        if self.kl_estimator != "k3" and not self.kl_coef:
+            raise ValueError(f"kl_estimator is {self.kl_estimator!r} and kl_coef is 0, so there is no KL; set kl_coef")
         if self.importance_mask is not None:
-            low, high = self.importance_mask
             if self.importance_cap:
                 raise ValueError("importance_cap and importance_mask correct the same ratio; remove one of them")
-            if low > high:
-                raise ValueError(
-                    f"importance_mask keeps ratios from {low:g} to {high:g}, which are none; put the lower bound first"
-                )
+            _check_bounds("importance_mask", self.importance_mask)
         if self.loss in LOSSES:
             check_options(LOSSES[self.loss], self.loss_arguments, what=f"loss {self.loss!r}", reserved=("batch",))
         elif not is_reference(self.loss):
@@ -145,10 +178,22 @@ class LearnerSettings(SettingsTable):
         return self.lora if self.lora is not None and self.lora.rank else None
 
     @property
+    def has_kl_loss(self) -> bool:
+        """True if the loss has a KL to the starting policy; False also where it is in the reward."""
+        return self.kl_coef > 0 and self.kl_estimator != "k1"
+
+    @property
     def is_corrected(self) -> bool:
-        """True if ratios are to the policy before the step, recomputed, and tokens weighted by how much likelier it
-        made them."""
-        return bool(self.importance_cap) or self.importance_mask is not None
+        """True if ratios are to the policy before the step, recomputed, and tokens weighted, or calls left out, by how
+        much likelier it made them."""
+        return bool(self.importance_cap) or self.importance_mask is not None or self.sequence_mask is not None
+
+    @property
+    def importance_arguments(self) -> dict[str, Any]:
+        """Arguments of `losses.weigh_tokens` that the recipe names."""
+        bounds = {"geometric": None, "outlier": None} if self.sequence_mask is None else dict(self.sequence_mask)
+        named = {"cap": self.importance_cap or None, "mask": self.importance_mask, **bounds}
+        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def loss_arguments(self) -> dict[str, Any]:
@@ -166,6 +211,12 @@ class LearnerSettings(SettingsTable):
         if rate is None:
             rate = format_rate(self.learning_rate) if isinstance(self.learning_rate, float) else self.learning_rate
         return f"{parameters:,} parameters, {learns}, lr {rate}, {dtype}, {where}"
+
+
+def _check_bounds(name: str, bounds: tuple[float, float] | None) -> None:
+    if bounds is not None and bounds[0] > bounds[1]:
+        low, high = bounds
+        raise ValueError(f"{name} keeps ratios from {low:g} to {high:g}, which are none; put the lower bound first")
 
 
 def declare(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "KL_ESTIMATES",
     "LOSSES",
     "Loss",
     "TokenBatch",
@@ -24,11 +25,14 @@ __all__ = [
     "approximate_kl",
     "cispo",
     "gspo",
+    "kept_calls",
     "masked_importance",
     "mean_by_call",
     "ppo_clip",
     "reinforce",
+    "squared_kl",
     "truncated_importance",
+    "weigh_tokens",
 ]
 
 
@@ -43,7 +47,7 @@ class TokenBatch:
     rollout_logprobs: Tensor | None
     """Logprobs that the engine sampled with; None where the backend has them no more (verl with `importance_cap`)."""
     reference_logprobs: Tensor | None
-    """Logprobs of the starting policy; None without `kl_coef`, and on verl, which adds that KL itself."""
+    """Logprobs of the starting policy; None without a KL in the loss, and on verl, which adds it itself."""
     advantages: Tensor
     calls: Tensor
     """Which call a token is of: 0 … calls - 1. A call's tokens are all in one batch."""
@@ -129,11 +133,32 @@ def mean_by_call(values: Tensor, calls: Tensor) -> Tensor:
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """KL(π_θ ‖ π_ref) estimated from each token, from log π_ref - log π_θ; never negative.
+    """KL(π_θ ‖ π_ref) estimated from each token, from x = log π_ref - log π_θ; never negative.
 
     k3 = exp(x) - x - 1  (Schulman, "Approximating KL divergence"; GRPO, eq. 4), exact also where x is tiny
+
+    As a loss its mean gradient over tokens of π_θ is another divergence's, the forward KL(π_ref ‖ π_θ)'s:
+
+    ∇k3 = (1 - exp(x)) ∇log π_θ,  E[∇k3] = -Σ π_ref ∇log π_θ = ∇KL(π_ref ‖ π_θ)
     """
     return log_ratio.expm1() - log_ratio
+
+
+def squared_kl(log_ratio: Tensor) -> Tensor:
+    """KL(π_θ ‖ π_ref) to second order, from x = log π_ref - log π_θ; never negative.
+
+    k2 = x² / 2  (Schulman, "Approximating KL divergence")
+
+    As a loss its mean gradient over tokens of π_θ is exactly that of the reverse KL(π_θ ‖ π_ref):
+
+    ∇k2 = -x ∇log π_θ,  E[∇k2] = Σ π_θ (log π_θ - log π_ref) ∇log π_θ = ∇KL(π_θ ‖ π_ref)
+    """
+    return log_ratio.square() / 2
+
+
+KL_ESTIMATES: Mapping[str, Callable[[Tensor], Tensor]] = {"k2": squared_kl, "k3": approximate_kl}
+"""Terms of the loss by `learner.kl_estimator`. k1 = -x is none: its mean gradient is 0, and it goes into the reward
+(`lightningrl_credit.ReferenceKl`)."""
 
 
 def truncated_importance(log_ratio: Tensor, cap: float) -> Tensor:
@@ -149,6 +174,55 @@ def masked_importance(log_ratio: Tensor, low: float, high: float) -> Tensor:
     """
     weights = log_ratio.detach().exp()
     return weights.masked_fill((weights < low) | (weights > high), 0.0)
+
+
+def weigh_tokens(
+    log_ratio: Tensor,
+    calls: Tensor,
+    *,
+    cap: float | None = None,
+    mask: tuple[float, float] | None = None,
+    geometric: tuple[float, float] | None = None,
+    outlier: tuple[float, float] | None = None,
+) -> Tensor:
+    """Weights (N,) of tokens that another policy sampled, by `importance_cap` or `importance_mask`, and 0 in calls that
+    `sequence_mask` leaves out. No gradient."""
+    weights = log_ratio.new_ones(log_ratio.shape)
+    if mask is not None:
+        weights = masked_importance(log_ratio, *mask)
+    elif cap is not None:
+        weights = truncated_importance(log_ratio, cap)
+    is_learned = kept_calls(log_ratio, calls, geometric=geometric, outlier=outlier) > 0.0
+    return weights.where(is_learned, 0.0)
+
+
+def kept_calls(
+    log_ratio: Tensor,
+    calls: Tensor,
+    *,
+    geometric: tuple[float, float] | None = None,
+    outlier: tuple[float, float] | None = None,
+) -> Tensor:
+    """1 for the tokens of calls that are learned from, 0 for those of calls that are left out whole, from the tokens'
+    log π_old - log π_rollout (N,). No gradient.
+
+    geometric   kept if low <= exp(mean_t log r_t) <= high   (SkyRL's geometric mask; verl's `seq_mean_k1`, of 1/r)
+    outlier     kept if low <= r_t <= high for every token t (outlier mask; verl's token veto, both ways)
+    (Liu, Li et al. 2025, "When Speed Kills Stability")
+    """
+    log_ratio = log_ratio.detach()
+    weights = log_ratio.new_ones(log_ratio.shape)
+    if geometric is not None:
+        weights = weights * _is_within(mean_by_call(log_ratio, calls).exp(), geometric)
+    if outlier is not None:
+        is_outlier = ~_is_within(log_ratio.exp(), outlier)
+        weights = weights * (mean_by_call(is_outlier.to(weights), calls) == 0.0)
+    return weights
+
+
+def _is_within(ratio: Tensor, bounds: tuple[float, float]) -> Tensor:
+    low, high = bounds
+    return (ratio >= low) & (ratio <= high)
 
 
 def _clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLosses:

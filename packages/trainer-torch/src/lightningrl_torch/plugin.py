@@ -87,7 +87,7 @@ def check_recipe(recipe: Recipe) -> None:
         if settings.loss not in LOSSES:
             from lightningrl_torch.chosen_loss import ChosenLoss
 
-            ChosenLoss(settings.loss, settings.loss_arguments, has_reference=settings.kl_coef > 0)
+            ChosenLoss(settings.loss, settings.loss_arguments, has_reference=settings.has_kl_loss)
     check_vllm(recipe, served_by_vllm)
 
 

@@ -16,6 +16,7 @@ import torch
 from lightningrl.errors import ConfigError
 from lightningrl_torch._bases import Base, BaseUse, base_key, use_base
 from lightningrl_torch._light import read_light, union_of_tokens
+from lightningrl_torch._models import check_rotation, longest_row
 from lightningrl_torch._quantized import count_parameters, quantize_model, weight_bytes
 from lightningrl_torch._size import choose_adapters, choose_rate
 from lightningrl_torch.device import pick_device
@@ -159,6 +160,8 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = load_weights("configuration", AutoConfig.from_pretrained, settings.policy)
+    if settings.context_length is not None:
+        check_rotation(config, settings.policy, settings.context_length)
     tokenizer = load_weights("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
     settings = choose_adapters(settings, device, lambda: _count_parameters(config))
     lora = settings.adapters
@@ -189,6 +192,7 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     limits = [
         getattr(config.get_text_config(decoder=True), "max_position_embeddings", None),
         tokenizer.model_max_length,
+        longest_row(config),
     ]
     return WholePolicy(
         settings=settings,

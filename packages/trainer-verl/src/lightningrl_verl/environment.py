@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from lightningrl_verl.recipe_check import runs_on_cpu
 from lightningrl_verl.settings import Settings
 
-__all__ = ["OWN_LOSS", "prepare_environment", "process_environment", "quiet"]
+__all__ = ["IMPORTANCE", "OWN_LOSS", "prepare_environment", "process_environment", "quiet"]
 
 OWN_LOSS = "LIGHTNINGRL_LOSS"
 """A loss and its options, for the processes that learn: verl's config has no place for them."""
+
+IMPORTANCE = "LIGHTNINGRL_IMPORTANCE"
+"""Arguments of `weigh_tokens` with `sequence_mask`, for the same processes: verl's own masks are of rows, not calls."""
 
 
 def process_environment(settings: Settings) -> dict[str, str]:
@@ -32,6 +35,8 @@ def process_environment(settings: Settings) -> dict[str, str]:
         variables |= environment()
     if settings.is_loss_named:
         variables[OWN_LOSS] = json.dumps({"name": settings.loss, "options": settings.loss_arguments})
+    if settings.sequence_mask is not None:
+        variables[IMPORTANCE] = json.dumps(settings.importance_arguments)
     return variables
 
 

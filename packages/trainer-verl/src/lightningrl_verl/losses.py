@@ -21,8 +21,8 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 
 from lightningrl_torch.chosen_loss import ChosenLoss
-from lightningrl_torch.losses import LOSSES, Loss, TokenBatch, TokenLosses, approximate_kl
-from lightningrl_verl.environment import OWN_LOSS
+from lightningrl_torch.losses import LOSSES, Loss, TokenBatch, TokenLosses, approximate_kl, weigh_tokens
+from lightningrl_verl.environment import IMPORTANCE, OWN_LOSS
 from lightningrl_verl.settings import METRIC, loss_name
 from lightningrl_verl.vocabulary import leave_out_padding
 
@@ -67,12 +67,14 @@ def policy_loss(loss: Loss) -> Any:
             batch, **{name: getattr(config, f"clip_ratio_{name.removeprefix('clip_')}") for name in clips}
         )
         losses = torch.zeros_like(log_prob).masked_scatter(mask, token_losses.losses.to(log_prob.dtype))
+        importance = None
         if rollout_is_weights is not None:
-            losses = losses * rollout_is_weights
+            importance = _weigh(rollout_is_weights[mask], batch.calls)
+            losses = losses * torch.zeros_like(log_prob).masked_scatter(mask, importance.to(log_prob.dtype))
         total = agg_loss(
             loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
         )
-        return total, _describe(old, new.detach(), token_losses)
+        return total, _describe(old, new.detach(), token_losses, importance)
 
     return compute
 
@@ -91,17 +93,30 @@ def _load_own(options: str) -> ChosenLoss:
     return ChosenLoss(**json.loads(options))
 
 
+def _weigh(ratio: Tensor, calls: Tensor) -> Tensor:
+    """Weights of the sampled tokens: verl's, or with `sequence_mask` those of the torch backend, of verl's ratios."""
+    arguments = _read_arguments(os.environ.get(IMPORTANCE, ""))
+    return ratio if arguments is None else weigh_tokens(ratio.log(), calls, **arguments)
+
+
+@functools.cache
+def _read_arguments(text: str) -> dict[str, Any] | None:
+    return json.loads(text) if text else None
+
+
 def call_numbers(mask: Tensor) -> Tensor:
     """Each sampled token's call, from 0: a run in a row is one call (`lightningrl_verl.rows.separate_calls`)."""
     starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
     return starts.flatten().cumsum(0)[mask.flatten()] - 1
 
 
-def _describe(old: Tensor, new: Tensor, losses: TokenLosses) -> dict[str, float]:
+def _describe(old: Tensor, new: Tensor, losses: TokenLosses, importance: Tensor | None) -> dict[str, float]:
     """Means over a microbatch's sampled tokens, `METRIC` before the torch backend's names; old is what ratios are to.
     verl averages all over microbatches: `probability_gap_max` is the largest gap only in steps of one microbatch."""
     log_ratio = (new - old).clamp(min=LEAST_LOG_RATIO)
     by_token = {"kl_rollout": approximate_kl(log_ratio), "ratio": (new - old).exp(), **losses.metrics}
+    if importance is not None:
+        by_token |= {"importance": importance, "masked": importance == 0.0}
     metrics = {name: float(values.float().mean()) if len(new) else 0.0 for name, values in by_token.items()}
     metrics["probability_gap_max"] = float((new.exp() - old.exp()).abs().max()) if len(new) else 0.0
     return {f"{METRIC}{name}": value for name, value in metrics.items()}

@@ -42,6 +42,13 @@ def check_recipe(recipe: Recipe) -> None:
                 f"the {term} by "
                 f"token; set samples.aggregation = 'token_mean', or {name} = 0"
             )
+    weighs = settings.is_corrected or (recipe.loop.max_staleness > 0 and settings.importance_cap is None)
+    if settings.kl_coef and weighs:
+        raise ConfigError(
+            f"learner.kl_coef = {settings.kl_coef:g} with tokens of other weights: verl does not weigh a token's KL by "
+            "its importance, as backend 'torch' does; set learner.importance_cap = 0 without any mask, or "
+            "kl_coef = 0"
+        )
     if settings.is_async and not recipe.loop.max_staleness:
         raise ConfigError(
             f"backends.verl.mode is {settings.mode!r}, and with loop.max_staleness = 0 nothing is sampled while it "

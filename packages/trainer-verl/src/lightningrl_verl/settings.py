@@ -104,6 +104,16 @@ class Settings(LearnerSettings):
         if self.adapters is not None and "learning_rate" not in self.model_fields_set:
             # the table is frozen for all but its own check
             object.__setattr__(self, "learning_rate", self.adapted_rate)
+        if self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_estimator 'k1' puts the KL into the reward, for which verl's reference is not asked; set 'k2', a "
+                "loss with the gradient of the same divergence, or use backend 'torch'"
+            )
+        if self.critic is None and dict(flatten(self.verl)).get("algorithm.use_kl_in_reward"):
+            raise ValueError(
+                "verl setting 'algorithm.use_kl_in_reward' takes the KL off advantages that are weighed already; "
+                "remove it and set kl_coef with kl_estimator = 'k2', or add a table [backends.verl.critic]"
+            )
         separate = self.mode == "separate_async"
         if separate and not (self.rollout_nodes and self.rollout_gpus_per_node):
             raise ValueError(

@@ -21,6 +21,8 @@ NEVER_ENDS = 1_000_000
 """Steps that verl is told to run; LightningRL's loop says when it is over."""
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+_KL_TYPES = {"k2": "k2", "k3": "low_var_kl"}
+"""verl's names of `learner.kl_estimator`; `k1` is refused (`Settings`)."""
 _OURS = (
     "data.",
     "algorithm.adv_estimator",
@@ -127,7 +129,7 @@ def _actor(settings: Settings, context_length: int) -> dict[str, Any]:
         f"{_ACTOR}.loss_agg_mode": "token-mean" if settings.is_averaged else "token-sum",
         f"{_ACTOR}.use_kl_loss": settings.kl_coef > 0,
         f"{_ACTOR}.kl_loss_coef": settings.kl_coef,
-        f"{_ACTOR}.kl_loss_type": "low_var_kl",
+        f"{_ACTOR}.kl_loss_type": _KL_TYPES[settings.kl_estimator],
         f"{_ACTOR}.entropy_coeff": settings.entropy_coef,
     }
 
@@ -192,6 +194,10 @@ def _optimiser(prefix: str, settings: Settings, *, learning_rate: float) -> dict
     return values
 
 
+WHOLE_RATIO = 1e9
+"""A cap beyond every ratio that verl gives (at most e²⁰): the loss weighs tokens itself (`environment.IMPORTANCE`)."""
+
+
 def _correction(settings: Settings) -> dict[str, Any]:
     """Ratios to the rollout's logprobs without another forward pass; with a cap, to recomputed ones, weighted."""
     if not settings.is_corrected and settings.critic is None:
@@ -199,11 +205,12 @@ def _correction(settings: Settings) -> dict[str, Any]:
     values: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": False}
     if settings.is_corrected:
         bounds = settings.importance_mask
+        threshold = settings.importance_cap if bounds is None else f"{bounds[0]}_{bounds[1]}"
         values |= {
             "algorithm.rollout_correction.rollout_is": "token",
-            "algorithm.rollout_correction.rollout_is_threshold": settings.importance_cap
-            if bounds is None
-            else f"{bounds[0]}_{bounds[1]}",
+            "algorithm.rollout_correction.rollout_is_threshold": threshold
+            if settings.sequence_mask is None
+            else WHOLE_RATIO,
         }
     return values
 

@@ -24,8 +24,10 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import check_options
 from lightningrl.recipe_tables import RewardConfig
 from lightningrl_client.runtime.task_sources import OF_SOURCE
+from lightningrl_credit.combinators import Sum
 from lightningrl_credit.comparison import check_comparison
 from lightningrl_credit.needs import check_answers, check_needs, installed_needs
+from lightningrl_credit.reference_kl import ReferenceKl
 from lightningrl_credit.rewards import (
     NamedReward,
     ReportedReward,
@@ -47,6 +49,7 @@ from lightningrl_training.run_sync import in_caller
 from lightningrl_training.task_files import task_source
 from lightningrl_training.task_sources import build_source, draw_sets, source_reward
 from lightningrl_training.tasks import TaskSets
+from lightningrl_viewer.reading.origin import template_of
 
 __all__ = [
     "Parts",
@@ -56,6 +59,7 @@ __all__ = [
     "build_scorer",
     "build_tasks_and_rewards",
     "trained_calls",
+    "with_kl",
 ]
 
 KNOWN_BACKENDS = ("torch", "verl")
@@ -166,7 +170,8 @@ def build_credit(
     discount = discount_of(assigner)
     gamma, joins = discount or (1.0, "sum")
     intermediate = {turn.name: replace(turn, gamma=gamma, joins=joins) for turn in turns}
-    part_checks.check_potentials(recipe, [name for name, turn in intermediate.items() if turn.is_potential], discount)
+    part_checks.check_potentials(recipe, [name for name, turn in intermediate.items() if turn.is_potential], assigner)
+    part_checks.check_turn_sizes(recipe, turns, assigner)
     evaluator = Evaluator(
         rewards=RewardSet(rewards),
         intermediate=intermediate,
@@ -175,7 +180,9 @@ def build_credit(
         plugins=plugins,
         digests=part_checks.digest_parts(recipe, rewards, intermediate, assigner),
         judge=judge,
-        policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
+        policies=PolicyQueries(
+            models or {}, template_of=partial(template_of, recipe), max_tokens=recipe.credit.max_tokens
+        ),
     )
     return evaluator, build_scorer(
         recipe, assigner, farmed=[name for name, turn in intermediate.items() if not turn.is_potential]
@@ -309,10 +316,22 @@ def build_assigner(plugins: PluginManager, use: Any, options: Mapping[str, Any],
     return assigner
 
 
+def with_kl(recipe: Recipe, assigner: CreditAssigner) -> CreditAssigner:
+    """Add the KL to the starting policy to the reward, where the recipe has it there."""
+    policies = {name: recipe.options_of(policy) for name, policy in recipe.all_policies.items() if policy.trainable}
+    coefficients = {name: each.get("kl_coef") for name, each in policies.items() if each.get("kl_estimator") == "k1"}
+    # what is no number its backend refuses
+    weights = {
+        name: float(value) for name, value in coefficients.items() if isinstance(value, int | float) and value > 0
+    }
+    return Sum((assigner, 1.0), (ReferenceKl(weights), 1.0)) if weights else assigner
+
+
 def _credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str]) -> CreditAssigner:
     assigner = build_assigner(plugins, recipe.credit.use, recipe.credit.options, recipe.folder)
+    whole = with_kl(recipe, assigner)
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
-    requires = assigner.requires | ({"agents"} if recipe.credit.compare == "role" or is_paid_by_role else frozenset())
+    requires = whole.requires | ({"agents"} if recipe.credit.compare == "role" or is_paid_by_role else frozenset())
     backend = plugins.trainers.get(recipe.backend)
     capabilities = None if backend is None else backend.capabilities
     part_checks.gather(
@@ -322,7 +341,7 @@ def _credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str]) -
         lambda: part_checks.check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
         lambda: check_needs(recipe, recipe.credit.use, requires, capabilities, installed_needs(plugins)),
     )
-    return assigner
+    return whole
 
 
 def _judge(recipe: Recipe) -> Judge | None:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lightningrl.errors import LightningError, RewardError, ServerError
-from lightningrl.records import Score
-from lightningrl.types import RolloutSpec, Trajectory
+from lightningrl.records import RolloutFilter, RolloutRecord, Score
+from lightningrl.types import RolloutMode, RolloutSpec, RolloutState, Trajectory
 from lightningrl_training.evaluator import Evaluator
+from lightningrl_training.pacing import Pacing
 
 __all__ = ["Collector", "Phase", "RewardedGroup", "Rollouts", "fetch_ended", "measure_phases"]
 
 POLL_S = 10.0
 FETCH = 64
 """Trajectories per request."""
+LIST = 1000
+"""Rollouts per list."""
 
 
 class Rollouts(Protocol):
@@ -36,6 +39,7 @@ class Rollouts(Protocol):
     async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]: ...
     async def set_scores(self, scores: Sequence[Score]) -> None: ...
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int: ...
+    async def list_rollouts(self, where: RolloutFilter) -> Sequence[RolloutRecord]: ...
 
 
 async def fetch_ended(
@@ -75,6 +79,22 @@ class _Order:
     at: float
     is_replay: bool = False
     ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    begun: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Versions before which no call was made of what has not ended, by policy; of a paced collector alone."""
+    oldest: dict[str, int] = field(default_factory=dict[str, int])
+    """Oldest versions of the trained calls of what has ended, by policy."""
+
+    def end(self, trajectory: Trajectory) -> None:
+        self.ended[trajectory.rollout_id] = trajectory
+        for call in trajectory.transitions:
+            if call.trainable:
+                self.oldest[call.policy] = min(call.policy_version, self.oldest.get(call.policy, call.policy_version))
+
+    def age(self, versions: Mapping[str, int]) -> int:
+        """Versions since its first call: of a whole group exactly, else at most."""
+        running = {} if len(self.ended) == len(self.ids) else self.begun
+        since = (*self.oldest.items(), *running.items())
+        return max((versions[policy] - version for policy, version in since), default=0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -85,8 +105,9 @@ class Collector:
     evaluator: Evaluator
     start_workers: Callable[[], Awaitable[None]]
     """Awaited where the store does not have what is ordered yet."""
-    in_order: bool = True
-    """Groups are taken in the order of their positions; else as they are finished."""
+    pacing: Pacing | None = None
+    """Which groups may be taken next, of those that are finished; None = they are taken in the order of their
+    positions."""
     plan_branches: Callable[[Sequence[Trajectory]], Sequence[RolloutSpec]] = lambda rewarded: ()
     """Rollouts that are to run before a rewarded group is whole."""
     _out: dict[int, _Order] = field(init=False, default_factory=dict[int, _Order])
@@ -113,7 +134,7 @@ class Collector:
     def ended(self, groups: int) -> int:
         """Rollouts that have ended, of the next so many groups to be taken."""
         counts = [len(order.ended) for order in self._out.values()]
-        return sum((counts if self.in_order else sorted(counts, reverse=True))[:groups])
+        return sum((counts if self.pacing is None else sorted(counts, reverse=True))[:groups])
 
     async def order(self, groups: Mapping[int, Sequence[RolloutSpec]]) -> None:
         """Have these groups collected, by their positions. What the store has already is not collected again."""
@@ -125,16 +146,19 @@ class Collector:
         ended = set() if is_new else set(await self.rollouts.wait(ids, 0.0))
         for position, group in groups.items():
             names = tuple(spec.id for spec in group)
-            self._out[position] = _Order(ids=names, at=now, is_replay=ended.issuperset(names))
+            self._out[position] = _Order(ids=names, at=now, is_replay=ended.issuperset(names), begun=self._versions())
         self._changed.set()
         if len(ended) < len(ids):
             await self.start_workers()
+        await self._note_queued()
 
     async def run_again(self, groups: Sequence[RewardedGroup], timeout_s: float) -> None:
         """Order groups that were taken anew; those of their rollouts that failed are run again."""
         now = time.monotonic()
         again = {
-            group.position: _Order(ids=tuple(rollout.rollout_id for rollout in group.trajectories), at=now)
+            group.position: _Order(
+                ids=tuple(rollout.rollout_id for rollout in group.trajectories), at=now, begun=self._versions()
+            )
             for group in groups
         }
         await self.rollouts.retry([name for order in again.values() for name in order.ids], timeout_s)
@@ -145,14 +169,14 @@ class Collector:
     async def take(self, wanted: int = 1, show: Callable[[], None] = lambda: None) -> RewardedGroup:
         """The next of so many `wanted` groups; `show` is called whenever rollouts have ended meanwhile. Raises what a
         reward or the server raised for good."""
-        self._wait_for(tuple(self._out)[wanted - 1] if self.in_order and wanted < len(self._out) else None)
+        is_ahead = self.pacing is None and wanted < len(self._out)
+        self._wait_for(tuple(self._out)[wanted - 1] if is_ahead else None)
         while True:
             if self._failure is not None:
                 if not isinstance(self._failure, ServerError):
                     await self._scores.send()
                 raise self._failure
-            position = next(iter(self._out if self.in_order else self._ready), None)
-            if position in self._ready:
+            if (position := self._next(wanted)) is not None:
                 del self._out[position]
                 if wanted == 1:
                     self._wait_for(None)
@@ -167,6 +191,32 @@ class Collector:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ which is next
+
+    def _next(self, wanted: int) -> int | None:
+        """The position to be taken now; None = it has not been rewarded yet."""
+        if self.pacing is None:
+            return next((position for position in (*self._out,)[:1] if position in self._ready), None)
+        versions = self._versions()
+        ages = {position: order.age(versions) for position, order in self._out.items()}
+        return next((position for position in self.pacing.takeable(ages, wanted) if position in self._ready), None)
+
+    def _versions(self) -> Mapping[str, int]:
+        return {} if self.pacing is None else self.pacing.versions()
+
+    async def _note_queued(self) -> None:
+        """Groups that no worker has begun are of now: their calls are yet to come."""
+        if self.pacing is None:
+            return
+        queued: set[str] = set()
+        where, page = RolloutFilter(state=RolloutState.QUEUED, mode=RolloutMode.TRAIN, limit=LIST), LIST
+        while page == LIST:
+            records = await self.rollouts.list_rollouts(replace(where, offset=len(queued)))
+            queued, page = queued | {record.id for record in records}, len(records)
+        for order in self._out.values():
+            if queued.issuperset(order.ids):
+                order.begun = self._versions()
 
     # ------------------------------------------------------------------ what goes on
 
@@ -202,7 +252,7 @@ class Collector:
                 for trajectory in await self.rollouts.trajectories(finished[start : start + FETCH]):
                     name = trajectory.rollout_id
                     order = self._out[place[name]]
-                    order.ended[name] = trajectory
+                    order.end(trajectory)
                     if len(order.ended) == len(order.ids):
                         self._do(self._reward(place[name], order))
             if finished:
@@ -215,7 +265,7 @@ class Collector:
             await changed
             return ()
         # in order, all are wanted: some at a time, so that rewards begin early; else the first that completes a group
-        some = max(len(waiting) // 2, max(missing)) if self.in_order else min(count for count in missing if count)
+        some = max(len(waiting) // 2, max(missing)) if self.pacing is None else min(count for count in missing if count)
         poll = asyncio.create_task(self.rollouts.wait(waiting, POLL_S, min(some, FETCH)))
         try:
             await asyncio.wait({changed, poll}, return_when=asyncio.FIRST_COMPLETED)

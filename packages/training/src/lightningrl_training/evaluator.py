@@ -11,16 +11,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised
+from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised, is_of_world
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
 from lightningrl.recipe_tables import OutcomesConfig
 from lightningrl.records import Score
 from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
 from lightningrl_credit.evidence import check_evidence
-from lightningrl_credit.rewards import RewardSet, TurnReward
+from lightningrl_credit.rewards import RewardResult, RewardSet, TurnReward
 from lightningrl_credit.rewards.processes import DaemonThreads, FunctionProcesses, ProcessEnded
 from lightningrl_credit.rewards.reward_set import Verdict, describe_failure, is_being_cancelled
 from lightningrl_credit.rewards.value import BadValue
@@ -36,6 +36,7 @@ LONGEST_SCORE_S = 900.0
 """Seconds that a credit assigner's `score` may take, or the intermediate rewards of what is rewarded at once."""
 KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
 """Keeps scores, durably once it returns."""
+_INTERMEDIATE: Final = "intermediate rewards"
 _Values = Mapping[str, Sequence[float | None]]
 """Intermediate rewards by name, one for each call."""
 
@@ -58,6 +59,8 @@ class Evaluator:
     _witnesses: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(WITNESSES_AT_ONCE))
     _threads: DaemonThreads = field(init=False, default_factory=lambda: DaemonThreads(1))
     _processes: FunctionProcesses = field(init=False)
+    _have_paid: bool = field(init=False, default=False)
+    """True once the intermediate rewards have worked on a rollout."""
 
     def __post_init__(self) -> None:
         calls = {"calls": (partial(_pay_calls, dict(self.intermediate)), 1)} if self.intermediate else {}
@@ -71,39 +74,46 @@ class Evaluator:
         return rewarded
 
     async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
-        """The trajectories with their rewards; where an outcome is dropped or a reward failed, `reward=None`. Each
-        value is kept by `keep` as it is made; values kept before, by the same reward, are taken as they are."""
+        """The trajectories with their rewards. The lowest, where the policy caused a failure, of the agent or of a
+        reward that works on other outputs; `reward=None`, where the world did. Each value is kept by `keep` as it is
+        made; values kept before, by the same reward, are taken as they are."""
         called = await self._reward_all_calls(trajectories)
-        together: dict[str, list[str]] = {}
-        """Rollouts that a witness sees at once."""
-        for trajectory, _ in called:
-            key = trajectory.group_id if isinstance(self.credit, GroupWitness) else trajectory.rollout_id
-            together.setdefault(key, []).append(trajectory.rollout_id)
-
-        async def hear(names: Sequence[str]) -> list[Trajectory]:
-            rewarded = [await rewards[name] for name in names]
-            if isinstance(self.credit, Witness | GroupWitness):
-                async with self._witnesses:
-                    rewarded = await self._add_evidence(self.credit, rewarded, keep)
-            return rewarded
-
         try:
             async with asyncio.TaskGroup() as group:
-                rewards = {
-                    rollout.rollout_id: group.create_task(self._reward_one(rollout, keep, failure))
-                    for rollout, failure in called
-                }
-                tasks = [group.create_task(hear(names)) for names in together.values()]
+                tasks = [group.create_task(self._reward_one(rollout, keep, failure)) for rollout, failure in called]
+            # only now is it known what the others earned, and which rewards work
+            rewarded = [self._judge(*task.result()) for task in tasks]
+            if isinstance(self.credit, Witness | GroupWitness):
+                rewarded = await self._hear_all(self.credit, rewarded, keep)
         except* LightningError as errors:
             raise errors.exceptions[0] from None
-        done = {rollout.rollout_id: rollout for task in tasks for rollout in task.result()}
-        return [done[trajectory.rollout_id] for trajectory in trajectories]
+        return rewarded
+
+    async def _hear_all(
+        self, witness: Witness | GroupWitness, rewarded: Sequence[Trajectory], keep: KeepScores | None
+    ) -> list[Trajectory]:
+        """Add evidence to all of them; those that a witness sees at once, together."""
+        together: dict[str, list[Trajectory]] = {}
+        for rollout in rewarded:
+            key = rollout.group_id if isinstance(witness, GroupWitness) else rollout.rollout_id
+            together.setdefault(key, []).append(rollout)
+
+        async def hear(rollouts: Sequence[Trajectory]) -> list[Trajectory]:
+            async with self._witnesses:
+                return await self._add_evidence(witness, rollouts, keep)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(hear(rollouts)) for rollouts in together.values()]
+        heard = {rollout.rollout_id: rollout for task in tasks for rollout in task.result()}
+        return [heard[rollout.rollout_id] for rollout in rewarded]
 
     def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
         """Raise RewardError where more rewards failed than the recipe allows, even if none of those `to_come` fails."""
-        asked = to_come + sum(self.outcomes.is_trained(trajectory.outcome) for trajectory in rewarded)
+        asked = to_come + sum(self.outcomes.asks_rewards(trajectory.outcome) for trajectory in rewarded)
         failed = [trajectory for trajectory in rewarded if trajectory.unrewarded is not None]
-        if len(failed) > self.outcomes.max_failed_rewards * asked:
+        share = self.outcomes.max_failed_rewards
+        is_a_single_one = share > 0 and len(failed) == 1 < asked
+        if len(failed) > share * asked and not is_a_single_one:
             raise RewardError(
                 f"a reward or evidence failed on {len(failed)} of {asked} rollouts, more than "
                 f"outcomes.max_failed_rewards = {self.outcomes.max_failed_rewards:g} of them; last, on "
@@ -111,10 +121,13 @@ class Evaluator:
                 "is kept and not asked again"
             )
 
-    async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None, failure: str | None) -> Trajectory:
-        """`failure`: of an intermediate reward."""
-        if not self.outcomes.is_trained(trajectory.outcome):
-            return replace(trajectory, reward=None, unrewarded=None)
+    async def _reward_one(
+        self, trajectory: Trajectory, keep: KeepScores | None, failure: Verdict[_Values] | None
+    ) -> tuple[Trajectory, RewardResult | None]:
+        """The trajectory with its rewards, and what they said; None = they were not asked. `failure`: of the
+        intermediate rewards."""
+        if not self.outcomes.asks_rewards(trajectory.outcome):
+            return replace(trajectory, reward=None, unrewarded=None), None
 
         rollout, attempt = trajectory.rollout_id, trajectory.attempt
 
@@ -138,9 +151,27 @@ class Evaluator:
         digests = self._digests_of(*keys)
         if "credit" in trajectory.digests:  # of its evidence
             digests["credit"] = trajectory.digests["credit"]
-        is_failed = failure is not None and result.total is not None
-        total, unrewarded = (None, failure) if is_failed else (result.total, result.failure)
-        return replace(trajectory, rewards=result.values, reward=total, unrewarded=unrewarded, digests=digests)
+        if failure is not None and result.total is not None:
+            suspects = frozenset() if failure.is_of_world else frozenset({_INTERMEDIATE})
+            result = replace(result, total=None, failure=failure.failure, suspects=suspects)
+        rewarded = replace(
+            trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=digests
+        )
+        return rewarded, result
+
+    def _judge(self, trajectory: Trajectory, result: RewardResult | None) -> Trajectory:
+        """Give the lowest reward to what the policy broke: a rollout of its own, or a reward that works on others."""
+        if result is None:
+            return self._with_lowest(trajectory) if self.outcomes.is_trained(trajectory.outcome) else trajectory
+        if not result.suspects:
+            return trajectory
+        has_worked = self._have_paid if _INTERMEDIATE in result.suspects else self.rewards.have_worked(result.suspects)
+        return self._with_lowest(trajectory) if has_worked else trajectory
+
+    def _with_lowest(self, trajectory: Trajectory) -> Trajectory:
+        """Give it the least that the recipe's rewards can."""
+        values = self.rewards.lowest()
+        return replace(trajectory, rewards=values, reward=self.rewards.weights.of_rollout(values))
 
     async def _add_evidence(
         self, witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], keep: KeepScores | None
@@ -172,7 +203,7 @@ class Evaluator:
             heard[rollout.rollout_id] = replace(
                 rollout,
                 reward=None if evidence is None else rollout.reward,
-                unrewarded=failure,
+                unrewarded=failure or rollout.unrewarded,
                 evidence=evidence,
                 digests={**rollout.digests, **(digests if evidence is not None else {})},
                 other_calls=rollout.other_calls if heard else (*rollout.other_calls, *services.asked),
@@ -195,7 +226,9 @@ class Evaluator:
     def _digests_of(self, *keys: str) -> dict[str, str]:
         return {key: self.digests[key] for key in keys if key in self.digests}
 
-    async def _reward_all_calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, str | None]]:
+    async def _reward_all_calls(
+        self, trajectories: Sequence[Trajectory]
+    ) -> list[tuple[Trajectory, Verdict[_Values] | None]]:
         """Give each trajectory its tools' verdicts and its turn rewards; where a reward failed none, and the reason.
         Runs beside the event loop, which engines and workers talk through: they are functions of the user's."""
         left = LONGEST_SCORE_S
@@ -230,12 +263,14 @@ class Evaluator:
         )
         if not self.intermediate:
             return [(_with_payment(trajectory, {}), None) for trajectory in classified]
-        paid: list[tuple[Trajectory, str | None]] = []
+        paid: list[tuple[Trajectory, Verdict[_Values] | None]] = []
         for trajectory in classified:
             payment = await pay(trajectory)
             if payment.defect is not None:
                 raise RewardError(payment.defect)
-            paid.append((_with_payment(trajectory, payment.value or {}), payment.failure))
+            self._have_paid = self._have_paid or payment.value is not None
+            failure = None if payment.failure is None else payment
+            paid.append((_with_payment(trajectory, payment.value or {}), failure))
         return paid
 
 
@@ -259,7 +294,7 @@ def _pay_calls(intermediate: Mapping[str, TurnReward], trajectory: Trajectory) -
             return Verdict(defect=str(error))
         except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, in its own process
             why = str(error) if isinstance(error, BadValue) else describe_raised(error)
-            return Verdict(failure=describe_failure(name, why))
+            return Verdict(failure=describe_failure(name, why), is_of_world=is_of_world(error))
     return Verdict(value=values)
 
 

@@ -37,9 +37,17 @@ _Batch = list[tuple[Continuation, "asyncio.Future[Any]"]]
 class PolicyQueries:
     """The policies of a run, as evidence asks them. Used on one event loop at a time."""
 
-    def __init__(self, models: Mapping[str, str], *, max_tokens: int = 4_000_000) -> None:
-        """`models`: hub name or folder, by policy. `max_tokens`: most that may be read for one rollout."""
+    def __init__(
+        self,
+        models: Mapping[str, str],
+        *,
+        template_of: Callable[[str], str | None] = lambda policy: None,
+        max_tokens: int = 4_000_000,
+    ) -> None:
+        """`models`: hub name or folder, by policy. `template_of(policy)`: the chat template in place of the model's.
+        `max_tokens`: most that may be read for one rollout."""
         self.max_tokens = max_tokens
+        self._template_of = template_of
         self._models = dict(models)
         self._backends: dict[str, Backend] = {}
         self._tokenizers: dict[str, QuickTokenizer] = {}
@@ -92,7 +100,9 @@ class PolicyQueries:
             raise PluginError(f"no policy {policy!r} whose tokens could be read; there are: {there}")
         with self._loading:
             if policy not in self._tokenizers:
-                self._tokenizers[policy] = QuickTokenizer(load_tokenizer(self._models[policy]))
+                self._tokenizers[policy] = QuickTokenizer(
+                    load_tokenizer(self._models[policy], chat_template=self._template_of(policy))
+                )
             return self._tokenizers[policy]
 
     def _reader(self, policy: str) -> SegmentReader:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from lightningrl.recipe import LoopConfig
 from lightningrl.records import PolicyStatus
@@ -15,6 +17,7 @@ from lightningrl_training.checkpoints import LoopState
 
 __all__ = [
     "CACHES",
+    "WAYS_OUT",
     "explain_cache",
     "explain_early_stop",
     "explain_failed_rewards",
@@ -23,15 +26,23 @@ __all__ = [
     "explain_left_threads",
     "explain_malformed",
     "explain_no_rewards",
+    "explain_shared_failure",
     "explain_silence",
     "explain_target",
     "explain_timeouts",
+    "quote_failure",
 ]
 
 CACHES = "a cache (LangChain's `set_llm_cache`, DSPy's on disk, litellm's, one of its own)"
+WAYS_OUT: Final = (
+    "show two answers in the prompt, tune on good ones first (`warm_start`), reward a part, or take easier tasks "
+    "(docs/how-to/it-does-not-learn.md)"
+)
+"""Remedies where the policy never earns anything: what is never sampled is not learned."""
 _LONGEST = 400
 """Characters of somebody else's message."""
 _MOST_HOSTS = 3
+_FRAME: Final = re.compile(r'File "[^"]*", line \d+')
 _SLOW = 4
 """An engine is slow where so many whole answers do not fit into a rollout's time."""
 
@@ -79,7 +90,8 @@ def explain_silence(trajectories: Sequence[Trajectory]) -> str:
         )
     if len(rewards) == 1:
         example = rewarded[0].rollout_id
-        return f"all {len(rewarded)} rewards are {rewards[0]:g}; `lightningrl rollouts show {example}` shows one"
+        ways = f"; {WAYS_OUT}" if rewards[0] == 0 else ""
+        return f"all {len(rewarded)} rewards are {rewards[0]:g}; `lightningrl rollouts show {example}` shows one{ways}"
     return (
         f"in each of {len(groups)} groups all rewards are equal (over the step from {rewards[0]:g} to "
         f"{rewards[-1]:g}); "
@@ -156,10 +168,35 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
     outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
     counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
     failed = next(trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.SUCCEEDED)
+    return f"every rollout failed ({counts}); {quote_failure(failed)}"
+
+
+def quote_failure(failed: Trajectory, *, is_short: bool = False) -> str:
+    """Quote the error of the first rollout that failed; `is_short`: its first line alone."""
     error = failed.error or "no message"
-    if not failed.outcome.is_agents_own:  # nothing is wrong with the lines of the agent that it came through
+    if is_short:
+        error = error.partition("\n")[0]
+    elif not failed.outcome.is_agents_own:  # nothing is wrong with the lines of the agent that it came through
         error = error.partition('\n  File "')[0]
-    return f"every rollout failed ({counts}); first, {failed.rollout_id!r}: {one_line(error, _LONGEST)}"
+    return f"first, {failed.rollout_id!r}: {one_line(error, _LONGEST)}"
+
+
+def explain_shared_failure(trajectories: Sequence[Trajectory]) -> str | None:
+    """The one way in which the agent failed in every rollout, as its exception and line; None where some ended
+    otherwise. The task, or chance, would have them fail in different ways."""
+    if not trajectories or not all(trajectory.outcome.is_agents_own for trajectory in trajectories):
+        return None
+    ways = {_way(trajectory) for trajectory in trajectories}
+    return ways.pop() if len(ways) == 1 else None
+
+
+def _way(failed: Trajectory) -> str:
+    """`timeout`, or `ValueError at File "agent.py", line 12`: the exception and the innermost line."""
+    if failed.outcome is not Outcome.AGENT_ERROR:
+        return failed.outcome.value
+    error = failed.error or ""
+    lines = _FRAME.findall(error)
+    return f"{error.partition(':')[0]} at {lines[-1]}" if lines else error
 
 
 def explain_no_rewards(trajectories: Sequence[Trajectory], remedy: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """Exports a policy as a transformers folder that names each token where answers ended; other forms are made of it.
 
-checkpoint ─► folder, with the stops of the starting model and of the run's renderer ─┬─► GGUF file
-           └► adapter, with the base that its reader has to get                       └─► hub, asked first
+checkpoint ─► folder, with the run's stops, template and sampling ─┬─► GGUF file
+           └► adapter, with the base that its reader has to get    └─► hub, asked first
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ from typing import Any
 
 from lightningrl.errors import ConfigError, LightningError, RunFolderError
 from lightningrl.plugins import load_plugins
+from lightningrl_server.rendering.families import template_of
 from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_training import policies
 from lightningrl_training.build import build_backends
 from lightningrl_training.checkpoints import find_checkpoint
+from lightningrl_training.export_check import check_export
+from lightningrl_training.exported_settings import (
+    describe,
+    fix_template,
+    read_json,
+    set_sampling,
+    write_card,
+    write_json,
+)
 from lightningrl_training.models import own_template
 from lightningrl_viewer.reading.model_files import PACKAGE, model_format, origin_of
 from lightningrl_viewer.reading.origin import RunOrigin
@@ -44,7 +55,14 @@ class ExportForm:
 
 
 def export_policy(
-    run: Path, origin: RunOrigin, target: Path, form: ExportForm, *, policy: str | None, step: str | int | None
+    run: Path,
+    origin: RunOrigin,
+    target: Path,
+    form: ExportForm,
+    *,
+    policy: str | None,
+    step: str | int | None,
+    check: int = 0,
 ) -> int:
     """Write a trained policy's weights of a run's checkpoint to `target`, as `Run.export` says. Returns the step that
     they are of. Raises ConfigError or RunFolderError."""
@@ -61,6 +79,17 @@ def export_policy(
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
             taken = _write_folder(run, origin, Path(scratch) / "folder", form, name, step)
             model_format("gguf").write(Path(scratch) / "folder", target, form.gguf)
+    if check:
+        config = recipe.all_policies[name]
+        renderer = PolicyRenderer(
+            origin.models[name],
+            config.renderer,
+            name=name,
+            template_kwargs=config.chat_template_kwargs,
+            chat_template=own_template(name, config, recipe.folder),
+        )
+        base = origin.models[name] if form.adapter else None
+        check_export(run, target, policy=name, step=taken, count=check, renderer=renderer, base=base)
     if form.hub is not None:
         upload(form.hub, target)
     return taken
@@ -101,12 +130,18 @@ def _write_folder(run: Path, origin: RunOrigin, into: Path, form: ExportForm, na
                 if saved.folder.exists():  # else the run has made newer ones meanwhile, and this one went
                     raise
         backend.export(into, dtype=form.dtype, adapter=form.adapter)
+        sampling, switches = recipe.sampling.settings(), config.chat_template_kwargs
+        notes = describe(sampling, switches)
         if form.adapter:
-            name_base(into, config.model, origin.models[name])
+            name_base(into, config.model, origin.models[name], notes)
+            if template is None and switches:  # an adapter's folder has no tokenizer to read it from
+                template = template_of(load_tokenizer(origin.models[name]))
         else:
-            name_stops(into, stops)
-            if template is not None:
-                (into / "chat_template.jinja").write_text(template, encoding="utf-8")
+            title = f"Policy `{name}` of the run of recipe `{recipe.name}`, after step {saved.state.step}."
+            write_card(into, ["library_name: transformers"], title, notes)
+        name_stops(into, stops)
+        fix_template(into, template, switches)
+        set_sampling(into, sampling)
         open_to_readers(into)
         if rights is not None:
             into.chmod(rights)
@@ -128,24 +163,24 @@ def stop_tokens(model: str, renderer: str, *, name: str, chat_template: str | No
 
 def name_stops(folder: Path, stop_token_ids: Sequence[int]) -> None:
     """Add tokens to the end-of-text tokens of a folder's generation configuration. Stop strings stay the agent's."""
-    config, path = _read(folder / "config.json"), folder / "generation_config.json"
-    generation = _read(path) or {name: config[name] for name in CARRIED if config.get(name) is not None}
+    config, path = read_json(folder / "config.json"), folder / "generation_config.json"
+    generation = read_json(path) or {name: config[name] for name in CARRIED if config.get(name) is not None}
     stops = list(dict.fromkeys([*_ids(generation), *_ids(config), *stop_token_ids]))
     if not stops or stops == _ids(generation):
         return
     generation.pop("_from_model_config", None)  # by which transformers would make it anew from the model's
     generation["eos_token_id"] = stops if len(stops) > 1 else stops[0]
-    path.write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(path, generation)
 
 
-def name_base(folder: Path, wanted: str, model: str) -> None:
+def name_base(folder: Path, wanted: str, model: str, notes: Sequence[str] = ()) -> None:
     """Name an adapter's base as its reader finds it: a hub name, or what the recipe says (`wanted`) of a model file,
-    whose folder, `model`, is this machine's cache. A README in place of peft's says how to load both."""
+    whose folder, `model`, is this machine's cache. A README in place of peft's has the lines that load
+    both, and the `notes`."""
     origin = origin_of(model)
     base = model if origin is None else wanted
     path = folder / "adapter_config.json"
-    config = {**_read(path), "base_model_name_or_path": base}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(path, {**read_json(path), "base_model_name_or_path": base})
     head = ["library_name: peft"]
     if not Path(model).is_absolute():  # the hub takes no other base
         head = [f"base_model: {base}", *head]
@@ -159,22 +194,17 @@ def name_base(folder: Path, wanted: str, model: str) -> None:
             inner = file.parent.parts[len(file.parent.parts) - file.parent.parts[::-1].index(module) :]
             parent = f"str(files({module!r}){''.join(f' / {part!r}' for part in inner)})".replace("'", '"')
         place = f"{parent}, gguf_file={json.dumps(file.name)}"
-    lines += ["from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
+    lines += ["from peft import PeftModel", "from transformers import AutoModelForCausalLM, GenerationConfig", ""]
     lines += [f"base = AutoModelForCausalLM.from_pretrained({place})"]
+    if notes:
+        lines += ['base.generation_config = GenerationConfig.from_pretrained(".")  # samples and stops as the run did']
     lines += ['policy = PeftModel.from_pretrained(base, ".")  # "." is the folder that this file is in']
-    (folder / "README.md").write_text(
-        "\n".join(["---", *head, "---", f"LoRA adapters for `{base}`.", "", "```python", *lines, "```", ""]),
-        encoding="utf-8",
-    )
+    write_card(folder, head, f"LoRA adapters for `{base}`.", ["\n".join(["```python", *lines, "```"]), *notes])
 
 
 def _ids(config: dict[str, Any]) -> list[int]:
     ids = config.get("eos_token_id")
     return [ids] if isinstance(ids, int) else list(ids or ())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def check_upload(name: str) -> None:

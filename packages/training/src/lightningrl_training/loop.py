@@ -4,7 +4,8 @@
        └─ groups, rewarded ─►┘  └─ every step: ledger (mark_trained), metrics, now and then validation and a checkpoint
 
 Tasks are a stream. What may be out is a capacity: on-policy, what the step still wants; else the tasks of
-`max_staleness` more steps, too. A step takes groups in the order of their tasks, or as they finish.
+`max_staleness` more steps, too. A step takes groups in the order of their tasks, or as they finish, but waits for one
+that would become too old (`lightningrl_training.pacing`): no group is left out for its age.
 
 Exactly once: a checkpoint holds the weights after step k, and which positions of the stream they are done with. On
 resume the ledger is rolled back to k; rollouts of later steps are still in the store under the same ids, so they are
@@ -21,20 +22,28 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Protocol
 
 from lightningrl.errors import LightningError, PluginError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.recipe import Recipe
-from lightningrl.types import RolloutMode, RolloutSpec, Trajectory
-from lightningrl_credit.metrics import describe_rollouts, judge_failures
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Trajectory
+from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl_training import step_warnings
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.collector import Collector, Phase, RewardedGroup, Rollouts, measure_phases
 from lightningrl_training.evaluator import Evaluator
-from lightningrl_training.explanations import explain_early_stop, explain_failures, explain_no_rewards, explain_target
+from lightningrl_training.explanations import (
+    explain_early_stop,
+    explain_failures,
+    explain_no_rewards,
+    explain_shared_failure,
+    explain_target,
+)
+from lightningrl_training.pacing import Pacing
 from lightningrl_training.policies import Policies
 from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
@@ -62,8 +71,6 @@ class _StepBatch:
 
     groups: list[RewardedGroup] = field(default_factory=list[RewardedGroup])
     credited: list[CreditedGroup] = field(default_factory=list[CreditedGroup])
-    stale: int = 0
-    """Groups left out for their age."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -96,6 +103,10 @@ class Trainer:
     _warnings: step_warnings.StepWarnings = field(init=False)
     _earned: float | None = None
     """The highest reward of a trained rollout since this process started."""
+    _has_succeeded: bool = False
+    """True once a rollout of this process ended well."""
+    _failed_alike: bool = False
+    """True where all rollouts of the last step failed in one way."""
 
     def __post_init__(self) -> None:
         self._warnings = step_warnings.StepWarnings(self.recipe, self.scorer, lambda: self.policies.call_speed)
@@ -110,7 +121,7 @@ class Trainer:
             self._forecast(())
             await self._validate()
             await self._checkpoint()
-        async with aclosing(self._make_collector(in_order=not self.recipe.loop.asynchronous)) as collector:
+        async with aclosing(self._make_collector(self._pacing())) as collector:
             while not self._is_done():
                 await self._step(collector)
                 every, is_best = self.recipe.validation.every, False
@@ -168,19 +179,20 @@ class Trainer:
                 batch = await self._take_step(collector)
             trajectories = batch.trajectories
             note(span, {"rollouts": len(trajectories)})
-        self._refuse_all_failed(trajectories)
+        self._refuse_defect(trajectories)
         with self.spans.span("score"):
             scored = await asyncio.to_thread(self.scorer.build, batch.credited)
         for group, advantages in zip(scored.groups, scored.advantages, strict=True):
             self.plugins.notify("lightningrl_group_credited", group=group, advantages=advantages)
         ready = time.monotonic()
         self._warnings.rollouts(step, batch.credited, scored, trajectories)
+        staleness = self._measure_staleness(trajectories)
         reports = await self.policies.learn(scored.samples, say=self.progress.say)
         self._warnings.learned(step, scored, has_learned=any(report.tokens for report in reports.values()))
         sampled_s, seconds = measure_phases(batch.groups, began, ready)
         metrics = {
             **scored.metrics,
-            **({"groups_stale": float(batch.stale)} if self.recipe.loop.asynchronous else {}),
+            **staleness,
             **seconds,
             "seconds_learn": sum(report.seconds for report in reports.values()),
             "tokens_per_second": scored.metrics["completion_tokens"] / max(1e-9, sampled_s),
@@ -193,6 +205,13 @@ class Trainer:
         self._earned = max((*rewards, *(() if self._earned is None else (self._earned,))), default=None)
         await self._finish_step(scored.rollout_ids, scored, metrics)
         return {name: metrics[name] for name in ("reward", "rollouts", "completion_tokens") if name in metrics}
+
+    def _measure_staleness(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """The metric `staleness_slow`: mean staleness of the quarter of the rollouts that took the longest."""
+        if not self.recipe.loop.max_staleness:
+            return {}
+        slowest = sorted(trajectories, key=lambda trajectory: trajectory.duration_s)[-max(1, len(trajectories) // 4) :]
+        return {"staleness_slow": fmean(self.policies.staleness([trajectory]) for trajectory in slowest)}
 
     async def _finish_step(self, ids: Sequence[str], scored: ScoredStep, metrics: Mapping[str, float]) -> None:
         """Enter the step into the ledger, then show it."""
@@ -229,20 +248,20 @@ class Trainer:
         """Run a validation's rollouts; returns its metrics."""
         where = f"validation after step {self.state.step}"
         specs = plan_validation(self.tasks.validation, self.recipe, self.state.step)
-        async with aclosing(self._make_collector(in_order=True)) as collector:
+        async with aclosing(self._make_collector()) as collector:
             await collector.order({position: [spec] for position, spec in enumerate(specs)})
             phase = self._make_phase(collector, "validation", where, group_size=1)
             groups = await phase.take_all(len(specs))
             if self._is_old_failure(groups):
                 await self._run_again(collector, groups)
                 groups = await phase.take_all(len(specs))
-        trajectories = judge_failures(
-            [rollout for group in groups for rollout in group.trajectories], self.recipe.reward_bounds[0]
-        )
+        trajectories = [rollout for group in groups for rollout in group.trajectories]
         metrics = describe_rollouts(trajectories)
+        if self._note_endings(trajectories) and not self._has_succeeded:  # the agent's own bug says nothing of a policy
+            metrics = {name: value for name, value in metrics.items() if name.partition("/")[0] != "reward"}
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
         await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
-        self._warnings.validation(where, trajectories, metrics)
+        self._warnings.validation(where, trajectories, metrics, best=self.state.best_score)
         forecast = self._forecast(trajectories) if self.state.step == 0 else {}
         names = {f"validation/{name}": value for name, value in metrics.items()}
         self.log(self.state.step, {**names, **forecast, "minutes": self._seconds() / 60})
@@ -268,12 +287,23 @@ class Trainer:
 
     # ------------------------------------------------------------------ collecting
 
-    def _make_collector(self, *, in_order: bool) -> Collector:
+    def _pacing(self) -> Pacing | None:
+        """Pacing of groups that need not be taken in order; None = they are."""
+        loop = self.recipe.loop
+        if not loop.asynchronous:
+            return None
+        return Pacing(
+            tasks_per_step=loop.tasks_per_step,
+            max_staleness=loop.max_staleness,
+            versions=lambda: self.policies.versions,
+        )
+
+    def _make_collector(self, pacing: Pacing | None = None) -> Collector:
         return Collector(
             rollouts=self.control,
             evaluator=self.evaluator,
             start_workers=self.start_workers,
-            in_order=in_order,
+            pacing=pacing,
             plan_branches=self._plan_branches,
         )
 
@@ -305,9 +335,6 @@ class Trainer:
             await self._fill(collector, missing)
             group = await phase.take(batch.groups, missing)
             self._stream.finish(group.position)
-            if loop.asynchronous and self.policies.staleness(group.trajectories) > loop.max_staleness:
-                batch.stale += 1
-                continue
             batch.groups.append(group)
             batch.credited += await asyncio.to_thread(self.scorer.credit, group.trajectories, group.branches)
         await self._fill(collector, 0)
@@ -319,9 +346,9 @@ class Trainer:
         # tasks_per_step = 4, dynamic_sampling = 1: groups are taken until 4 teach, 4 * (1 + 1) = 8 at most
         #   4 taken, 1 teaches     min(4 - 1, 8 - 4) = 3
         #   7 taken, 2 teach       min(4 - 2, 8 - 7) = 1
-        # without dynamic sampling, and where no rollout has a reward at all, every group counts as one that teaches
+        # without dynamic sampling, and where a defect has all rollouts fail, every group counts as one that teaches
         loop, count = self.recipe.loop, len(batch.groups)
-        is_choosing = loop.dynamic_sampling and any(trajectory.reward is not None for trajectory in batch.trajectories)
+        is_choosing = loop.dynamic_sampling and not self._is_defect(batch.trajectories)
         teaching = sum(credited.has_signal for credited in batch.credited) if is_choosing else count
         return min(loop.tasks_per_step - teaching, loop.tasks_per_step * (1 + loop.dynamic_sampling) - count)
 
@@ -337,8 +364,13 @@ class Trainer:
 
     def _is_old_failure(self, groups: Sequence[RewardedGroup]) -> bool:
         """True where all failed under an earlier process: it ended for that, and the cause has been mended since."""
-        outcomes = {trajectory.outcome for group in groups for trajectory in group.trajectories}
-        return all(group.is_replay for group in groups) and not any(map(self.recipe.outcomes.is_trained, outcomes))
+        is_of_groups = self._is_defect([trajectory for group in groups for trajectory in group.trajectories])
+        return is_of_groups and all(group.is_replay for group in groups)
+
+    def _is_defect(self, trajectories: Sequence[Trajectory]) -> bool:
+        """True where no rollout ended in a way that is trained, or all failed in the one same way."""
+        is_trained = any(self.recipe.outcomes.is_trained(trajectory.outcome) for trajectory in trajectories)
+        return not is_trained or explain_shared_failure(trajectories) is not None
 
     async def _run_again(self, collector: Collector, groups: Sequence[RewardedGroup]) -> None:
         failed = [trajectory for group in groups for trajectory in group.trajectories]
@@ -382,11 +414,23 @@ class Trainer:
                 f"no checkpoint can be written to {where!r}: {error}; mend that, then run again with --resume"
             ) from error
 
-    def _refuse_all_failed(self, trajectories: Sequence[Trajectory]) -> None:
-        """Raise LightningError where nothing succeeded: a defect to mend, not data to train on."""
-        if all(trajectory.reward is None for trajectory in trajectories):
-            why = explain_no_rewards(trajectories, self._warnings.explain_timeouts(trajectories))
-            raise LightningError(f"step {self.state.step + 1}: {why}; {self._resume_remedy()}")
+    def _refuse_defect(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raise LightningError where nothing has a reward, or every rollout failed in one way: a defect to mend, not
+        data to train on. Once rollouts have ended well, a policy may break one step by itself; two in a row stop."""
+        failed_before = self._failed_alike
+        self._failed_alike = self._note_endings(trajectories)
+        has_rewards = any(trajectory.reward is not None for trajectory in trajectories)
+        if has_rewards and not (self._failed_alike and (failed_before or not self._has_succeeded)):
+            return
+        why = explain_no_rewards(trajectories, self._warnings.explain_timeouts(trajectories))
+        if failed_before and self._has_succeeded:
+            why += ", or go on from an earlier checkpoint with a lower learner.learning_rate: the step before ended so"
+        raise LightningError(f"step {self.state.step + 1}: {why}; {self._resume_remedy()}")
+
+    def _note_endings(self, trajectories: Sequence[Trajectory]) -> bool:
+        """Remember whether any rollout ended well; returns true where all failed in one way."""
+        self._has_succeeded |= any(trajectory.outcome is Outcome.SUCCEEDED for trajectory in trajectories)
+        return explain_shared_failure(trajectories) is not None
 
     def _resume_remedy(self) -> str:
         return f"then go on with `lightningrl train --resume --run {shlex.quote(str(self.folder.path))}`"

@@ -180,8 +180,5 @@ def _checked_folder(folder: Path, policy: PolicyConfig | OtherPolicyConfig) -> P
         settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
     )
     if _needs_template(policy) and not has_template:
-        raise ConfigError(
-            f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, set policy.chat_template, or "
-            "name the policy's renderer"
-        )
+        raise ConfigError(templates.no_template(f"model folder {str(folder)!r}", templates.added_tokens(folder)))
     return folder

@@ -7,21 +7,24 @@ import contextlib
 import hashlib
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.loading import describe, is_reference, resolve
 from lightningrl.protocols import CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.recipe import Recipe
+from lightningrl_credit.baselines import DIVIDING
 from lightningrl_credit.combinators import Combination
 from lightningrl_credit.rewards import NamedReward, TurnReward
-from lightningrl_credit.rewards.lineages import Joins
+from lightningrl_credit.rewards.lineages import discount_of, lambda_of
 from lightningrl_credit.teacher import TeacherCredit
+from lightningrl_credit.turns import TurnReturns
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 
 __all__ = [
@@ -32,10 +35,28 @@ __all__ = [
     "check_reward",
     "check_samples",
     "check_teacher",
+    "check_turn_sizes",
     "digest_parts",
     "gather",
     "required_settings",
 ]
+
+_PAY: Final = ("ok", "error", "charge", "scale")
+"""Options of our intermediate rewards that say what is paid."""
+
+
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TAKEN: Final = ("task", "output", "trajectory")
+_MEANINGS: Final = {
+    **dict.fromkeys(("solution_str", "completion", "responses", "response_str", "predict", "predict_str"), "output"),
+    "completions": "output, of one rollout and not of a list of them",
+    **dict.fromkeys(("ground_truth", "ground_truths", "answer", "answers", "solution", "labels"), "task.answer"),
+    **dict.fromkeys(("prompt", "prompts", "queries", "prompt_str"), "task.input"),
+    **dict.fromkeys(("data_source", "extra_info", "extra_infos", "reward_model"), "task.metadata"),
+    **dict.fromkeys(("completion_ids", "completions_ids", "prompt_ids"), "in trajectory.transitions"),
+    **dict.fromkeys(("reward_input", "reward_inputs"), "task, output and trajectory"),
+}
+"""Arguments of rewards of verl, TRL, verifiers, OpenRLHF and EasyR1, in our terms (docs/tutorials/coming-from.md)."""
 
 
 def gather(*calls: Callable[[], Any], problems: Sequence[str] = ()) -> list[Any]:
@@ -59,8 +80,26 @@ def required_settings(factory: Callable[..., Any]) -> list[str]:
 
 
 def check_reward(name: str, use: Any, reward: Any) -> None:
+    """Raise ConfigError for a function that takes anything but (task, output, trajectory): what names another trainer's
+    arguments would compare other things than its author meant, and pay 0."""
     try:
         signature = inspect.signature(reward)
+        positional = [each.name for each in signature.parameters.values() if each.kind in _POSITIONAL]
+        names = [parameter.strip("_").lower() for parameter in positional]
+        foreign = {
+            argument: _MEANINGS[argument]
+            for place, argument in enumerate(names)
+            if argument in _MEANINGS and not (place == 1 and argument in ("answer", "solution"))  # the agent's own
+        }
+        is_moved = any(own in names and names.index(own) != place for place, own in enumerate(_TAKEN))
+        if foreign or is_moved:
+            mapping = (
+                ", ".join(f"{argument!r} is {meaning}" for argument, meaning in foreign.items()) or "in this order"
+            )
+            raise ConfigError(
+                f"reward {name!r} ({use!r}) takes ({', '.join(signature.parameters)}); a reward is called with (task, "
+                f"output, trajectory): {mapping}"
+            )
         signature.bind("task", "output", "trajectory")
     except ValueError:  # a builtin says nothing of what it takes
         return
@@ -73,17 +112,25 @@ def check_reward(name: str, use: Any, reward: Any) -> None:
         ) from None
 
 
-def check_potentials(recipe: Recipe, names: Sequence[str], discount: tuple[float, Joins] | None) -> None:
-    """Raise ConfigError for those that would pay, because they cannot be discounted as returns are."""
+def check_potentials(recipe: Recipe, names: Sequence[str], assigner: CreditAssigner) -> None:
+    """Raise ConfigError for those that would pay, because they cannot be discounted as returns are, and for those that
+    are noise: of what calls earn to the end a potential leaves -Φ(s_t), which call t cannot change."""
     if not names:
         return
+    discount = discount_of(assigner)
     potential = (
         f"intermediate reward {names[0]!r} is a potential, which is discounted call by call as returns are, and "
         f"credit.use {recipe.credit.use!r}"
     )
     if discount is None:
         raise ConfigError(
-            f"{potential} has no `gamma` per call; take credit per turn, such as 'turns', or a plain reward"
+            f"{potential} has no `gamma` per call; take 'turn_gae', 'states' with `lam` below 1, or a plain reward"
+        )
+    if lambda_of(assigner) >= 1.0:
+        raise ConfigError(
+            f"intermediate reward {names[0]!r} is a potential, which is noise where credit.use {recipe.credit.use!r} "
+            "adds up what calls earn to the end: no call changes its sum; pay it plainly (form = 'plain', "
+            "'tool_status'), or take credit that goes by a value ahead: 'turn_gae' or 'states' with `lam` below 1"
         )
     gamma, joins = discount
     is_trained = all(
@@ -95,6 +142,38 @@ def check_potentials(recipe: Recipe, names: Sequence[str], discount: tuple[float
             f"{potential} discounts nothing at calls that are not trained; set its gamma to 1, train every role, or "
             "take a plain reward"
         )
+
+
+def check_turn_sizes(recipe: Recipe, turns: Sequence[TurnReward], assigner: CreditAssigner) -> None:
+    """Raise ConfigError for sizes of turn rewards that cancel, as the baseline of the turns divides by what they scale:
+    a weight that all of them have, or options that pay another multiple of one reward's default."""
+    active = [turn for turn in turns if turn.weight != 0.0]
+    for part in (assigner, *_list_nested(assigner)):
+        if not active or not isinstance(part, TurnReturns) or part.turn_baseline not in DIVIDING:
+            continue
+        weights = {turn.weight * part.weights.get(turn.name, 1.0) for turn in active}
+        sizes = []
+        if len(weights) == 1 and abs(weights.pop()) != 1.0:
+            sizes += [f"the weight of {' and '.join(repr(turn.name) for turn in active)}"]
+        if len(active) == 1:
+            name = active[0].name
+            options = recipe.intermediate_rewards[name].options
+            sizes += [f"{key!r} of {name!r}" for key in _scaling_options(active[0].function, options)]
+        if sizes:
+            raise ConfigError(
+                f"turn_baseline {part.turn_baseline!r} divides turn rewards by their own size, and "
+                f"{' and '.join(sizes)} would change nothing; set turn_weight in its place, or leave turn_baseline out"
+            )
+
+
+def _scaling_options(function: Any, options: Mapping[str, Any]) -> list[str]:
+    """Names of given options that together pay a multiple of what is paid without them: `ok = 0.5, error = -0.5`."""
+    parameters = inspect.signature(type(function).__init__).parameters
+    defaults = {name: float(parameters[name].default) for name in _PAY if name in parameters}
+    given = {name: float(options.get(name, default)) for name, default in defaults.items()}
+    ratio = next((given[name] / default for name, default in defaults.items() if default), 1.0)
+    is_multiple = all(math.isclose(given[name], ratio * default) for name, default in defaults.items())
+    return [name for name in given if name in options] if is_multiple and ratio > 0.0 and ratio != 1.0 else []
 
 
 def check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:

@@ -172,18 +172,20 @@ class Run:
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
         steps: Collection[int] | None = None,
+        write: bool = False,
     ) -> Rescore:
-        """Show the effect of another reward on rewards, groups that teach, and credit; nothing is trained or written.
+        """Show the effect of another reward on rewards, groups that teach, and credit; nothing is trained.
 
         reward     a name, `"file.py:new"` or a function, in place of the recipe's reward `name` (None = its only one)
         settings   by dotted key, as to `train`: `{"rewards.brief.weight": 0.2}`
         steps      only of these
+        write      an imported run keeps the rewards
 
         Other rewards and evidence are the record's where what computed them is the same. Raises LightningError.
         """
         from lightningrl_training.lab.recredit import rescore
 
-        return run_sync(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
+        return run_sync(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps, write=write))
 
     def branch(
         self,
@@ -232,23 +234,25 @@ class Run:
         gguf: str | None = None,
         adapter: bool = False,
         push_to_hub: str | None = None,
+        check: int = 0,
     ) -> int:
         """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they
-        are of. Its generation configuration names all tokens at which the run's answers ended, so servers stop there.
+        are of. It asks, samples and stops as the run did: by its template and its generation configuration.
 
         step         whose weights: `"best"` by validation, `"newest"`, or a step; None = the best, if any was validated
         dtype        `"float32"`, `"bfloat16"` or `"float16"`; None = the dtype of the folder that the run started from
         gguf         `"f16"`, `"q8_0"`, `"bf16"` or `"f32"`: `target` is a file for llama.cpp, in that precision
         adapter      what LoRA learned alone, a folder for `peft`
         push_to_hub  OWNER/NAME of the hub, where it is sent, too: to a private repository, made where there is none
+        check        how many greedy calls of the step's validation are asked again, of transformers or llama.cpp
 
         Raises ConfigError where the run trains no such policy or it cannot take that form, RunFolderError where it has
-        no such checkpoint or `target` is there already.
+        no such checkpoint or `target` is there already, BackendError where what was written answers otherwise.
         """
         from lightningrl_training.export import ExportForm, export_policy
 
         form = ExportForm(dtype=dtype, gguf=gguf, adapter=adapter, hub=push_to_hub)
-        return export_policy(self.folder, self._origin, Path(target), form, policy=policy, step=step)
+        return export_policy(self.folder, self._origin, Path(target), form, policy=policy, step=step, check=check)
 
 
 def train(

@@ -25,11 +25,19 @@ from lightningrl.errors import RunFolderError, StoreError
 from lightningrl.recipe import Recipe
 from lightningrl.sanitize import printable
 from lightningrl_client.recipe_file import load_recipe, with_settings
-from lightningrl_server.store.location import find_store, has_store
+from lightningrl_server.store.location import check_named, find_store, has_store, name_database, named_store
 from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpoint, checkpoints
-from lightningrl_training.tasks import TaskSets, decode_digests, digest_tasks, encode_digests, explain_other_tasks
+from lightningrl_training.tasks import (
+    TASKS_FILE,
+    TaskSets,
+    decode_digests,
+    digest_tasks,
+    encode_digests,
+    explain_other_tasks,
+)
 from lightningrl_viewer.belongings import (
     FILES,
+    list_checkpoints,
     list_made,
     remove_checkpoint,
     remove_made,
@@ -81,6 +89,8 @@ class RunFolder:
         or any run with `overwrite`. What no run made stays as it is. Raises RunFolderError."""
         _check_free(path, overwrite=overwrite)
         folder, is_new = None, not path.exists()
+        if recipe.store_url is not None:
+            name_database(recipe.store_url)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = cls(path, take_lock(path), is_new=is_new)
@@ -132,7 +142,7 @@ class RunFolder:
                 f"run {str(path)!r} is of `lightningrl {other}`; go on with it by "
                 f"`lightningrl {other} --resume --run {shlex.quote(str(path))}`"
             )
-        source = source or origin.source
+        given, source = source, source or origin.source
         if source is None:
             raise RunFolderError(
                 f"run {str(path)!r} was started by Python code; go on with `lightningrl.train(recipe, "
@@ -148,6 +158,9 @@ class RunFolder:
         try:
             recipe = load_recipe(source, merged) if isinstance(source, Path) else with_settings(source, merged)
             _check_same(origin.recipe, recipe, path)
+            is_given = "store_url" in settings or (given is not None and "store_url" not in origin.settings)
+            if recipe.store_url is not None and is_given:
+                name_database(recipe.store_url)
             folder._find_database(recipe.store_url)
         except BaseException:
             folder.close()
@@ -171,7 +184,7 @@ class RunFolder:
     def match_tasks(self, tasks: TaskSets) -> None:
         """Keep which tasks the run trains on, and is validated with. Raises RunFolderError where it started with
         others: a place in the stream of tasks would be another task's, trained on twice or never."""
-        path, now = self.path / "tasks.npz", digest_tasks(tasks)
+        path, now = self.path / TASKS_FILE, digest_tasks(tasks)
         if path.is_file() and (difference := explain_other_tasks(decode_digests(path), now)) is not None:
             raise RunFolderError(
                 f"run {str(self.path)!r} started with other tasks: {difference}; give it those, start a new run, or go "
@@ -271,7 +284,8 @@ class RunFolder:
         if database is not None:
             from lightningrl_server.store.postgresql import move_schema
 
-            moved = move_schema(self.store_url, database, self.path)
+            check_named(database)
+            moved = move_schema(named_store(self.path), database, self.path)
             saved = read_run_file(self.path)
             if saved["store"] != moved:
                 self._tell({**saved, "store": moved})
@@ -283,6 +297,8 @@ class RunFolder:
 
             drop_schema(self.store_url, self.path)
         remove_made(self.path)
+        for checkpoint in list_checkpoints(self.path):  # behind a link to storage that nodes share
+            remove_checkpoint(checkpoint)
 
     def _tell(self, origin: Mapping[str, Any]) -> None:
         write_durably(self.path / "run.json", json.dumps(origin, indent=2, default=str) + "\n")

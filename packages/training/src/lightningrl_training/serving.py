@@ -38,7 +38,7 @@ from lightningrl_training.process_memory import measure_memory
 from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
 from lightningrl_viewer.belongings import create_private
-from lightningrl_viewer.reading.origin import read_run_file
+from lightningrl_viewer.reading.origin import read_run_file, template_of
 
 __all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings"]
 
@@ -206,7 +206,8 @@ async def serve_recipe(
 ) -> AsyncIterator[tuple[Recipe, RunningServices]]:
     """Bring all of a run but its loop up, in a folder that `lightningrl rollouts --run` reads. Yields the recipe, with
     the time that rollouts have here, and the services. `changes`: in the server's settings."""
-    settings = server_settings(recipe, parts, make_place(folder, parts), host=recipe.runtime.server_host)
+    place = make_place(folder, parts, recipe)
+    settings = server_settings(recipe, parts, place, host=recipe.runtime.server_host)
     settings = settings.model_copy(update=changes)
     async with serve_policy(
         settings, parts, folder / "logs", checkpoint, workers=recipe, starting=starting
@@ -214,12 +215,13 @@ async def serve_recipe(
         yield give_time(recipe, services.policies.speed), services
 
 
-def make_place(folder: Path, parts: Parts) -> str:
+def make_place(folder: Path, parts: Parts, recipe: Recipe) -> str:
     """Make a folder for rollouts and logs, new, empty or of ours; return its store's URL. Raises RunFolderError."""
-    mark = {"models": dict(parts.models)}
+    own = {name: text for name in parts.models if (text := template_of(recipe, name)) is not None}
+    mark = {"models": dict(parts.models), "templates": own}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(folder.iterdir()) and read_run_file(folder).keys() != mark.keys():
+        if any(folder.iterdir()) and not {"models"} <= read_run_file(folder).keys() <= mark.keys():
             raise RunFolderError(f"folder {str(folder)!r} holds what is none of ours; move it away")
         with create_private(folder / "run.json") as file:
             file.write(json.dumps(mark).encode())

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 
 from lightningrl.backends import Describer
 from lightningrl.errors import LightningError
@@ -22,7 +22,6 @@ from lightningrl_client.control.client import ServerClient
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.explanations import explain_ignored
-from lightningrl_training.forecast.recorder import ForecastRecorder
 from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.loop import Trainer
 from lightningrl_training.progress import Progress
@@ -88,10 +87,7 @@ async def train_run(
                 read_memory=services.read_memory,
                 spans=spans,
             )
-            forecast = ForecastRecorder(recipe, folder.path, services.backends, step=state.step)
-            plugins.register(forecast, distribution="lightningrl train")
-            async with aclosing(forecast):
-                reached = await trainer.run()
+            reached = await trainer.run()
             await log.finish()
             return reached
     finally:

@@ -5,22 +5,33 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
 from lightningrl.errors import LightningError
 from lightningrl.recipe import Recipe
-from lightningrl.types import Trajectory
+from lightningrl.types import Outcome, Trajectory
+from lightningrl_credit.judge_assigner import EARLIER
+from lightningrl_credit.metrics import FAILURES
 from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer
 from lightningrl_credit.unread import unread_rewards
 from lightningrl_training import explanations
 from lightningrl_training.collector import Rollouts
+from lightningrl_training.evaluation.statistics import mean_interval
 from lightningrl_training.tasks import TaskSets, plan_validation
 
 __all__ = ["StepWarnings", "count_repeated_answers", "explain_standstill", "has_stood_still", "last_validation"]
 
 logger = logging.getLogger(__name__)
+
+GROWN: Final = 0.2
+"""Share of the rollouts by which a failure has to grow to be warned of."""
+
+
+LEANING: Final = 0.2
+"""Part of a judge's grade that may come of a rollout's place before it is warned of."""
 
 
 class StepWarnings:
@@ -31,6 +42,8 @@ class StepWarnings:
         self._recipe = recipe
         self._scorer = scorer
         self._call_speed = call_speed
+        self._shares: dict[tuple[Outcome, bool], float] = {}
+        """Share of each failure at first, or when it was last warned of: in training and in validation."""
         self._said: set[str] = set()
         """Warnings that are said once, and were."""
         self._asked: set[str] = set()
@@ -49,11 +62,21 @@ class StepWarnings:
                 self._warn(where, unread_rewards(self._recipe, self._scorer, credited))
         if left := explanations.explain_left_threads(seen):
             self._warn_once("threads", where, f"{left}; threads_left counts them")
+        if abs(lead := scored.metrics.get(f"credit/{EARLIER}", 0.0)) > LEANING:
+            self._warn_once(
+                "places",
+                where,
+                f"the judge goes by places: a rollout's grade is {lead:+.2f} where it stands earlier in a question "
+                "(credit/grade_earlier); two orders or pairs even that out and leave less to learn from: take another "
+                "judge, or a rubric that tells good from bad",
+            )
         cache = self._explain_cache(seen, is_validation=False)
         if scored.has_signal:  # else it is said why there is none
             self._warn(where, cache)
         self._warn(where, self.explain_timeouts(seen))
         self._warn_of_failed_rewards(where, seen)
+        self._warn_of_failures(where, seen, is_validation=False)
+        self._warn_of_lost_tasks(where, seen)
 
     def learned(self, step: int, scored: ScoredStep, *, has_learned: bool) -> None:
         """Warn of a step without a signal, once for each reason."""
@@ -66,15 +89,31 @@ class StepWarnings:
             self._warn(f"step {step}", f"no row carries a signal{stays}: {why}")
         self.silence = why
 
-    def validation(self, where: str, seen: Sequence[Trajectory], metrics: Mapping[str, float]) -> None:
-        """Warn of a validation's rollouts, and of its having no score."""
+    def validation(
+        self, where: str, seen: Sequence[Trajectory], metrics: Mapping[str, float], *, best: float | None = None
+    ) -> None:
+        """Warn of a validation's rollouts, of its having no score, and of one far below the `best` before it."""
         timeouts = self.explain_timeouts(seen)
         if "reward" in metrics:
             self._warn(where, timeouts)
+            self._warn(where, self._explain_fall(seen, metrics["reward"], best))
         else:
             logger.warning("%s has no score: %s", where, explanations.explain_no_rewards(seen, timeouts))
         self._warn(where, self._explain_cache(seen, is_validation=True))
         self._warn_of_failed_rewards(where, seen)
+        self._warn_of_failures(where, seen, is_validation=True)
+
+    def _explain_fall(self, seen: Sequence[Trajectory], score: float, best: float | None) -> str | None:
+        """Say that a validation fell: its 95 % interval over tasks ends below the best; once for each best."""
+        rewards = [one.reward for one in seen if one.reward is not None]
+        high = mean_interval(rewards, bounds=self._recipe.reward_bounds).high if len(rewards) > 1 else None
+        if best is None or high is None or high >= best or not self._is_new(f"below {best}"):
+            return None
+        return (
+            f"the policy became worse: {score:.3f}, at most {high:.3f} within 95 %, and {best:.3f} at its best, "
+            "whose checkpoint is kept (`lightningrl export` takes it); a lower learner.learning_rate, or more "
+            "rollouts a step (loop.tasks_per_step, loop.group_size), harms less; loop.patience = 2 ends such a run"
+        )
 
     def explain_timeouts(self, seen: Sequence[Trajectory]) -> str | None:
         """The engine's part in rollouts that ran out of time; None where it has none."""
@@ -94,10 +133,48 @@ class StepWarnings:
 
     def _warn_of_failed_rewards(self, where: str, seen: Sequence[Trajectory]) -> None:
         if failed := [trajectory for trajectory in seen if trajectory.unrewarded is not None]:
+            judged = sum(trajectory.reward is not None for trajectory in failed)
             sentence = (
-                f"{explanations.explain_failed_rewards(failed)}; such rollouts are left out, rewards_failed counts them"
+                f"{explanations.explain_failed_rewards(failed)}; {judged} of them, on whose outputs alone it failed, "
+                "count as the lowest reward, others are left out; rewards_failed counts them"
             )
             self._warn_once("rewards", where, sentence)
+
+    def _warn_of_failures(self, where: str, seen: Sequence[Trajectory], *, is_validation: bool) -> None:
+        """Warn of a kind of failure whose share has grown."""
+        for kind in (outcome for outcome in FAILURES if outcome.is_agents_own):
+            failed = [trajectory for trajectory in seen if trajectory.outcome is kind]
+            share = len(failed) / max(1, len(seen))
+            before = self._shares.setdefault((kind, is_validation), share)
+            if share - before >= GROWN:
+                self._shares[kind, is_validation] = share
+                self._warn(
+                    where,
+                    f"{len(failed)} of {len(seen)} rollouts ended in {kind.value}, {before:.0%} did before; "
+                    f"{explanations.quote_failure(failed[0], is_short=True)}; they earn the lowest reward. Where the "
+                    "world causes it, name the exception in outcomes.infrastructure; where the policy does, a lower "
+                    "learner.learning_rate helps",
+                )
+
+    def _warn_of_lost_tasks(self, where: str, seen: Sequence[Trajectory]) -> None:
+        """Warn of tasks whose rollouts end in infrastructure errors again and again: an agent can cause these, too."""
+        lost = [trajectory for trajectory in seen if trajectory.outcome is Outcome.INFRASTRUCTURE_ERROR]
+        tasks = Counter(trajectory.task.id for trajectory in lost)
+        again = sum(trajectory.attempt > 1 for trajectory in seen)
+        if tasks and (most := tasks.most_common(1)[0])[1] > 1 and self._is_new(f"lost {most[0]}"):
+            self._warn(
+                where,
+                f"{most[1]} rollouts of task {most[0]!r} ended in infrastructure errors in each of their attempts; "
+                f"{explanations.quote_failure(lost[0])}; they are left out: see whether the agent causes it there",
+            )
+        if again >= GROWN * len(seen):
+            self._warn_once(
+                "again",
+                where,
+                f"{again} of {len(seen)} rollouts were run again after infrastructure errors (tries_repeated): where "
+                "the policy causes these, only what it does otherwise is learned from; "
+                "`lightningrl rollouts show ID` has the errors of the earlier attempts",
+            )
 
     def _warn_once(self, kind: str, where: str, sentence: str) -> None:
         if self._is_new(kind):
@@ -118,6 +195,10 @@ SCORE: Final = "validation/reward"
 LR: Final = re.compile(r"learn/(.+/)?lr")
 MOST: Final = 0.8
 """A share that says what the matter is."""
+
+
+WORSE: Final = 0.1
+"""Share of the range of rewards by which a validation has to fall to be worse, and not only no better."""
 
 
 def has_stood_still(rows: Sequence[Mapping[str, float]], top: float) -> bool:
@@ -157,7 +238,14 @@ def explain_standstill(
     all; `earned`: the highest reward that was trained on."""
     first, *later = _scores(rows)
     steps = [row for row in rows if row["step"] > 0 and "groups" in row]
-    cause = _cause(steps, recipe, answers, earned)
+    low, high = recipe.reward_bounds
+    if first - max(later) > WORSE * (high - low):
+        cause = (
+            f"it became worse{_reach(steps, recipe)}: lower learner.learning_rate, or take more rollouts a step "
+            "(loop.tasks_per_step, loop.group_size)"
+        )
+    else:
+        cause = _cause(steps, recipe, answers, earned)
     return f"validation is no better than before the first step: {first:.3f} then, {max(later):.3f} since; {cause}"
 
 
@@ -178,7 +266,7 @@ def _cause(
     if earned is not None and earned < top:
         return (
             f"no rollout that was learned from earned more than {earned:.3g} of {top:g}, and what is never sampled is "
-            "not learned: show it in the prompt, reward a part of it, or take easier tasks"
+            f"not learned: {explanations.WAYS_OUT}"
         )
     early, late = _ends([row["reward"] for row in steps if "reward" in row])
     if late > early:

@@ -10,6 +10,7 @@ Columns   which of a row's columns is input, answer, id; the rest is metadata
 
 from __future__ import annotations
 
+import codecs
 import csv
 import datetime
 import decimal
@@ -25,7 +26,7 @@ from typing import Any, Final
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, resolve
 
-__all__ = ["FORMATS", "Columns", "Row", "task_source"]
+__all__ = ["FORMATS", "Columns", "Row", "read_text", "task_source"]
 
 FORMATS: Final = (
     "tasks are a .jsonl file, one a line, a .json file with a list of them, a .csv or .parquet file with one in each "
@@ -120,14 +121,20 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Text of a file in UTF-8, or in UTF-16 where a byte order mark says so. Raises ConfigError."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read ({error.strerror})") from error
+    is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return data.decode("utf-16" if is_utf_16 else "utf-8-sig")
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise ConfigError(f"line {line} of {str(path)!r} is no text in UTF-8; save the file as UTF-8") from error
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"line {line} of {str(path)!r} is no text in UTF-{16 if is_utf_16 else 8}; save the file as UTF-8"
+        ) from error
 
 
 def _parse(text: str, path: Path, first_line: int = 1) -> Any:
@@ -161,13 +168,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             yield Row(place=f"line {number}", value=_parse(line, path, number))
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    items = _parse(_text(path), path)
+    items = _parse(read_text(path), path)
     if not isinstance(items, list):
         raise ConfigError(f"{str(path)!r} holds a {type(items).__name__}, not a list of tasks; {FORMATS}")
     for number, value in enumerate(items, start=1):
@@ -176,7 +183,7 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     """Cells are text, as they stand in the file; an empty one is an empty text."""
-    text = _text(path)
+    text = read_text(path)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # 131,072 characters a cell, unless more is asked for
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -207,11 +214,11 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     except ImportError as error:
         raise ConfigError(f"{str(path)!r} is read by pyarrow, which is not installed: pip install pyarrow") from error
     try:
-        rows = parquet.read_table(path).to_pylist()
+        table = parquet.read_table(path)
+        rows = table.to_pylist()
     except (ArrowException, OSError) as error:
         raise ConfigError(f"{str(path)!r} is no Parquet file that can be read ({_short(error)})") from error
-    for number, value in enumerate(rows, start=1):
-        yield Row(place=f"row {number}", value=_of_cell(value))
+    yield from _of_table(rows, table.schema, str(path))
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
@@ -249,16 +256,42 @@ def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
         )
         remedy = "check configuration and split" if local.is_dir() else f"check its name; or {fetch}"
         raise ConfigError(f"{reference!r} cannot be read: {_short(error)}; {remedy}") from error
-    for number, value in enumerate(rows, start=1):
-        yield Row(place=f"row {number}", value=_of_cell(value))
+    yield from _of_table(rows, rows.features.arrow_schema, reference)
 
 
-def _of_cell(value: Any) -> Any:
-    """A table's value as a file of text has it: dates and decimals as text, NaN, pandas' missing value, as None."""
+def _of_table(rows: Iterable[Mapping[str, Any]], schema: Any, name: str) -> Iterator[Row]:
+    """Rows whose values are what their columns' types say; class labels are named beside the schema."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        features = {}
+    kinds = {field.name: (field.type, features.get(field.name)) for field in schema}
+    for number, row in enumerate(rows, start=1):
+        try:
+            value = {column: _of_cell(cell, *kinds.get(column, (None, None))) for column, cell in row.items()}
+        except _DoubledKeyError as error:
+            raise ConfigError(
+                f"row {number} of {name!r} names {error.args[0]!r} twice in one map; rename one"
+            ) from None
+        yield Row(place=f"row {number}", value=value)
+
+
+def _of_cell(value: Any, kind: Any, feature: Any) -> Any:
+    """A table's value as a file of text has it: maps and structs as objects, without the names that a struct lacks in
+    this row; class labels by name; dates and decimals as text; NaN, pandas' missing value, as None."""
+    of = feature if isinstance(feature, Mapping) else {}
+    if of.get("_type") == "ClassLabel" and isinstance(value, int) and of.get("names"):
+        return of["names"][value] if 0 <= value < len(of["names"]) else None
     if isinstance(value, Mapping):
-        return {key: _of_cell(inner) for key, inner in value.items()}
+        inside = {field.name: field.type for field in kind} if hasattr(kind, "get_all_field_indices") else {}
+        return {key: _of_cell(inner, inside.get(key), of.get(key)) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list) and hasattr(kind, "item_type"):  # a map, as pyarrow gives it
+        return _object(
+            [(str(_of_cell(key, None, None)), _of_cell(inner, kind.item_type, None)) for key, inner in value]
+        )
     if isinstance(value, list):
-        return [_of_cell(inner) for inner in value]
+        inner_feature = feature[0] if isinstance(feature, list) and feature else of.get("feature")
+        return [_of_cell(inner, getattr(kind, "value_type", None), inner_feature) for inner in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):

@@ -102,7 +102,8 @@ def draw_sets(recipe: Recipe, source: TaskSource) -> TaskSets:
     """Draw the run's tasks. A validation task whose input training has is left out, and another drawn in its place.
     Raises ConfigError: too few, no end, a repeated id."""
     tasks = recipe.tasks
-    is_whole = _sees_task(source) if recipe.agent == OF_SOURCE else isinstance(recipe.agent, Mapping)
+    is_of_files = isinstance(recipe.agent, Mapping) and bool(recipe.agent.get("from_task"))
+    is_whole = _sees_task(source) if recipe.agent == OF_SOURCE else is_of_files
 
     def key(task: Task) -> str:
         return input_key(task, with_metadata=is_whole)

@@ -30,9 +30,11 @@ from lightningrl_training.part_checks import gather
 from lightningrl_training.task_files import Columns, Row
 
 __all__ = [
+    "TASKS_FILE",
     "TaskSets",
     "TaskStream",
     "columns_of",
+    "count_validated",
     "decode_digests",
     "digest_tasks",
     "encode_digests",
@@ -72,7 +74,8 @@ class TaskSets:
                 read_tasks("validation", tasks.validation, tasks.options, resolve, columns) if tasks.validation else ()
             ),
         )
-        is_whole = isinstance(recipe.agent, Mapping)  # a harness, which has its task's files, too
+        # a harness may have its task's files, too
+        is_whole = isinstance(recipe.agent, Mapping) and bool(recipe.agent.get("from_task"))
         refuse_shared(train, validation, partial(input_key, with_metadata=is_whole))
         if recipe.validation.tasks is not None:
             validation = validation[: recipe.validation.tasks]
@@ -332,6 +335,17 @@ def explain_other_tasks(before: TaskDigests, now: TaskDigests) -> str | None:
         "; ".join(_explain(key, before[key], now[key]) for key in now if not np.array_equal(before[key], now[key]))
         or None
     )
+
+
+TASKS_FILE = "tasks.npz"
+"""Name of the digests' file in a run's folder."""
+
+
+def count_validated(run: Path, tasks: Sequence[Task]) -> int:
+    """Count the tasks that stand in the validation set of the run in this folder; 0 where it kept no digests. Raises
+    RunFolderError."""
+    path = run / TASKS_FILE
+    return int(np.isin(_digest(tasks), decode_digests(path)["validation"]).sum()) if path.is_file() else 0
 
 
 def encode_digests(digests: TaskDigests) -> bytes:

@@ -71,7 +71,11 @@ def run_values(
         "run": viewed,
         "url": url,
         "runs_url": f"{root}/" if has_runs else None,
-        "navigation": [entry for entry in pages if entry.name is not None],
+        "navigation": [
+            entry
+            for entry in pages
+            if entry.name is not None and not (viewed.is_import and entry.path in ("credit", "recipe", "system"))
+        ],
         "page": page,
     }
 

@@ -11,9 +11,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from pathlib import Path
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from lightningrl_viewer.reading.origin import read_object, read_run_file
@@ -38,8 +39,8 @@ _PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
 _CHECKPOINT: Final = re.compile(r"step-\d{6,}")
 _NAMES: Final = re.compile(
     rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
-    r"|notes\.json|forecast\.json"
-    r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key|notes\.json|forecast\.json)\.new"
+    r"|notes\.json"
+    r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key|notes\.json)\.new"
     r"|warm_start/rows/(report\.json|((train|validation)/)?(sft|dpo|kto|tasks)\.jsonl)"
     r"|tune/(rows\.json|reference(_validation)?\.npy)"
     rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
@@ -48,21 +49,24 @@ _NAMES: Final = re.compile(
 
 def remove_made(run: Path) -> None:
     """Remove what the run in this folder made, but for its lock and its `run.json`, by which the folder is known as
-    ours. A kill in the midst leaves the newest checkpoint whole, or none."""
-    for stage in (run / "warm_start" / "teacher", run / "warm_start" / "tuning"):
-        if (stage / "run.json").is_file():
-            remove_made(stage)
-            _remove([stage / ".lock", stage / "run.json"], run)
-    for checkpoint in list_checkpoints(run):
-        remove_checkpoint(checkpoint)
-    (run / "recipe.json").unlink(missing_ok=True)
+    ours. No link is followed, so what lies elsewhere stays. A kill in the midst leaves the newest checkpoint whole, or
+    none."""
+    for stage in ("teacher", "tuning"):
+        if _is_folder(run, "warm_start", stage) and (run / "warm_start" / stage / "run.json").is_file():
+            remove_made(run / "warm_start" / stage)
+            _remove(run, f"warm_start/{stage}/.lock", f"warm_start/{stage}/run.json")
+    if _is_folder(run, "checkpoints"):
+        for checkpoint in list_checkpoints(run):
+            remove_checkpoint(checkpoint)
+    _remove(run, "recipe.json")
     for scratch in (run / "checkpoints").glob(".step-*"):
         if _CHECKPOINT.fullmatch(scratch.name[1:]):
-            shutil.rmtree(scratch, ignore_errors=True)
-    for name in read_run_file(run).get("made", ()):
-        _remove_tree(run, str(name))
-    reports = [report for report in (run / "evaluations").glob("*.json") if _is_evaluation(report)]
-    _remove([*reports, *(run / name for name in _list_files(run) if _NAMES.fullmatch(name))], run)
+            _remove(run, f"checkpoints/{scratch.name}", whole=True)
+    for name in map(str, read_run_file(run).get("made", ())):
+        if name.count("/") == 1:
+            _remove(run, name, whole=True)
+    reports = [report.name for report in (run / "evaluations").glob("*.json") if _is_evaluation(report)]
+    _remove(run, *(f"evaluations/{name}" for name in reports), *filter(_NAMES.fullmatch, list(_list_files(run))))
     for name in ("checkpoints", "logs", "tune"):
         _remove_empty(run / name)
 
@@ -81,13 +85,8 @@ def remove_checkpoint(folder: Path) -> None:
     listed = read_object(folder / FILES).get(LISTED)
     if not isinstance(listed, list):
         return
-    (folder / "loop.json").unlink(missing_ok=True)
-    for name in sorted(map(str, listed), reverse=True):  # what lies in a folder comes before it
-        path = folder / name
-        if ".." not in path.parts and path.is_relative_to(folder):
-            _remove_empty(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-    (folder / FILES).unlink(missing_ok=True)
-    _remove_empty(folder / "policies")
+    # what lies in a folder comes before it
+    _remove(folder, "loop.json", *sorted(map(str, listed), reverse=True), FILES, "policies")
     _remove_empty(folder)
 
 
@@ -113,29 +112,52 @@ def _is_evaluation(report: Path) -> bool:
     return report.with_suffix("").is_dir() and {"evaluations", "comparison"} <= read_object(report).keys()
 
 
-def _remove(files: Iterable[Path], below: Path) -> None:
-    """Remove files, and the folders that are empty without them."""
-    for file in list(files):
-        with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            file.unlink()
-            for above in file.parents[: len(file.relative_to(below).parts) - 1]:
-                _remove_empty(above)
+@contextmanager
+def _open_folder(run: Path, parts: Sequence[str]) -> Iterator[int]:
+    """Open a folder below `run`. Raises OSError where it is none, or the way to it leads over a link."""
+    with ExitStack() as opened:
+        place = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+        opened.callback(os.close, place)
+        for part in parts:
+            place = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            opened.callback(os.close, place)
+        yield place
 
 
-def _remove_tree(run: Path, name: str) -> None:
-    path = run / name
-    if ".." in path.parts or path.parent.parent != run:
-        return
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    _remove([path], run)
-    _remove_empty(path.parent)
+def _is_folder(run: Path, *parts: str) -> bool:
+    try:
+        with _open_folder(run, parts):
+            return True
+    except OSError:
+        return False
 
 
-def _remove_empty(folder: Path) -> None:
+def _remove(run: Path, *names: str, whole: bool = False) -> None:
+    """Remove files, links and empty folders below `run`, `whole` folders too, and the folders that are empty without
+    them. What a link leads to stays."""
+    for name in names:
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts:
+            continue
+        try:
+            with _open_folder(run, parts[:-1]) as place:
+                if not stat.S_ISDIR(os.stat(parts[-1], dir_fd=place, follow_symlinks=False).st_mode):
+                    os.unlink(parts[-1], dir_fd=place)
+                elif whole:
+                    shutil.rmtree(parts[-1], dir_fd=place)
+                else:
+                    _remove_empty(parts[-1], place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for above in range(len(parts) - 1, 0, -1):
+            with suppress(OSError), _open_folder(run, parts[: above - 1]) as place:
+                _remove_empty(parts[above - 1], place)
+
+
+def _remove_empty(folder: Path | str, place: int | None = None) -> None:
     """Remove a folder in which nothing lies."""
     with suppress(OSError):
-        folder.rmdir()
+        os.rmdir(folder, dir_fd=place)
 
 
 def create_private(path: Path) -> IO[bytes]:

@@ -118,7 +118,7 @@ def _is_here(scope: Scope, headers: Headers) -> bool:
     if _hostname(f"//{host}") not in _LOOPBACK:
         return False
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and origin != f"{scope.get('scheme', 'http')}://{host}":
         return False
     return headers.get("sec-fetch-site", "none") not in {"cross-site", "same-site"} or _is_navigation(headers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from rich.table import Table
 from lightningrl.console import write_json
 from lightningrl.errors import ConfigError
 from lightningrl.records import RolloutFilter, RolloutRecord
-from lightningrl.sanitize import as_text, one_line, printable
+from lightningrl.sanitize import one_line, printable
 from lightningrl.types import Outcome, RolloutMode
+from lightningrl_viewer.reading.dialogue import final_text, question_of
 from lightningrl_viewer.reading.origin import newest_run
-from lightningrl_viewer.reading.reader import ask_run
+from lightningrl_viewer.reading.reader import StoredRun, ask_run
 from lightningrl_viewer.reading.text import number, show_rollout
 
 __all__ = ["list_command", "show_command"]
@@ -54,21 +55,25 @@ def list_command(
         task_id=task,
         limit=limit if sort == "newest" else ALL,
     )
-    records = asyncio.run(ask_run(folder, lambda run: run.list_rollouts(where)))
+    records, calls = asyncio.run(ask_run(folder, lambda run: _read(run, where, sort, limit)))
+    if as_json:
+        for record in records:
+            write_json(_json(record, calls))
+        return
+    console = Console()
+    nothing = f"no rollouts in {folder} match; leave out a filter"
+    console.print(_table(records, calls, folder, console.width) if records else nothing, highlight=False)
+
+
+async def _read(
+    run: StoredRun, where: RolloutFilter, sort: str, limit: int
+) -> tuple[Sequence[RolloutRecord], Mapping[str, int]]:
+    records = await run.list_rollouts(where)
     if sort == "reward":
         records = sorted(
             (record for record in records if record.reward is not None), key=lambda record: record.reward or 0.0
         )
-    records = records[:limit]
-    if as_json:
-        for record in records:
-            write_json(_json(record))
-        return
-    console = Console()
-    console.print(
-        _table(records, folder, console.width) if records else f"no rollouts in {folder} match; leave out a filter",
-        highlight=False,
-    )
+    return records[:limit], await run.queries.call_counts([record.id for record in records[:limit]])
 
 
 def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool, as_json: bool = False) -> None:
@@ -88,7 +93,7 @@ def _choice(what: str, text: str | None, kind: Any) -> Any:
         raise ConfigError(f"no {what} {text!r}; choose of: {', '.join(member.value for member in kind)}") from None
 
 
-def _json(record: RolloutRecord) -> dict[str, Any]:
+def _json(record: RolloutRecord, calls: Mapping[str, int]) -> dict[str, Any]:
     return {
         "rollout": record.id,
         "task": record.task.id,
@@ -96,7 +101,7 @@ def _json(record: RolloutRecord) -> dict[str, Any]:
         "state": record.state.value,
         "outcome": record.outcome.value if record.outcome else None,
         "reward": record.reward,
-        "calls": record.attempts[-1].calls if record.attempts else 0,
+        "calls": calls.get(record.id, record.attempts[-1].calls if record.attempts else 0),
         "attempts": len(record.attempts),
         "trained_step": record.trained_step,
         "input": record.task.input,
@@ -106,7 +111,7 @@ def _json(record: RolloutRecord) -> dict[str, Any]:
     }
 
 
-def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
+def _table(records: Sequence[RolloutRecord], calls: Mapping[str, int], folder: Path, width: int) -> Table:
     """A line for each. Attempts and steps stand there where they say something, the task's input and answer where there
     is room, and what came out has the rest of the line."""
     whole = {
@@ -114,7 +119,7 @@ def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
         "mode": [record.spec.mode.value for record in records],
         "outcome": [record.outcome.value if record.outcome else record.state.value for record in records],
         "reward": [number(record.reward) for record in records],
-        "calls": [str(record.attempts[-1].calls if record.attempts else 0) for record in records],
+        "calls": [str(_json(record, calls)["calls"]) for record in records],
     }
     if any(len(record.attempts) > 1 for record in records):
         whole["attempts"] = [str(len(record.attempts)) for record in records]
@@ -148,4 +153,4 @@ def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
 
 
 def _line(value: Any) -> str:
-    return "" if value is None else one_line(as_text(value), LONGEST_CELL)
+    return "" if value is None else one_line(question_of(value) or final_text(value), LONGEST_CELL)

@@ -25,8 +25,9 @@ from starlette.requests import Request
 from lightningrl.errors import LightningError
 from lightningrl.sanitize import printable
 from lightningrl_server.mounts import Live
-from lightningrl_server.store.location import find_store
+from lightningrl_server.store.location import named_store
 from lightningrl_viewer.credit import CreditXRays
+from lightningrl_viewer.reading.origin import read_import
 from lightningrl_viewer.reading.queries.health import Position
 from lightningrl_viewer.reading.reader import StoredRun
 from lightningrl_viewer.reading.summary import is_live
@@ -67,6 +68,11 @@ class ViewedRun:
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache", Cache(self.folder))
         object.__setattr__(self, "credit", CreditXRays(self.folder))
+
+    @property
+    def is_import(self) -> bool:
+        """True for a run that an import made: nothing was trained in it."""
+        return read_import(self.folder) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -181,7 +187,7 @@ class Cache:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
-        self._is_file = find_store(folder).startswith("sqlite")
+        self._is_file = named_store(folder).startswith("sqlite")
         self._clock = clock
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._position: Position | None = None

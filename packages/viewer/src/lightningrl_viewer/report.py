@@ -34,9 +34,12 @@ async def make_report(run: StoredRun, folder: Path) -> str:
     shown_rollouts = []
     for row in rows:
         trace = await run.trace(row.id)
-        shown_rollouts.append((row, rollouts.shorten_calls(trace), rollouts.find_answer(trace)))
+        shown_rollouts.append(
+            (row, rollouts.shorten_calls(trace), rollouts.shorten_exchanges(trace), rollouts.find_answer(trace))
+        )
     values: dict[str, Any] = {
         "is_report": True,
+        "first_page": shown.template,
         "css": (STATIC / "style.css").read_text(encoding="utf-8"),
         "run": viewed,
         "url": None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
-from lightningrl_server.store.location import find_store
+from lightningrl_server.store.location import named_store
 from lightningrl_viewer.page import NoSuchPage, ViewedRun
 from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.reading.runs import is_run
@@ -147,4 +147,4 @@ Runs: TypeAlias = OneRun | OneFolder | RunsFolder
 def _store_of(folder: Path) -> Hashable:
     """Return what changes where another run was written over it: the file that is open keeps its number."""
     path = folder / "store.sqlite"
-    return find_store(folder), path.stat().st_ino if path.is_file() else None
+    return named_store(folder), path.stat().st_ino if path.is_file() else None

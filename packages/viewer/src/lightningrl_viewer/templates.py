@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightningrl.sanitize import as_text, one_line, printable
+from lightningrl_viewer.reading.dialogue import final_text, question_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -140,7 +141,7 @@ def preview(value: Any, length: int = 80) -> str:
     """Shorten a task to a line: of a table the text that asks, else all of it as JSON."""
     if isinstance(value, Mapping):
         asked = next((value[name] for name in _ASKS if isinstance(value.get(name), str)), None)
-        value = asked if asked is not None else value
+        value = asked or question_of(value) or value
     return one_line(as_text(value), length)
 
 
@@ -155,7 +156,7 @@ def code(text: str) -> str:
 
 def line(value: Any, length: int = 80) -> str:
     """Shorten an output or an answer to its beginning: text, else JSON."""
-    return one_line(as_text(value), length)
+    return one_line(final_text(value), length)
 
 
 FILTERS: Final[Mapping[str, Callable[..., str]]] = {

@@ -150,6 +150,7 @@ class ModelCalls:
             self._note_unattributed(parts.path)
         else:
             key, attempt = rollout.key, rollout.base_path.removesuffix("/v1")
+            self.scope.note_call(rollout)
         headers = {"Authorization": f"Bearer {key}"}
         claimed: ClaimedCall | None = None
         if rollout is not None and body:

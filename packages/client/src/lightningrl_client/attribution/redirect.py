@@ -8,10 +8,13 @@ does not: a long-lived thread would carry its first rollout into later ones.
 
 from __future__ import annotations
 
-import contextvars
+import asyncio
 import json
+import multiprocessing.process
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from copy import copy
 from typing import Any
 
 from lightningrl.instrumentation import Args, Kwargs, Patches
@@ -31,7 +34,10 @@ class Redirection(ModelCalls):
             raise RuntimeError("this redirection is installed; install it once")
         self._patches = Patches()
         _installed.append(self)
-        self._patches.wrap(ThreadPoolExecutor, "submit", submit_with_context)
+        self._patches.wrap(ThreadPoolExecutor, "submit", self._submit)
+        if not self.scope.exclusive:
+            self._patches.wrap(asyncio.BaseEventLoop, "create_task", self._create_task)
+            self._patches.wrap(multiprocessing.process.BaseProcess, "start", self._start_process)
         self._patch_clients(self._patches)
 
     def uninstall(self) -> None:
@@ -41,6 +47,28 @@ class Redirection(ModelCalls):
         if self._patches is not None:
             self._patches.restore()
         self._patches = None
+
+    def _submit(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Wrap `submit` of an executor: the job runs in its caller's context."""
+        context, work = self.scope.begin_work(f"job {_name_of(args[:1])}")
+        future = wrapped(context.run, *args, **kwargs)
+        if work is not None:
+            work.watch(future)
+        return future
+
+    def _create_task(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        context, work = self.scope.begin_work(f"task {_name_of(args[:1])}")
+        if work is None or kwargs.get("context") is not None or instance.get_task_factory() is not None:
+            return wrapped(*args, **kwargs)
+        task = wrapped(*args, **{**kwargs, "context": context})
+        work.watch(task)
+        return task
+
+    def _start_process(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> None:
+        wrapped(*args, **kwargs)
+        if (work := self.scope.begin_work(f"process {instance.name!r}")[1]) is not None:
+            work.is_done = lambda: not instance.is_alive()
+            work.rollout.works.add(work)  # what it asks is not seen here
 
     def _patch_clients(self, patches: Patches) -> None:
         def patch_httpx(module: Any) -> None:
@@ -66,12 +94,17 @@ class Redirection(ModelCalls):
         return response
 
     async def _send_httpx_async(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
-        call = self._rewrite_httpx(args, kwargs, closes=self.closes_connections())
+        closes = self.closes_connections()
+        call = self._rewrite_httpx(args, kwargs, closes=closes)
         if call is None:
             return await wrapped(*args, **kwargs)
-        with call.sent() as note_status:
-            response = await wrapped(*args, **kwargs)
-            note_status(response.status_code)
+        token = _closing.set(closes)
+        try:
+            with call.sent() as note_status:
+                response = await wrapped(*args, **kwargs)
+                note_status(response.status_code)
+        finally:
+            _closing.reset(token)
         return response
 
     def _rewrite_httpx(self, args: Args, kwargs: Kwargs, *, closes: bool) -> RedirectedCall | None:
@@ -88,11 +121,18 @@ class Redirection(ModelCalls):
         return call
 
     def _choose_transport(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Ask our server without the client's proxy, which was chosen for the host that the agent named."""
+        """Ask our server without the client's proxy, which was chosen for the host that the agent named.
+
+        A call from another loop than the worker's goes without the client's connections, too: they are read on the
+        loop that opened them.
+        """
         transport, url = wrapped(*args, **kwargs), args[0] if args else kwargs["url"]
-        is_httpx = type(transport).__name__ in ("HTTPTransport", "AsyncHTTPTransport")
+        is_async = type(transport).__name__ == "AsyncHTTPTransport"
         is_ours = self.is_own(url.host, url.port or (443 if url.scheme == "https" else 80))
-        return instance._transport if is_httpx and is_ours else transport
+        if not is_ours or not (is_async or type(transport).__name__ == "HTTPTransport"):
+            return transport
+        own = instance._transport
+        return _without_connections(own) if is_async and _closing.get() else own
 
     def _send_requests(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         request = args[0] if args else kwargs["request"]
@@ -134,6 +174,16 @@ class Redirection(ModelCalls):
         return response
 
 
+def _without_connections(transport: Any) -> Any:
+    """Return a transport of httpx with the same settings and a pool of its own."""
+    if not hasattr(transport, "_pool"):
+        return transport
+    alone = copy(transport)
+    alone._pool = copy(transport._pool)
+    alone._pool._connections, alone._pool._requests = [], []
+    return alone
+
+
 def _aiohttp_body(kwargs: Mapping[str, Any]) -> bytes | None:
     """The body's bytes; None where they cannot be known before it is sent."""
     if kwargs.get("json") is not None:
@@ -146,6 +196,8 @@ def _aiohttp_body(kwargs: Mapping[str, Any]) -> bytes | None:
     return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else None
 
 
+_closing: ContextVar[bool] = ContextVar("closing", default=False)
+"""True within a redirected call whose connection closes after it."""
 _installed: list[Redirection] = []
 """Patches are of the whole process, and so is this: whoever reports asks here what rollout it works for."""
 
@@ -155,6 +207,6 @@ def installed_redirection() -> Redirection | None:
     return _installed[-1] if _installed else None
 
 
-def submit_with_context(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Wrap `submit` of an executor: the job runs in its caller's context."""
-    return wrapped(contextvars.copy_context().run, *args, **kwargs)
+def _name_of(code: tuple[Any, ...]) -> str:
+    """The name of a coroutine or function, as it is told to a person."""
+    return repr(getattr(code[0], "__qualname__", type(code[0]).__name__)[-100:]) if code else "''"

@@ -3,7 +3,8 @@
 *Exclusive* (one rollout at a time in the process): the process has a current rollout, whatever thread or runtime the
 agent uses. *Concurrent*: each context has its own. In both, a context that outlived its rollout (a task that the agent
 left behind) has none. Only a bare thread that outlives its rollout in an exclusive process cannot be told from one of
-the next; see `ThreadWatch`.
+the next; see `ThreadWatch`. And a task that one rollout starts and others use works for the one that started it, as
+long as that runs: where it goes on after its rollout, the rollout's calls are not known to be its own; see `Work`.
 
 A call's id is the same on every retry of it, so that the gateway records the call once. A request that failed (an
 exception, or a status of 400 and more) gives its id back, and the next request of the same rollout with the same body
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import thread as executors
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from secrets import token_hex
@@ -30,7 +32,7 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["ActiveRollout", "CallLedger", "ClaimedCall", "Report", "RolloutScope", "ThreadWatch"]
+__all__ = ["ActiveRollout", "CallLedger", "ClaimedCall", "Report", "RolloutScope", "ThreadWatch", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,28 @@ class ActiveRollout:
     """Calls that the gateway did not answer."""
     unseen_hosts: set[str] = field(default_factory=set[str])
     """Whose models it called past the gateway."""
+    works: set[Work] = field(default_factory=set["Work"])
+    """Tasks, jobs and processes that it started and that called models, where several rollouts run in the process."""
     is_over: bool = False
 
     def __repr__(self) -> str:
         return f"ActiveRollout({self.rollout_id!r}, attempt {self.attempt})"
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Work:
+    """A task, an executor's job or a process that a rollout started. One that outlives it may have called models for
+    other rollouts as well."""
+
+    name: str
+    """`task 'serve'`, `process 'ForkProcess-1'`"""
+    rollout: ActiveRollout
+    is_done: Callable[[], bool] = lambda: False
+
+    def watch(self, future: Any) -> None:
+        """Take that task's or future's end for its own."""
+        seen = weakref.ref(future)
+        self.is_done = lambda: (there := seen()) is None or there.done()
 
 
 class RolloutScope:
@@ -122,6 +142,7 @@ class RolloutScope:
         self.exclusive = exclusive
         self._process: ActiveRollout | None = None
         self._context: ContextVar[ActiveRollout | None] = ContextVar("lightningrl_rollout", default=None)
+        self._works: ContextVar[tuple[Work, ...]] = ContextVar("lightningrl_works", default=())
 
     def current(self) -> ActiveRollout | None:
         """The rollout that the caller works for; None = it works for no rollout, so its calls fail closed."""
@@ -129,6 +150,21 @@ class RolloutScope:
         if self.exclusive and rollout is None:
             rollout = self._process
         return None if rollout is None or rollout.is_over else rollout
+
+    def begin_work(self, name: str) -> tuple[Context, Work | None]:
+        """The context for a task or job that the caller starts; with it, where several rollouts run in this process and
+        the caller works for one of them, its record: to be told what it watches."""
+        context, rollout = copy_context(), None if self.exclusive else self.current()
+        if rollout is None:
+            return context, None
+        work = Work(name=name, rollout=rollout)
+        around = (outer for outer in self._works.get() if not outer.is_done())
+        context.run(self._works.set, (*around, work))
+        return context, work
+
+    def note_call(self, rollout: ActiveRollout) -> None:
+        """Note that the caller asks a model for the rollout, and within which work of it."""
+        rollout.works.update(work for work in self._works.get() if work.rollout is rollout)
 
     def is_within(self) -> bool:
         """True if the caller's context was given a rollout, be it over or not."""
@@ -140,7 +176,7 @@ class RolloutScope:
         if rollout is not None:
             return (
                 f"rollout {rollout.rollout_id!r}, which started the task or thread that makes it, is over; "
-                "wait for what the agent starts before it returns, and start what serves several rollouts at import"
+                "wait for what the agent starts before it returns, and let each rollout start its own"
             )
         if self.exclusive:
             return "no rollout runs in this process now; call the model inside of the agent's function"

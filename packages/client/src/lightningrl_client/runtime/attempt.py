@@ -8,7 +8,7 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -30,9 +30,11 @@ RunOnLoop = Callable[[Awaitable[Any]], Any]
 class Attempt:
     """One leased attempt while it runs. `revoke` may be called from another thread."""
 
-    def __init__(self, lease: Lease, rollout: ActiveRollout) -> None:
+    def __init__(self, lease: Lease, rollout: ActiveRollout, infrastructure: Sequence[str] = ()) -> None:
+        """`infrastructure`: names of exceptions that the recipe counts to the world's failures."""
         self.lease = lease
         self.rollout = rollout
+        self._infrastructure = tuple(infrastructure)
         self._lock = threading.Lock()
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -101,7 +103,13 @@ class Attempt:
             return Result(outcome=Outcome.TIMEOUT, error=str(error), duration_s=duration_s)
         if self._is_revoked and isinstance(error, CANCELLED):
             return Result(outcome=Outcome.CANCELLED, error="the attempt was cancelled", duration_s=duration_s)
-        return report_exception(error, self.rollout, duration_s=duration_s, is_in_thread=is_in_thread)
+        return report_exception(
+            error,
+            self.rollout,
+            duration_s=duration_s,
+            infrastructure=self._infrastructure,
+            is_in_thread=is_in_thread,
+        )
 
 
 class AttemptTimeoutError(Exception):

@@ -13,26 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
-import subprocess
+import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.keys import Mask
 from lightningrl_client.attribution.redirect import installed_redirection
+from lightningrl_client.runtime import keeper
 from lightningrl_client.runtime.environment import gateway_environment, telemetry_environment
 
-__all__ = ["CommandFailed", "command_agent", "describe_end", "guarded"]
+__all__ = ["CommandFailed", "command_agent", "describe_end", "kept_program", "wait_for"]
 
+T = TypeVar("T")
 LONGEST_TAIL: Final = 2_000
 """Characters of what it said in an error."""
-GUARD: Final = 'read -r _; kill -9 "-$1"'
-"""Kills the process group `$1` when its stdin ends: whoever started the program is gone, and could not do so."""
+KEPT_OUTPUT: Final = 8 * 2**20
+"""Bytes of the end of a program's stdout or stderr that are read; the rest is dropped as it comes."""
 
 
 class CommandFailed(LightningError):
@@ -45,10 +48,10 @@ def command_agent(
     """An agent that runs `command` once for each rollout; relative paths are seen from the recipe's folder.
 
     The output is the last line on stdout that is not blank: read as JSON where it is an object, a list or a quoted
-    string, else taken as the text it is. When the rollout's time is over, it is cancelled or this process dies, the
-    program is killed with all that it started, as long as that stays in its process group; the rest ends with the
-    worker at the latest. `environment` is added to the worker's. `telemetry` False = without the variables by which
-    OpenTelemetry's exporters send the program's spans to its attempt. Raises ConfigError for an empty command.
+    string, else taken as the text it is. The program ends with all that it started (elsewhere than on Linux: with its
+    process group) when it has answered, the rollout's time is over, it is cancelled or this process dies. `environment`
+    is added to the worker's. `telemetry` False = without the variables by which OpenTelemetry's exporters send the
+    program's spans to its attempt. Raises ConfigError for an empty command.
     """
     if not command or not all(isinstance(part, str) and part for part in command):
         raise ConfigError(f"command_agent{command!r} names no program; write command_agent('node', 'agent.mjs')")
@@ -57,24 +60,19 @@ def command_agent(
 
     async def answer(task_input: Any) -> Any:
         variables, key = _attempt_environment({**os.environ, **more}, telemetry=telemetry)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **variables, **more},
-                process_group=0,
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        async with kept_program(command, env={**os.environ, **variables, **more}, **pipes) as process:
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            _, output, errors = await asyncio.gather(
+                _write(process.stdin, json.dumps(task_input).encode() + b"\n"),
+                _read_end(process.stdout),
+                _read_end(process.stderr),
             )
-        except OSError as error:
-            raise CommandFailed(f"{command[0]!r} cannot be started: {error}; install it, or give its path") from error
-        try:
-            with guarded(process.pid):
-                output, errors = await process.communicate(json.dumps(task_input).encode() + b"\n")
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        if len(output) == KEPT_OUTPUT and b"\n" not in output.strip():
+            raise CommandFailed(
+                f"{' '.join(command)!r} printed a last line of more than {KEPT_OUTPUT} bytes; shorten it"
+            )
         text, complaint = output.decode(errors="replace"), errors.decode(errors="replace")
         sys.stderr.write(Mask([key]).text(complaint))
         return read_output(" ".join(command), process.returncode, text, complaint)
@@ -119,14 +117,76 @@ def _attempt_environment(given: Mapping[str, str], *, telemetry: bool) -> tuple[
     return variables | telemetry_environment(url, rollout, given) if telemetry else variables, rollout.key
 
 
-@contextlib.contextmanager
-def guarded(group: int) -> Iterator[None]:
-    """While it is open, a shell beside this process kills the process group with it. `preexec_fn` could ask the kernel
-    for that, but is Python code in the forked child of a process with threads."""
-    shell = ("/bin/sh", "-c", GUARD, "sh", str(group))
-    with contextlib.ExitStack() as stack:
-        # no shell in this container: programs end with their rollouts, or the worker
-        with contextlib.suppress(OSError):
-            guard = stack.enter_context(subprocess.Popen(shell, stdin=subprocess.PIPE, env={}, process_group=0))
-            stack.callback(guard.kill)
-        yield
+@contextlib.asynccontextmanager
+async def kept_program(
+    command: Sequence[str], *, grace_s: float = 0.0, most_bytes: int = 0, **options: Any
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a program under a keeper, which ends with the block, and with it all that the program started: killed
+    `grace_s` after SIGTERM. `most_bytes` bounds each of its files. Raises CommandFailed where it cannot start."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        keeping = (sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno()), str(grace_s), str(most_bytes))
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *keeping, *command, pass_fds=(theirs.fileno(),), process_group=0, **options
+                )
+        except (OSError, ValueError) as error:
+            raise CommandFailed(_describe_no_start(command[0], error)) from error
+        try:
+            yield process
+        finally:
+            await _end(process, grace_s)
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # the program runs still, and nothing could end it
+            if code := ours.recv(16):
+                raise CommandFailed(_describe_no_start(command[0], OSError(int(code), os.strerror(int(code)))))
+
+
+def _describe_no_start(program: str, error: OSError | ValueError) -> str:
+    problem, remedy = str(error), "install it, or give its path"
+    if isinstance(error, ValueError):
+        problem, remedy = "an argument or a variable holds a NUL character", "take it out of the task's input"
+    elif error.errno == errno.E2BIG:
+        problem = "its arguments are longer than the system takes (128 kB each on Linux)"
+        remedy = "give the task on standard input, or shorten it"
+    return f"{program!r} cannot be started: {problem}; {remedy}"
+
+
+async def wait_for(task: asyncio.Future[T]) -> T:
+    """Wait for its result, and for its end when cancelled meanwhile."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
+    """Have the keeper end all, and wait for that."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+            process.send_signal(signal.SIGCONT)  # the program may have stopped it
+    ending = asyncio.ensure_future(asyncio.wait_for(process.wait(), grace_s + 2 * keeper.PATIENCE_S))
+    try:
+        await wait_for(ending)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+async def _write(stdin: asyncio.StreamWriter, text: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it does not read it
+        stdin.write(text)
+        await stdin.drain()
+    stdin.close()
+
+
+async def _read_end(stream: asyncio.StreamReader) -> bytes:
+    end = bytearray()
+    while part := await stream.read(2**16):
+        end += part
+        if len(end) > 2 * KEPT_OUTPUT:
+            del end[:-KEPT_OUTPUT]
+    return bytes(end[-KEPT_OUTPUT:])

@@ -48,6 +48,7 @@ class WorkerPool:
         base_dir: Path | str = ".",
         log_folder: Path | str | None = None,
         environment: Mapping[str, str] | None = None,
+        infrastructure: Sequence[str] = (),
         withheld: Sequence[str] = (),
         launcher: WorkerLauncher | None = None,
         lease_s: float = 30.0,
@@ -56,7 +57,8 @@ class WorkerPool:
     ) -> None:
         """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the
         workers' machine, less the variables that are `withheld`; `base_urls` are the agent's model endpoints beside the
-        hosts of the `dialects`; `launcher` says where workers run, None = here, as processes. Raises ConfigError.
+        hosts of the `dialects`; `infrastructure` names exceptions of the agent's that the world causes; `launcher` says
+        where workers run, None = here, as processes. Raises ConfigError.
         """
         for name, value in (("workers", workers), ("concurrency", concurrency)):
             if value < 1:
@@ -70,6 +72,7 @@ class WorkerPool:
             adapters=tuple(adapters),
             base_urls=tuple(base_urls),
             dialects=tuple(dialects),
+            infrastructure=tuple(infrastructure),
             withheld=tuple(withheld),
             concurrency=concurrency,
             lease_s=lease_s,

@@ -62,6 +62,7 @@ def start_pool(
         adapters=recipe.adapters,
         base_urls=recipe.runtime.base_urls,
         dialects=dialects,
+        infrastructure=recipe.outcomes.infrastructure,
         withheld=withheld_variables(recipe, plugins.records("lightningrl_loggers")),
         base_dir=recipe.folder,
         log_folder=logs,

@@ -1,5 +1,12 @@
 """Result of an attempt, from what the agent returned or raised. That may be anything; a result has text without lone
-surrogates, and JSON of a bounded size and depth."""
+surrogates, and JSON of a bounded size and depth.
+
+    raised                                                          outcome
+    the context is too long                                         context_overflow
+    our gateway did not answer; the network failed; a host limits   infrastructure_error: run again, never trained
+      rates or is busy; a class that the recipe names
+    anything else                                                   agent_error: the lowest reward
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,12 @@ import json
 import os
 import re
 import traceback
+from collections.abc import Collection
 from typing import Any, Final
 
 from lightningrl import sanitize
 from lightningrl.control_api import Result
-from lightningrl.errors import iterate_causes
+from lightningrl.errors import is_of_world, iterate_causes, status_of
 from lightningrl.keys import Mask
 from lightningrl.sanitize import NotPlain, to_plain
 from lightningrl.types import Outcome
@@ -20,8 +28,6 @@ from lightningrl_client.attribution.scope import ActiveRollout
 __all__ = ["clean_text", "report_exception", "report_output"]
 
 CONTEXT_CODE: Final = "context_length_exceeded"
-BUSY_STATUSES: Final = frozenset({502, 503, 504, 507})
-"""Nobody behind it answers, or there is no room on its disk."""
 LONGEST_ERROR: Final = 4_000
 LONGEST_OUTPUT: Final = 8 * 2**20
 """Characters of an output as JSON."""
@@ -65,34 +71,34 @@ def as_json(output: Any) -> Any:
 
 
 def report_exception(
-    error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False
+    error: BaseException,
+    rollout: ActiveRollout,
+    *,
+    duration_s: float,
+    infrastructure: Collection[str] = (),
+    is_in_thread: bool = False,
 ) -> Result:
-    """A failure of the gateway (unreachable, 503, a store that keeps nothing), the context's length, or the agent.
-    `is_in_thread`: a sync agent ran in another thread than the main one, which may be why it raised."""
+    """Say what ended the attempt: the world, the context's length, or the agent. `infrastructure`: exceptions that the
+    recipe counts to the world. `is_in_thread`: a sync agent ran in another thread than the main one, which may be why
+    it raised."""
     try:
-        outcome = outcome_of(error, rollout)
+        outcome = outcome_of(error, rollout, infrastructure)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
         outcome = Outcome.AGENT_ERROR
     sentence = Mask.of_variables(os.environ, rollout.key).text(describe(error, is_in_thread=is_in_thread))
     return Result(outcome=outcome, error=sentence, duration_s=duration_s)
 
 
-def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:
+def outcome_of(error: BaseException, rollout: ActiveRollout, infrastructure: Collection[str] = ()) -> Outcome:
     causes = list(iterate_causes(error))
     if any(is_context_overflow(cause) for cause in causes):
         return Outcome.CONTEXT_OVERFLOW
     unanswered = {id(lost) for lost in rollout.connection_errors}
     if any(id(cause) in unanswered or is_of_server(cause, rollout) for cause in causes):
         return Outcome.INFRASTRUCTURE_ERROR
+    if is_of_world(error, infrastructure):
+        return Outcome.INFRASTRUCTURE_ERROR
     return Outcome.AGENT_ERROR
-
-
-def status_of(error: BaseException) -> int | None:
-    """HTTP status that an SDK's exception carries."""
-    answer = getattr(error, "response", None)
-    status = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
-    status = status or getattr(error, "status", None)  # aiohttp's
-    return status if isinstance(status, int) else None
 
 
 def is_context_overflow(error: BaseException) -> bool:
@@ -104,13 +110,11 @@ def is_context_overflow(error: BaseException) -> bool:
 
 
 def is_of_server(error: BaseException, rollout: ActiveRollout) -> bool:
-    """True if an HTTP error is our server's own failure: any of its 5xx, or one that says that somebody is busy."""
+    """True if an HTTP error is our server's own failure: any of its 5xx."""
     status = status_of(error)
-    if status is None or status < 500:
-        return False
     url = getattr(getattr(error, "response", None), "url", "")
     url = url or getattr(getattr(error, "request_info", None), "real_url", "")
-    return status in BUSY_STATUSES or rollout.base_path in str(url)
+    return status is not None and status >= 500 and rollout.base_path in str(url)
 
 
 def describe(error: BaseException, *, is_in_thread: bool = False) -> str:

@@ -28,6 +28,8 @@ class WorkerSettings:
     """Base URLs of models, beside the dialects' hosts, whose calls go to the gateway."""
     dialects: tuple[Dialect, ...] = DIALECTS
     """The APIs that the gateway speaks."""
+    infrastructure: tuple[str, ...] = ()
+    """Names of exceptions of the agent's that the world causes."""
     withheld: tuple[str, ...] = ()
     """Variables of the machine's environment that no worker gets: secrets of the run."""
     concurrency: int = 1

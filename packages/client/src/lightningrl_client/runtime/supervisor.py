@@ -221,7 +221,12 @@ class Supervisor:
             raise ConfigError(f"agent {self._settings.agent!r}: {problem}; see {log}")
         logger.warning("worker %d %s; see %s", index, how, log)
         sentence = f"the worker process {how} while it ran the agent; see {log}"
-        await self._report(life.held.values(), Outcome.INFRASTRUCTURE_ERROR, sentence)
+        # one crash may be the machine's; a second of the same rollout is the agent's own doing, unless it was killed
+        again = [held for held in life.held.values() if held.attempt.attempt > 1 and status != KILLED]
+        is_of_agent = len(again) == len(life.held) == 1
+        outcome = Outcome.AGENT_ERROR if is_of_agent else Outcome.INFRASTRUCTURE_ERROR
+        repeated = "; so it did in an attempt before, or that was lost as well" if is_of_agent else ""
+        await self._report(life.held.values(), outcome, sentence + repeated)
         self._crashes += 1
         if self._crashes >= MOST_CRASHES:
             times = f"{self._crashes} times in a row without finishing an attempt"

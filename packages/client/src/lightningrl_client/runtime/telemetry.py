@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind
 from lightningrl import conventions
 from lightningrl.call_origin import Adapter, OriginResolver
 from lightningrl.errors import PluginError
+from lightningrl.instrumentation import make_tracer
 from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl_client.telemetry.spans import ProviderWatch, RolloutSpanProcessor, WorkerTracerProvider, encode_otlp
 
@@ -26,7 +27,7 @@ class Telemetry:
     def __init__(self, scope: RolloutScope, adapters: Sequence[Adapter]) -> None:
         self._processor = RolloutSpanProcessor(scope)
         self.provider = WorkerTracerProvider(self._processor)
-        self._tracer = self.provider.get_tracer("lightningrl")
+        self._tracer = make_tracer(self.provider, "lightningrl")
         self._adapters = tuple(sorted(adapters, key=lambda adapter: bool(getattr(adapter, "is_fallback", False))))
         self._watch = ProviderWatch(self.provider)
         self._watch.install()

@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,6 +48,9 @@ MOST_THREADS: Final = 100
 LONGEST_NAME: Final = 300
 ASYNC_GRACE_S: Final = 5.0
 """Seconds that an async agent may take to react to its cancellation at the time limit, before the process is killed."""
+
+SHARED_GRACE_S: Final = 1.0
+"""Seconds that tasks and processes of a rollout have to end after it."""
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +197,7 @@ class Worker:
                     rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key
                 )
                 try:
-                    lease = self._run_attempt(Attempt(lease, rollout), client, then)
+                    lease = self._run_attempt(Attempt(lease, rollout, self._settings.infrastructure), client, then)
                 except ServerError as error:
                     logger.error("rollout %s: its result was not taken: %s", rollout.rollout_id, error)
                     lease = None
@@ -212,6 +216,10 @@ class Worker:
                 os._exit(1)
             left = self._warn_of_threads(rollout, threads)
             report = self._hand_in(attempt, client) or report
+            # a failure leaves tasks behind that were its own (`asyncio.gather`), and stays the policy's
+            shared = self._describe_shared(rollout) if report.outcome is Outcome.SUCCEEDED else ""
+            if shared:
+                report.outcome, report.error = Outcome.INFRASTRUCTURE_ERROR, clean_text(shared)
             if left:
                 report.left_threads = [clean_text(name, LONGEST_NAME) for name in left[:MOST_THREADS]]
             if rollout.unseen_hosts:
@@ -219,7 +227,7 @@ class Worker:
             if self._telemetry is not None:
                 report.spans = self._collect(rollout)
             report.then = None if self._stopping.is_set() else then
-            return client.report(lease, report)
+            return client.report(lease, report, may_go_again=not shared)
         finally:
             self._heart.remove(attempt)
 
@@ -234,6 +242,22 @@ class Worker:
                 *what,
             )
         return names
+
+    def _describe_shared(self, rollout: ActiveRollout) -> str:
+        """Say which of what it started goes on and has called models, where several rollouts run in this process: these
+        calls may be other rollouts', so that nothing is trained on them. Empty = none."""
+        until = time.monotonic() + SHARED_GRACE_S
+        while (left := [work.name for work in rollout.works if not work.is_done()]) and time.monotonic() < until:
+            time.sleep(0.01)
+        if not left:
+            return ""
+        sentence = (
+            f"{', '.join(sorted(set(left))[:10])}, started by this rollout, goes on after it; model calls in it are "
+            "recorded here, though other rollouts may have asked for them, so nothing is trained on this rollout; let "
+            "each rollout start and end its own, or set runtime.concurrency = 1"
+        )
+        logger.warning("rollout %s: %s", rollout.rollout_id, sentence)
+        return sentence
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
         """Hand in the agent's reports. Returns a failure where one is refused: the agent's if the report is wrong."""

@@ -40,7 +40,7 @@ class Check:
         if not isinstance(check, Mapping):
             raise ConfigError(
                 "reward 'check': the output has no check; it is a coding harness's: "
-                'agent = { harness = "pi", check = "pytest -q" }, or the task\'s metadata.check'
+                'agent = { harness = "pi", check = "pytest -q" }, or the task\'s, by from_task = ["check"]'
             )
         if check.get("status") == 0:
             return 1.0

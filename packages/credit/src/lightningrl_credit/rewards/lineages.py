@@ -10,7 +10,7 @@ import numpy as np
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Transition
 
-__all__ = ["Joins", "discount_of", "following", "shape", "successors"]
+__all__ = ["Joins", "discount_of", "following", "lambda_of", "shape", "successors"]
 
 
 def following(transitions: Sequence[Transition]) -> list[list[int]]:
@@ -70,6 +70,13 @@ def discount_of(assigner: CreditAssigner) -> tuple[float, Joins] | None:
     None = it has no gamma."""
     gamma = getattr(assigner, "gamma", None)
     return (gamma, getattr(assigner, "joins", "sum")) if isinstance(gamma, int | float) else None
+
+
+def lambda_of(assigner: CreditAssigner) -> float:
+    """Share λ of what calls earn, against the value of the state ahead, in an assigner's returns: its `lam`. 1.0, or
+    none = what they earn to the end alone, of which a potential leaves -Φ(s_t): nothing that call t can change."""
+    lam = getattr(assigner, "lam", None)
+    return float(lam) if isinstance(lam, int | float) else 1.0
 
 
 def shape(

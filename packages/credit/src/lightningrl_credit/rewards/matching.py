@@ -6,7 +6,8 @@ F1          2PR / (P + R) over the words of both        token F1 of SQuAD
 Pattern     1.0 where a regular expression matches
 JsonSchema  1.0 where the text is JSON that fits a schema
 
-The text is found by a path into the agent's output or the task's answer, then by a pattern within it.
+The text is found by a path into the agent's output or the task's answer, then by a pattern within it: where an answer
+has no match, all of it is the answer. Answers of GSM8K end in `#### 72`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class _Matching:
     def _texts(self, task: Task, output: Any) -> tuple[str, list[str]]:
         """Take the output's text, and the texts that would be right."""
         return self._extract(text_of(pick(output, self.field))), [
-            text_of(answer) for answer in answers_of(task, self.answer_field)
+            self._extract(text_of(answer)) for answer in answers_of(task, self.answer_field)
         ]
 
 
@@ -139,7 +140,9 @@ class Numeric(_Matching):
         text, right = self._texts(task, output)
         numbers = [read_number(answer) for answer in right]
         if None in numbers:
-            raise ValueError(f"the answer of task {task.id!r} is {right!r}, no number; give it one, or use 'exact'")
+            raise ValueError(
+                f"the answer of task {task.id!r} is {right!r}, no number; give it one, `extract` it, or use 'exact'"
+            )
         given = read_number(text)
         if given is None:
             return 0.0

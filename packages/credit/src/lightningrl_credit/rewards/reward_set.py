@@ -3,20 +3,22 @@
 trajectory ─► function(task, output, trajectory), at once ─► {"name": float | None} ─► Σ weight · value | None
                     └─ raised, timed out, NaN ─► again, after a pause ─► failure: "judge: OSError"
 
+A reward that fails on an output and works on others says that the output is at fault (`lowest`).
 Async functions run on the loop, all others in the main thread of a process (`rewards.processes`), made with the set.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from lightningrl.errors import ConfigError, RewardError, describe_raised
+from lightningrl.errors import ConfigError, RewardError, describe_raised, is_of_world
 from lightningrl.sanitize import one_line
 from lightningrl.types import Trajectory
 from lightningrl_credit.rewards.execution import Execution
@@ -74,6 +76,8 @@ class RewardResult:
     """Σ weight · value; None where a term with a weight is None or failed. See `RewardWeights.of_rollout`."""
     failure: str | None = None
     """First reward in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
+    suspects: frozenset[str] = frozenset()
+    """Rewards that failed for what was judged, as far as is known; none where the network or a host failed one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +87,18 @@ class Verdict(Generic[T]):
     value: T | None = None
     failure: str | None = None
     """Reason why there is no value."""
+    is_of_world: bool = False
+    """True of a failure that no output caused: the network's, or a host's."""
     defect: str | None = None
     """Sentence about what is wrong with the function itself, as a value that is no number at all."""
 
 
 class _RewardFailure(Exception):
     """A reward failed for good; the text is the reason."""
+
+    def __init__(self, reason: str, *, is_of_world: bool = False) -> None:
+        super().__init__(reason)
+        self.is_of_world = is_of_world
 
 
 class RewardSet:
@@ -97,6 +107,10 @@ class RewardSet:
     def __init__(self, rewards: Sequence[NamedReward]) -> None:
         self.weights = RewardWeights(rewards)
         self.rewards = tuple(rewards)
+        self._seen: dict[str, Range] = {}
+        """Least and most that each reward has returned."""
+        self._worked: set[str] = set()
+        """Rewards that have answered, be it None."""
         self._places: tuple[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] | None = None
         self._processes = FunctionProcesses(
             {
@@ -118,10 +132,11 @@ class RewardSet:
         With `once` one that fails is not asked again. Raises RewardError, of several the first, where a reward returned
         no number at all, a defect of the function."""
         values = dict(earlier or {})
+        self._note(values)
         asked = [reward for reward in self.rewards if reward.name not in values]
         asking = (self._value(reward, trajectory, keep, 0 if once else reward.retries) for reward in asked)
         answers = await asyncio.gather(*asking, return_exceptions=True)
-        failure: str | None = None
+        failures: dict[str, _RewardFailure] = {}
         for reward, value in zip(asked, answers, strict=True):
             if isinstance(value, _RewardFailure):
                 if reward.weight == 0.0:
@@ -129,15 +144,40 @@ class RewardSet:
                         "rollout %r: reward %s; it has no weight, so nothing is lost", trajectory.rollout_id, value
                     )
                 else:
-                    failure = failure or str(value)
+                    failures[reward.name] = value
             elif isinstance(value, BaseException):
                 raise value
             else:
                 values[reward.name] = value
-        if failure is not None:
-            return RewardResult(values=values, total=None, failure=failure)
+                self._note({reward.name: value})
+        if failures:
+            is_of_world = any(failure.is_of_world for failure in failures.values())
+            first, suspects = str(next(iter(failures.values()))), frozenset(() if is_of_world else failures)
+            return RewardResult(values=values, total=None, failure=first, suspects=suspects)
         ordered = {name: values[name] for name in self.weights.names if name in values}
         return RewardResult(values=ordered, total=self.weights.of_rollout(values))
+
+    def have_worked(self, names: Collection[str]) -> bool:
+        """True if each of these rewards has answered for some trajectory."""
+        return self._worked.issuperset(names)
+
+    def lowest(self, names: Collection[str] | None = None) -> dict[str, float]:
+        """Values of all rewards, or of those named, that make a return the lowest: an end of each range, else of [0, 1]
+        and what the reward has returned so far."""
+        ends = {
+            reward.name: reward.range or _hull((0.0, 1.0), self._seen.get(reward.name))
+            for reward in self.rewards
+            if names is None or reward.name in names
+        }
+        weights = self.weights.by_name
+        return {name: most if weights.get(name, 1.0) < 0.0 else least for name, (least, most) in ends.items()}
+
+    def _note(self, values: Mapping[str, float | None]) -> None:
+        """Remember what rewards returned."""
+        self._worked.update(values)
+        for name, value in values.items():
+            if value is not None:
+                self._seen[name] = _hull((value, value), self._seen.get(name))
 
     async def _value(
         self, reward: NamedReward, trajectory: Trajectory, keep: Keep | None, retries: int
@@ -166,15 +206,18 @@ class RewardSet:
             is_late = isinstance(error, TimeoutError) and limit.expired()
             if isinstance(reward.function, Execution) and (is_late or isinstance(error, ProcessEnded)):
                 return reward.function.worst  # a model's program did it
-            if is_late:
+            if is_late:  # an async reward waits for somebody else
                 raise _failed(
-                    reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s"
+                    reward,
+                    f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s",
+                    is_of_world=_is_async(reward.function),
                 ) from None
-            raise _failed(reward, str(error) if isinstance(error, ProcessEnded) else describe_raised(error)) from error
+            why = str(error) if isinstance(error, ProcessEnded) else describe_raised(error)
+            raise _failed(reward, why, is_of_world=is_of_world(error)) from error
         if verdict.defect is not None:
             raise RewardError(verdict.defect)
         if verdict.failure is not None:
-            raise _failed(reward, verdict.failure)
+            raise _failed(reward, verdict.failure, is_of_world=verdict.is_of_world)
         return verdict.value
 
     async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> Verdict[float]:
@@ -189,7 +232,10 @@ class RewardSet:
             return verdict
         async with self._place(reward):
             start()
-            return _read(reward, await reward.function(trajectory.task, trajectory.output, trajectory), trajectory)
+            # copies: what a reward does to them is not seen by others, nor by its next try
+            task, output = copy.deepcopy((trajectory.task, trajectory.output))
+            seen = replace(trajectory, task=task, output=output)
+            return _read(reward, await reward.function(task, output, seen), trajectory)
 
     def _place(self, reward: NamedReward) -> asyncio.Semaphore:
         """Semaphore of a reward on the running loop."""
@@ -207,7 +253,8 @@ def _judge(reward: NamedReward, trajectory: Trajectory) -> Verdict[float]:
             value = asyncio.run(_await(value))
     except BaseException as error:  # noqa: BLE001  the boundary to a user's function, which may raise anything
         raised = describe_raised(error)
-        return Verdict(failure=f"{raised}{_ON_A_GPU if 're-initialize CUDA' in raised else ''}")
+        hint = _ON_A_GPU if "re-initialize CUDA" in raised else ""
+        return Verdict(failure=f"{raised}{hint}", is_of_world=is_of_world(error))
     return _read(reward, value, trajectory)
 
 
@@ -231,8 +278,13 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def _failed(reward: NamedReward, why: str) -> _RewardFailure:
-    return _RewardFailure(describe_failure(reward.name, why))
+def _failed(reward: NamedReward, why: str, *, is_of_world: bool = False) -> _RewardFailure:
+    return _RewardFailure(describe_failure(reward.name, why), is_of_world=is_of_world)
+
+
+def _hull(first: Range, second: Range | None) -> Range:
+    """The range of both."""
+    return first if second is None else (min(first[0], second[0]), max(first[1], second[1]))
 
 
 def describe_failure(name: str, why: str) -> str:

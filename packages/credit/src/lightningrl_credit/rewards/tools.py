@@ -80,8 +80,8 @@ class ToolStatusReward:
     """Gives each call the mean of its tools' values; None without tools, or where nobody knows their status."""
 
     def __init__(self, *, ok: float = 0.1, error: float = -0.1) -> None:
-        """`ok` above 0 pays for calling tools, needed or not; where that is exploited, set it to 0 or take the
-        potential form. `error` is for error, unknown_tool, invalid_arguments and timeout."""
+        """`ok` above 0 pays for calling tools, needed or not; where that is exploited, set it to 0. `error` is for
+        error, unknown_tool, invalid_arguments and timeout."""
         self._values: dict[ToolStatus, float] = {
             status: ok if status is ToolStatus.OK else error
             for status in ToolStatus

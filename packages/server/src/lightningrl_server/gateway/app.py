@@ -23,7 +23,17 @@ from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.calls import PolicyCalls
 from lightningrl_server.gateway.dialects.chat_answer import write_model, write_models
 from lightningrl_server.gateway.dialects.format import CountingFormat, load_format
-from lightningrl_server.gateway.model_call import Endpoint, ModelCall, R, Services, call_context, model_of, send_json
+from lightningrl_server.gateway.model_call import (
+    Endpoint,
+    ModelCall,
+    R,
+    Services,
+    call_context,
+    is_anthropic,
+    model_of,
+    send_json,
+    with_request_id,
+)
 from lightningrl_server.gateway.prompt import Threads
 from lightningrl_server.gateway.refusals import RefusalLog
 from lightningrl_server.gateway.request import CallContext, Refusal
@@ -72,18 +82,19 @@ class _Models:
         try:
             headers = dict(scope["headers"])
             await self.services.authorise(scope, headers)
-            answer = self._write(scope["path_params"].get("model"), call_context(headers, b""))
+            answer = self._write(scope, call_context(headers, b""))
         except Refusal as refusal:
             await self.services.refuse(scope, send, refusal)
             return
-        await send_json(send, 200, answer)
+        await send_json(with_request_id(send, self.services.dialect_of(scope))[0], 200, answer)
 
-    def _write(self, name: str | None, context: CallContext) -> bytes:
+    def _write(self, scope: Scope, context: CallContext) -> bytes:
         routing, forwarder = self.services.policy_calls.routing, self.services.forwarder
+        name, for_anthropic = scope["path_params"].get("model"), is_anthropic(scope)
         if name is None:
-            return write_models(routing.policies)
+            return write_models(routing.policies, for_anthropic=for_anthropic)
         if routing.may_serve(name, context.agent) or (forwarder is not None and forwarder.has_upstream(name)):
-            return write_model(name)
+            return write_model(name, for_anthropic=for_anthropic)
         sentence = f"no policy {name!r} in this run; it serves {', '.join(routing.policies)}"
         raise Refusal(sentence, status=404, code="model_not_found", param="model")
 

@@ -50,6 +50,8 @@ class Retries:
         self._failed: Counter[str] = Counter()
         self._unseen: defaultdict[str, list[str]] = defaultdict(list)
         """Answers by body whose client left before they were sent. The body's next call is a retry, said or not."""
+        self._sent: defaultdict[str, list[str]] = defaultdict(list)
+        """Answered calls by connection: whose next call comes over it has the answer, and retries another one."""
 
     def restore(self, calls: Iterable[CallRecord]) -> None:
         """Take over what the store has, as after a restart of the server."""
@@ -64,6 +66,10 @@ class Retries:
 
     async def begin(self, context: CallContext) -> tuple[str, GivenAnswer | None]:
         """The call's key, and its answer if it has one. Waits for a first try that is still running."""
+        for key in self._sent.pop(context.connection, ()) if context.connection else ():
+            keys = self._keys[_body_of(key)]
+            if key in keys:
+                keys.remove(key)
         given = context.call_id
         key = self._key_of_body(context) if given is None else f"id:{given.replace('#', '-')}"
         while key in self._open:
@@ -73,13 +79,14 @@ class Retries:
             self._open[key] = asyncio.Event()
         return key, answer
 
-    def end(self, key: str, answer: GivenAnswer | None) -> None:
+    def end(self, key: str, answer: GivenAnswer | None, connection: str = "") -> None:
         """The call is answered, or failed (None): its retry is then a first try."""
         running = self._open.pop(key, None)
         if running is not None:
             running.set()
         if answer is not None:
             self._done[key] = answer
+            self._sent[connection].append(key)
         elif key not in self._done:
             self._failed[_body_of(key)] += 1
 

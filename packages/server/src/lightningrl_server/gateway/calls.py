@@ -31,6 +31,7 @@ from lightningrl_server.gateway.choices import (
     choose_sampling,
     note_unheeded,
     repeat_choices,
+    sample_as_asked,
 )
 from lightningrl_server.gateway.prompt import Prompt, PromptBuilder, Threads
 from lightningrl_server.gateway.refusals import refusal_of
@@ -133,11 +134,13 @@ class PolicyCalls:
         self.routing = Routing(
             tuple(renderers), default=settings.default_policy, agents=settings.agents, rules=settings.roles
         )
-        prefix = secrets.token_hex(4)
+        prefix = f"lr-{secrets.token_hex(5)}"  # ids of answers and their items: letters, digits, "-" and "_" alone
         self._ids = (f"{prefix}{number:x}" for number in count())
         """Unique in the run, also after a restart of the server."""
         self._left_out: set[str] = set()
         """Types of tools that were warned of."""
+        self._nameless: set[str] = set()
+        """Policies whose templates were looked at for names."""
 
     def renderer(self, policy: str) -> PolicyRenderer:
         return self._renderers[policy]
@@ -186,7 +189,7 @@ class PolicyCalls:
         except StoreError as error:
             raise refusal_of(error) from error
         finally:
-            memory.retries.end(key, given)
+            memory.retries.end(key, given, context.connection)
 
     async def count_tokens(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> int:
         """Length of the call's prompt. Nothing is sampled or recorded."""
@@ -225,19 +228,22 @@ class PolicyCalls:
         if recorded:
             yield await self._repeat(call, prompt, recorded)
             return
-        transition_id = self._next_id(call.info)
-        base = call.info.sampling or self._settings.sampling.get(policy) or SamplingSettings()
+        transition_id = next(self._ids)
+        base = self._base_sampling(call)
         sampling = choose_sampling(call.info, request, base, engine, renderer, len(prompt.ids))
         sampling = replace(sampling, grammar=bind_answer(self._engines, request, engine, renderer, prompt.ids))
         note_unheeded(self._engines, policy, request, base)
-        if request.left_out:
-            self._warn_left_out(request)
-        sampler = ChoiceSampler(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
+        self._warn_left_out(request)
+        self._warn_of_names(request, renderer)
+        session = f"{call.info.rollout_id}/{call.info.attempt}"
+        sampler = ChoiceSampler(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id, session)
         choices: list[SampledChoice] = []
         has_begun = False
         if request.stream:
             created = int(call.started)
-            start = AnswerStart(id=transition_id, policy=policy, created=created, prompt_tokens=len(prompt.ids))
+            start = AnswerStart(
+                id=transition_id, policy=policy, created=created, prompt_tokens=len(prompt.ids), sampling=sampling
+            )
             has_started = not sampling.grammar  # which an engine may refuse before it samples
             if has_started:
                 yield start
@@ -269,7 +275,7 @@ class PolicyCalls:
 
     async def _repeat(self, call: PolicyCall, prompt: Prompt, recorded: tuple[CallRecord, ...]) -> Answer:
         """Answer a call of a branch as it was answered in the recorded rollout."""
-        transition_id = self._next_id(call.info)
+        transition_id = next(self._ids)
         choices = repeat_choices(call.renderer, call.request, recorded, transition_id)
         try:
             answer, _ = await self._commit(call, prompt, choices, was_shown=False)
@@ -279,8 +285,11 @@ class PolicyCalls:
             raise
         return answer
 
-    def _next_id(self, info: AttemptInfo) -> str:
-        return f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
+    def _base_sampling(self, call: PolicyCall) -> SamplingSettings:
+        """The rollout's settings, or the policy's; what the client asks for where the call belongs to no rollout."""
+        base = call.info.sampling or self._settings.sampling.get(call.policy) or SamplingSettings()
+        is_plain = call.info.rollout_id == self._settings.plain_rollout
+        return sample_as_asked(call.request, base) if is_plain else base
 
     def _warn_left_out(self, request: CallRequest) -> None:
         for kind in request.left_out:
@@ -289,6 +298,19 @@ class PolicyCalls:
                 logger.warning(
                     "agents offer the provider's tool %r; the policy is not told of it, as the recipe says", kind
                 )
+
+    def _warn_of_names(self, request: CallRequest, renderer: PolicyRenderer) -> None:
+        if renderer.name in self._nameless or all(
+            "name" not in message or message["role"] == "tool" for message in request.messages
+        ):
+            return
+        self._nameless.add(renderer.name)
+        if not renderer.reads_names:
+            logger.warning(
+                "agents say by `name` who speaks, and the chat template of policy %r does not show it; write the names "
+                "into the texts where they matter",
+                renderer.name,
+            )
 
     async def _commit(
         self, call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], *, was_shown: bool
@@ -339,6 +361,7 @@ def _answer(call: PolicyCall, prompt: Prompt, choices: Sequence[SampledChoice], 
         cached_tokens=prompt.suffix_start,
         choices=tuple(choice.completion for choice in choices),
         created=int(call.started),
+        sampling=choices[0].sampling,
     )
 
 

@@ -12,7 +12,7 @@ from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import EngineUnavailable
 from lightningrl.types import SamplingSettings
 from lightningrl_server.engines.registry import EngineRegistry
-from lightningrl_server.gateway.request import Answer, CallRequest
+from lightningrl_server.gateway.request import Answer, CallRequest, Refusal
 from lightningrl_server.records import AttemptInfo, CallRecord
 from lightningrl_server.rendering.completion import (
     Choice,
@@ -34,6 +34,7 @@ __all__ = [
     "choose_sampling",
     "note_unheeded",
     "repeat_choices",
+    "sample_as_asked",
 ]
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class ChoiceSampler:
     prompt_ids: tuple[int, ...]
     sampling: SamplingSettings
     transition_id: str
+    session: str
+    """Rollout and attempt."""
     _streamed: dict[int, tuple[GenerateRequest, CompletionText, int]] = field(
         default_factory=dict[int, tuple[GenerateRequest, CompletionText, int]]
     )
@@ -142,8 +145,7 @@ class ChoiceSampler:
             sampling = replace(sampling, seed=sampling.seed + index)
         text = CompletionText(self.renderer, self.prompt_ids, index=index, stop=sampling.stop, **_reading(self.request))
         call_id = f"{self.transition_id}-{index}" if index else self.transition_id
-        session = self.transition_id.rpartition("/")[0]  # rollout/attempt
-        return GenerateRequest(id=call_id, prompt_ids=self.prompt_ids, sampling=sampling, session=session), text
+        return GenerateRequest(id=call_id, prompt_ids=self.prompt_ids, sampling=sampling, session=self.session), text
 
     async def _one_whole(self, index: int) -> SampledChoice:
         call, text = self._place(index)
@@ -192,6 +194,24 @@ def choose_sampling(
         stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
         stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ
+    )
+
+
+def sample_as_asked(request: CallRequest, base: SamplingSettings) -> SamplingSettings:
+    """Settings of a call that belongs to no rollout: what the client says counts, else the recipe's. Raises Refusal."""
+    asked = {**request.asked, **request.extras.asked}
+    temperature, top_p = asked.get("temperature", base.temperature), asked.get("top_p", base.top_p)
+    if temperature < 0:
+        raise Refusal.at("temperature", f"is {temperature:g}; it must be at least 0")
+    if not 0 < top_p <= 1:
+        raise Refusal.at("top_p", f"is {top_p:g}; it must be above 0 and at most 1")
+    return replace(
+        base,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=int(asked.get("top_k", base.top_k)),
+        max_tokens=request.max_tokens or base.max_tokens,
+        seed=base.seed if request.seed is None else request.seed,
     )
 
 
@@ -248,6 +268,7 @@ def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequenc
         cached_tokens=0,
         choices=_read_again(renderer, request, stored),
         created=int(first.started_at),
+        sampling=first.sampling,
     )
 
 

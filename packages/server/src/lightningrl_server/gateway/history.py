@@ -201,6 +201,8 @@ def extend_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
         meaning: tuple[Any, ...] = ("assistant", content, calls)
     else:
         meaning = (message["role"], content, message.get("tool_call_id"))
+        if message["role"] != "tool" and "name" in message:  # the template may show who speaks
+            meaning += (message["name"],)
     return hashlib.blake2b(digest + _encode(meaning), digest_size=_SIZE).digest()
 
 

@@ -9,28 +9,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import zlib
+import secrets
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from gzip import GzipFile
-from io import BytesIO
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from lightningrl.call_origin import LONGEST_ROLE
 from lightningrl.dialects import Dialect, find_endpoint
 from lightningrl_server.gateway.calls import PolicyCalls
+from lightningrl_server.gateway.dialects.checks import decode_clean
 from lightningrl_server.gateway.dialects.format import DialectFormat, DialectRequest, EventStream
 from lightningrl_server.gateway.prompt import LONG, Threads
 from lightningrl_server.gateway.refusals import RefusalLog
 from lightningrl_server.gateway.request import Answer, AnswerStart, CallContext, Delivery, Refusal
 from lightningrl_server.gateway.settings import CallWatch, GatewaySettings
 from lightningrl_server.gateway.upstream import Forwarder, ReceivedCall
+from lightningrl_server.inflate import GZIP, MOST_VALUES, BadBody, check_values, inflate
 from lightningrl_server.records import AttemptInfo
 from lightningrl_server.rendering.completion import TextDelta
 from lightningrl_server.store.errors import AttemptOver
@@ -41,10 +41,12 @@ __all__ = [
     "ModelCall",
     "Services",
     "call_context",
+    "is_anthropic",
     "model_of",
     "named_role",
     "send_json",
     "while_connected",
+    "with_request_id",
 ]
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,6 @@ T = TypeVar("T")
 
 _TEXT_TO_JSON = 4
 """Least factor by which a body is parsed faster than its text is tokenised."""
-_GZIP = b"\x1f\x8b"
 _JSON = (b"content-type", b"application/json")
 _RETRY = {503: b"true", 409: b"false"}
 """For SDKs, which try again by status: a call that has diverged, or whose id is taken, is refused each time."""
@@ -118,13 +119,20 @@ class Services:
             code="invalid_api_key",
         )
 
-    async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
-        """Refuse in the format of the dialect whose endpoint the path looks like, else of the first."""
+    def dialect_of(self, scope: Scope) -> Dialect:
+        """The dialect whose endpoint the path looks like, or whose header there is, else the first."""
         dialects = tuple(self.formats)
-        self.count(refusal)
         endpoint = find_endpoint(dialects, scope["path"].rstrip("/"))
-        write_error = self.formats[dialects[0] if endpoint is None else endpoint[0]].write_error
-        await send_json(send, refusal.status, write_error(refusal))
+        if is_anthropic(scope) and (endpoint is None or scope["path"].rpartition("/v1/")[2].startswith("models")):
+            return next((dialect for dialect in dialects if dialect.name == "messages"), dialects[0])
+        return dialects[0] if endpoint is None else endpoint[0]
+
+    async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
+        """Refuse in the format of the dialect that the call is of."""
+        self.count(refusal)
+        dialect = self.dialect_of(scope)
+        send, refusal.request_id = with_request_id(send, dialect)
+        await send_json(send, refusal.status, self.formats[dialect].write_error(refusal))
 
     def count(self, refusal: Refusal) -> None:
         if self.watch is not None:
@@ -144,10 +152,12 @@ class Endpoint(Generic[R]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, params = dict(scope["headers"]), scope["path_params"]
+        send, request_id = with_request_id(send, self._dialect)
         try:
             info = await self._services.authorise(scope, headers)
         except Refusal as refusal:
             self._services.count(refusal)
+            refusal.request_id = request_id
             await self._send_refusal(send, refusal, *self._services.place(scope))
             return
         path, forwarder = self._path.format_map(params), self._forwarder
@@ -155,20 +165,23 @@ class Endpoint(Generic[R]):
             body = await read_body(headers, receive, self._services.settings.max_body_bytes)
         except _ClientGone:
             return
-        except Refusal as refusal:
+        except (Refusal, BadBody) as refusal:
             context = call_context(headers, b"")
-            call = ReceivedCall(info=info, path=path, headers=headers, send=send, context=context)
-            await self._refuse(call, refusal)
+            call = ReceivedCall(
+                info=info, path=path, headers=headers, send=send, context=context, request_id=request_id
+            )
+            await self._refuse(call, _as_refusal(refusal))
             return
         model = params.get("model") or (model_of(body) if forwarder is not None else "")
         call = ReceivedCall(
             info=info,
             path=path,
+            request_id=request_id,
             query=scope.get("query_string", b""),
             model=model,
             headers=headers,
             body=body,
-            context=call_context(headers, body),
+            context=replace(call_context(headers, body), connection="{}:{}".format(*scope.get("client") or ("", ""))),
             send=send,
         )
         goes_upstream = forwarder is not None and self._goes_upstream(forwarder, call)
@@ -178,8 +191,8 @@ class Endpoint(Generic[R]):
     async def _guarded(self, work: Awaitable[None], call: ReceivedCall) -> None:
         try:
             await work
-        except Refusal as refusal:
-            await self._refuse(call, refusal)
+        except (Refusal, BadBody) as refusal:
+            await self._refuse(call, _as_refusal(refusal))
         except RecursionError:
             await self._refuse(call, Refusal("the request is nested too deeply; flatten it"))
 
@@ -188,10 +201,11 @@ class Endpoint(Generic[R]):
         await self._send_refusal(call.send, refusal, call.info.rollout_id, call.info.attempt)
 
     async def _send_refusal(self, send: Send, refusal: Refusal, rollout_id: str, attempt: int) -> None:
-        logger.info("rollout %s, attempt %s: call refused: %s", rollout_id, attempt, refusal)
+        logger.info("rollout %s, attempt %s: call %s refused: %s", rollout_id, attempt, refusal.request_id, refusal)
         await send_json(send, refusal.status, self._format.write_error(refusal))
 
     async def _note(self, call: ReceivedCall, refusal: Refusal) -> None:
+        refusal.request_id = call.request_id
         self._services.count(refusal)
         if refusal.code != "upstream_failed":  # that exchange is on record
             await self._services.refusals.add(call.info, call.path, call.context, refusal)
@@ -200,10 +214,15 @@ class Endpoint(Generic[R]):
         return forwarder.takes(call.model, call.context)
 
     async def _parse(self, call: ReceivedCall) -> R:
-        settings, size = self._services.settings, len(call.body) // _TEXT_TO_JSON
+        size = len(call.body) // _TEXT_TO_JSON
         if size < LONG:
-            return self._format.parse(call.body, call.path, settings)
-        return await self._services.threads.run(size, lambda: self._format.parse(call.body, call.path, settings))
+            return self._read(call)
+        return await self._services.threads.run(size, lambda: self._read(call))
+
+    def _read(self, call: ReceivedCall) -> R:
+        if len(call.body) > MOST_VALUES:  # each has a comma or a bracket
+            check_values(call.body)
+        return self._format.parse(call.body, call.path, self._services.settings)
 
     async def _serve(self, call: ReceivedCall) -> None:
         raise NotImplementedError
@@ -258,13 +277,18 @@ class ModelCall(Endpoint[R]):
         return self._format.open_stream(request, self._policy_calls.renderer(start.policy), start)
 
 
-def _too_large(limit: int, when: str = "") -> Refusal:
-    sentence = f"the request body is larger than {limit} bytes{when}; shorten the messages"
+def _as_refusal(error: Refusal | BadBody) -> Refusal:
+    return error if isinstance(error, Refusal) else Refusal(error.message, status=error.status, code=error.code)
+
+
+def _too_large(limit: int) -> Refusal:
+    sentence = f"the request body is larger than {limit} bytes; shorten the messages"
     return Refusal(sentence, status=413, code="body_too_large")
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises Refusal beyond the limit or for headers that no call may have, _ClientGone without one."""
+    """The whole body. Raises Refusal or BadBody beyond the limit or for headers that no call may have, _ClientGone
+    without one."""
     if len(named_role(headers) or "") > LONGEST_ROLE:
         raise Refusal(
             f"the role in 'x-lightningrl-agent' is longer than {LONGEST_ROLE} characters; give it a shorter name"
@@ -285,36 +309,26 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
         chunks.append(chunk)
         if not message.get("more_body", False):
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            coding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
-            if coding not in ("", "identity") or body.startswith(_GZIP):
-                body = await asyncio.to_thread(_inflate, body, coding, limit)
+            coding = headers.get(b"content-encoding", b"").decode("latin-1")
+            if coding or body.startswith(GZIP):
+                body = await asyncio.to_thread(inflate, body, coding, limit)
             return body.removeprefix(BOM_UTF8)
 
 
-def _inflate(body: bytes, coding: str, limit: int) -> bytes:
-    """A compressed body, never inflated much beyond the limit. Raises Refusal."""
-    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise Refusal(
-            f"the body is compressed as {coding[:40]!r}; send it plain, or as gzip", status=415, code="invalid_encoding"
-        )
-    try:
-        if coding == "deflate":
-            inflating = zlib.decompressobj()
-            plain = inflating.decompress(body, limit + 1)
-            is_cut = not inflating.eof
-        else:
-            plain, is_cut = GzipFile(fileobj=BytesIO(body)).read(limit + 1), False
-    except EOFError:
-        plain, is_cut = b"", True
-    except (OSError, zlib.error) as error:
-        raise Refusal(
-            f"the body is not compressed as it says: {error}; send it plain", code="invalid_encoding"
-        ) from None
-    if len(plain) > limit:
-        raise _too_large(limit, " when unpacked")
-    if is_cut:
-        raise Refusal("the compressed body ends too early; send all of it, or send it plain", code="invalid_encoding")
-    return plain
+def is_anthropic(scope: Scope) -> bool:
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def with_request_id(send: Send, dialect: Dialect) -> tuple[Send, str]:
+    """Have the answer carry an id of its call, unless an upstream gave it one; returns the id as well."""
+    header, request_id = dialect.request_id_header.encode(), f"req_{secrets.token_hex(12)}"
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start" and all(name != header for name, _ in message["headers"]):
+            message = {**message, "headers": [*message["headers"], (header, request_id.encode())]}
+        await send(message)
+
+    return send_with_id, request_id
 
 
 def named_role(headers: Mapping[bytes, bytes]) -> str | None:
@@ -341,7 +355,7 @@ def call_context(headers: Mapping[bytes, bytes], body: bytes) -> CallContext:
 def model_of(body: bytes) -> str:
     """The model that a body names; empty where it names none, which its dialect then refuses."""
     try:
-        return _decode_name(body).model
+        return decode_clean(_decode_name, body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from lightningrl.errors import LightningError
+from lightningrl.types import SamplingSettings
 from lightningrl_server.rendering.completion import Choice, ShownText, TextDelta
 
 __all__ = [
@@ -53,6 +54,8 @@ class Refusal(LightningError):
         self.param = param
         self.details = details
         """Fields that a dialect's SDK reads beside the sentence."""
+        self.request_id: str | None = None
+        """Id of the refused call, which its answer's head has too."""
 
     @classmethod
     def at(cls, where: str, problem: str, *, field: str = "", code: str = "invalid_request") -> Self:
@@ -169,6 +172,8 @@ class CallContext:
     agent: str | None = None
     span_id: str | None = None
     body_digest: str = ""
+    connection: str = ""
+    """Address and port of the client, which sends its next call over it once it has the answer to the one before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -200,6 +205,7 @@ class AnswerStart:
     created: int
     """Unix seconds."""
     prompt_tokens: int
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,8 +222,15 @@ class Answer:
     """Prompt tokens taken over from an earlier call."""
     choices: tuple[Choice, ...]
     created: int
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
     @property
     def start(self) -> AnswerStart:
         """Its beginning, for an answer that was recorded before and is streamed now."""
-        return AnswerStart(id=self.id, policy=self.policy, created=self.created, prompt_tokens=self.prompt_tokens)
+        return AnswerStart(
+            id=self.id,
+            policy=self.policy,
+            created=self.created,
+            prompt_tokens=self.prompt_tokens,
+            sampling=self.sampling,
+        )

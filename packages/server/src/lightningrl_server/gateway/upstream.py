@@ -54,6 +54,7 @@ class ReceivedCall:
     info: AttemptInfo
     path: str
     """The endpoint below its base, `chat/completions`."""
+    request_id: str = ""
     query: bytes = b""
     """The part behind the path's question mark."""
     model: str = ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from lightningrl.sanitize import is_deeper
 
-__all__ = ["MAX_DEPTH", "is_utf8", "parse_arguments", "with_texts", "write_arguments"]
+__all__ = ["MAX_DEPTH", "TooDeep", "is_utf8", "parse_arguments", "with_texts", "write_arguments"]
 
 MAX_DEPTH = 64
 """Lists and objects within each other in a tool call's arguments; beyond it, what a policy says is no tool call."""
@@ -37,12 +37,24 @@ _KINDS: Mapping[type, str] = {
 }
 
 
+class TooDeep(ValueError):
+    """Arguments nested beyond `MAX_DEPTH`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"arguments nested more than {MAX_DEPTH} deep; flatten them")
+
+
 def parse_arguments(arguments: str) -> Any:
-    """A tool call's arguments as a value; text that is no JSON, or that no UTF-8 can carry, stays text."""
+    """A tool call's arguments as a value; text that is no JSON, or that no UTF-8 can carry, stays text. Raises
+    TooDeep."""
     try:
         value = json.loads(arguments)
+    except RecursionError:
+        raise TooDeep from None
     except ValueError:
         return arguments
+    if arguments.count("{") + arguments.count("[") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+        raise TooDeep
     return value if "\\" not in arguments or is_utf8(value) else arguments
 
 

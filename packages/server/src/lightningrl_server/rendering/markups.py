@@ -164,7 +164,7 @@ MARKUPS: Final[tuple[Markup, ...]] = (
     ),
     Markup(
         name="hermes",
-        families="Qwen2.5, Qwen3, Hermes 2 and 3, SmolLM2, SmolLM3, Granite 4, and the shipped template `hermes`",
+        families="Qwen2.5, Qwen3, Hermes 2 and 3, SmolLM2, SmolLM3, Granite 4, and our templates `chatml` and `gemma`",
         marks=("<tool_call>",),
         models=("qwen2", "qwen3", "smollm3", "granitemoehybrid"),
         read=json_blocks("<tool_call>", closing="</tool_call>"),

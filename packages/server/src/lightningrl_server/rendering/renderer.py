@@ -23,7 +23,13 @@ from lightningrl_server.lru import LruCache
 from lightningrl_server.rendering import families
 from lightningrl_server.rendering.call_forms import CallForm, find_form
 from lightningrl_server.rendering.switches import changes_prompts
-from lightningrl_server.rendering.templates import GIVEN, check_template_kwargs, no_tools, template_variables
+from lightningrl_server.rendering.templates import (
+    GIVEN,
+    check_template_kwargs,
+    no_template,
+    no_tools,
+    template_variables,
+)
 from lightningrl_server.rendering.text_parser import TextParser, parsed_calls
 from lightningrl_server.rendering.tokenizer import (
     QuickTokenizer,
@@ -45,6 +51,7 @@ _OPENING_TOKENS = 192
 _THINKING_TOKENS = 48
 PROMPT_TAIL: Final = _OPENING_TOKENS + _THINKING_TOKENS
 """Last tokens of a prompt that say all that reading its completion takes."""
+_SPEAKER: Final = "lightningrlspeaker"
 _MOST_PROMPTS = 256
 _MOST_RAW = 240
 """Characters of a malformed call that are kept."""
@@ -97,7 +104,7 @@ class PolicyRenderer:
         self._renderer = families.create_renderer(self.tokenizer, config, self.name)
         self.is_default: bool = config.name == "default"
         """The policy's own chat template renders; no model-specific renderer is known for it."""
-        template = self._check_template(template)
+        template = self._check_template(template, added)
         self._markup = markup if self.is_default else None
         self.family: str = markup.name if self._markup and markup and markup.has_channels else config.name
         """Name of its renderer, or of markup around all that it says."""
@@ -128,7 +135,7 @@ class PolicyRenderer:
             LruCache[bytes, tuple[int, ...]](_MOST_PROMPTS, _MOST_TOKENS, together=_MOST_TOKENS) for _ in range(2)
         )
 
-    def _check_template(self, template: str) -> str:
+    def _check_template(self, template: str, added: Mapping[str, int]) -> str:
         """Return the template that renders, None where a family's renderer needs none; ConfigError where it cannot."""
         try:
             self._variables = template_variables(template, f"policy {self.name!r}")
@@ -138,10 +145,7 @@ class PolicyRenderer:
             self._variables = frozenset[str]()
             return ""
         if self.is_default and not template:
-            raise ConfigError(
-                f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
-                "save a tokenizer with a chat_template, or set policy.chat_template or policy.renderer in the recipe"
-            )
+            raise ConfigError(no_template(f"policy {self.name!r}", added))
         if self.is_default:
             check_template_kwargs(self._template_kwargs, self._variables, f"the chat template of policy {self.name!r}")
         return template
@@ -257,6 +261,14 @@ class PolicyRenderer:
             if name in fields
             or (name in self._variables - GIVEN and changes_prompts(self._shaped_text, name, kwargs[name]))
         ]
+
+    @cached_property
+    def reads_names(self) -> bool:
+        """True where prompts show who of a role speaks, a message's `name`."""
+        try:
+            return _SPEAKER in self.decode(self._ids([{"role": "user", "content": "hi", "name": _SPEAKER}], None))
+        except Exception:  # noqa: BLE001  (a template is user code)
+            return False
 
     @cached_property
     def without_tools(self) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "check_shipped",
     "check_template_kwargs",
     "load_template",
+    "no_template",
     "no_tools",
     "read_template",
     "template_text",
@@ -41,8 +42,15 @@ GIVEN = frozenset(
 _SPECIAL = frozenset({"bos_token", "eos_token", "pad_token", "unk_token"})
 _OF_ALL = GIVEN | _SPECIAL | {"raise_exception", "strftime_now", "namespace"}
 """Variables that no recipe sets."""
-SHIPPED: Final[Mapping[str, tuple[str, ...]]] = {"hermes": ("<|im_start|>", "<|im_end|>")}
+SHIPPED: Final[Mapping[str, tuple[str, ...]]] = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "hermes": ("<|im_start|>", "<|im_end|>"),
+    "llama": ("<|start_header_id|>", "<|eot_id|>"),
+    "mistral": ("[INST]", "[/INST]"),
+}
 """Chat templates that come with this package, each with the tokens between which it writes turns."""
+_OTHER_NAMES: Final = {"hermes": "chatml"}
 _SHIPPED: Final = Path(__file__).with_name("chat_templates")
 
 
@@ -137,7 +145,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any], read: Collection[str], what
 def load_template(wanted: str, folder: Path, policy: str) -> str:
     """The chat template that a recipe names: a shipped one, or a file beside the recipe. Raises ConfigError."""
     if wanted in SHIPPED:
-        return (_SHIPPED / f"{wanted}.jinja").read_text(encoding="utf-8")
+        return (_SHIPPED / f"{_OTHER_NAMES.get(wanted, wanted)}.jinja").read_text(encoding="utf-8")
     path = folder / wanted
     if not path.is_file():
         raise ConfigError(
@@ -170,6 +178,22 @@ def template_text(template: str) -> Callable[..., str]:
 
 def no_tools(policy: str, added: Collection[str]) -> str:
     """The sentence of a policy that cannot be offered tools: why, and what to do."""
-    shipped = [f"policy.chat_template = {name!r}" for name, tokens in SHIPPED.items() if set(tokens) <= set(added)]
-    remedy = " or ".join((*shipped, "policy.chat_template = a Jinja file that writes tools, calls and results"))
+    remedy = " or ".join((*_fitting(added), "policy.chat_template = a Jinja file that writes tools, calls and results"))
     return f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools; set {remedy}"
+
+
+def no_template(what: str, added: Collection[str]) -> str:
+    """The sentence of a model without a chat template, as base models are: the shipped one whose tokens it has."""
+    own = "policy.chat_template = a Jinja file beside the recipe"
+    remedy = " or ".join((*_fitting(added), own))
+    others = "" if _fitting(added) else f" (it has the tokens of none of the shipped ones: {', '.join(SHIPPED)})"
+    return (
+        f"{what} has no chat template, so messages cannot become its prompt; set {remedy}{others}, or take the "
+        "instruct model of the family"
+    )
+
+
+def _fitting(added: Collection[str]) -> list[str]:
+    """Settings of the shipped templates between whose tokens a vocabulary can write turns."""
+    names = [name for name, tokens in SHIPPED.items() if name not in _OTHER_NAMES and set(tokens) <= set(added)]
+    return [f"policy.chat_template = {name!r}" for name in names]

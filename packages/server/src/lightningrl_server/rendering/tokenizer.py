@@ -63,9 +63,10 @@ class _Room:
 _room: ContextVar[_Room | None] = ContextVar("room", default=None)
 
 
-def load_tokenizer(source: str | Path, *, is_there: bool = False) -> Any:
+def load_tokenizer(source: str | Path, *, is_there: bool = False, chat_template: str | None = None) -> Any:
     """Load a fast tokenizer from a local folder or hub name, without importing torch. `is_there`: fetch nothing; what
-    is neither a folder nor in the hub's cache is missing, and nobody waits for a network."""
+    is neither a folder nor in the hub's cache is missing, and nobody waits for a network. `chat_template`: the text of
+    one in place of its own."""
     from transformers import PreTrainedTokenizerFast
 
     name = str(source)
@@ -74,9 +75,12 @@ def load_tokenizer(source: str | Path, *, is_there: bool = False) -> Any:
             f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained"
         )
     try:
-        return PreTrainedTokenizerFast.from_pretrained(name, local_files_only=is_there)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(name, local_files_only=is_there)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 class QuickTokenizer:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -31,6 +32,7 @@ from lightningrl import conventions
 from lightningrl.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
+from lightningrl_server.inflate import MOST_VALUES, check_values, inflate
 from lightningrl_server.records import SpanRecord, ToolCallRecord
 from lightningrl_server.spans.evaluations import Evaluation, read_evaluations, read_log_evaluations
 from lightningrl_server.spans.tool_spans import SeenSpan, read_tools
@@ -68,7 +70,8 @@ class ParsedExport:
     evaluations: Sequence[Evaluation]
     tool_calls: Sequence[ToolCallRecord] = ()
     loose: frozenset[str] = frozenset()
-    """See `ReadTools`."""
+    unoffered: frozenset[str] = frozenset()
+    """See `ReadTools`, both."""
     spans: Sequence[SpanRecord] = ()
     answers: Sequence[tuple[str, str]] = ()
     """Ids of answers, each with the model's span that names it."""
@@ -102,6 +105,7 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         request=request,
         tool_calls=tools.records,
         loose=tools.loose,
+        unoffered=tools.unoffered,
         spans=spans,
         answers=[(answer_id, span_id) for answer_id, span_id in named_by if answer_id],
         evaluations=read_evaluations(seen),
@@ -182,20 +186,66 @@ def _plain(value: AnyValue | None) -> Any:
 
 
 def decode_export(body: bytes, media_type: str, encoding: str, limit: int, request: E) -> E:
-    """Fill `request` from the body of an export. Raises ServerError with a sentence for bytes that are none."""
-    if encoding not in ("", "identity", "gzip"):
-        raise ServerError(f"content-encoding {encoding!r} is not understood; send telemetry plain or with gzip")
-    plain = _unzip(body, limit) if encoding == "gzip" else body
+    """Fill `request` from the body of an export, which is bounded first. Raises ServerError with a sentence for bytes
+    that are none, or too many."""
+    plain = inflate(body, encoding, limit)
     if media_type == JSON:
+        check_values(plain, MOST_VALUES // 4)  # `json_format` takes long
         _fill_from_json(plain, request)
         return request
     try:
+        if len(plain) > 2 * MOST_VALUES:  # a field has two bytes at least
+            _check_fields(plain, request.DESCRIPTOR)
         request.ParseFromString(plain)
-    except DecodeError:
+    except (DecodeError, IndexError):
         raise ServerError(
             f"the body is no OTLP {type(request).__name__}; export with OTLP over HTTP, protobuf or JSON"
         ) from None
     return request
+
+
+def _check_fields(body: bytes, kind: Descriptor) -> None:
+    """Walk protobuf's wire format and build nothing. Raises ServerError for more than `MOST_VALUES` fields, DecodeError
+    or IndexError for bytes that are no message of the kind."""
+    messages, left = [(0, len(body), _messages_in(kind))], MOST_VALUES
+    while messages:
+        at, end, inner = messages.pop()
+        while at < end:
+            left -= 1
+            if left < 0:
+                raise ServerError(f"the export has more than {MOST_VALUES} fields; export fewer at a time")
+            tag, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
+            wire_type = tag & 7
+            if wire_type == 2:
+                size, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
+                if size and tag >> 3 in inner:
+                    messages.append((at, at + size, _messages_in(inner[tag >> 3])))
+                at += size
+            elif wire_type == 0:
+                _, at = _varint(body, at)
+            elif wire_type in (1, 5):
+                at += 8 if wire_type == 1 else 4
+            else:
+                raise DecodeError
+        if at != end:
+            raise DecodeError
+
+
+@cache
+def _messages_in(kind: Descriptor) -> dict[int, Descriptor]:
+    """A message's fields that are messages, by number."""
+    return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = body[at] & 127
+    shift = 0
+    while body[at] > 127:
+        at, shift = at + 1, shift + 7
+        if shift > 63:
+            raise DecodeError
+        value |= (body[at] & 127) << shift
+    return value, at + 1
 
 
 def _fill_from_json(body: bytes, request: Export) -> None:
@@ -228,14 +278,3 @@ def _base64(digits: str) -> str:
         return base64.b64encode(binascii.unhexlify(digits)).decode()
     except ValueError:
         return ""
-
-
-def _unzip(body: bytes, limit: int) -> bytes:
-    unzip = zlib.decompressobj(wbits=31)
-    try:
-        plain = unzip.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise ServerError(f"the body is no gzip stream ({error}); leave out content-encoding or compress it") from None
-    if len(plain) > limit:
-        raise ServerError(f"the export is larger than {limit} bytes when unpacked; export fewer at a time")
-    return plain

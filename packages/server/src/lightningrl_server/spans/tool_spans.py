@@ -114,6 +114,9 @@ class ReadTools:
     """In the order of the spans; calls of tools that nobody offered come last."""
     loose: frozenset[str]
     """Ids of spans that no model's span asked for: the gateway's own answers may (`lightningrl_server.asked_calls`)."""
+    unoffered: frozenset[str]
+    """Ids of those that hold a model's call, have no id of their own, are no adapter's of ours and name what no model's
+    span offers: Semantic Kernel's prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +143,9 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     waiting = _Waiting([request for request in asked if request.call.id not in taken])
     joined: list[SeenSpan] = []
     loose: set[str] = set()
+    unoffered: set[str] = set()
+    offered = {name for span in models for name in _offered_tools(span.attributes) or ()}
+    holding = {span.parent_span_id for span in models}
     for tool in tools:
         if tool.is_ours and tool.reading.tool_call_id:  # an agent's own code may call a tool past its framework
             joined.append(tool)
@@ -148,10 +154,13 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
         joined.append(_join(tool, asker))
         if asker is None:
             loose.add(tool.span_id)
+            is_known = tool.is_ours or tool.reading.tool_call_id or tool.reading.tool in offered
+            if tool.span_id in holding and not is_known:
+                unoffered.add(tool.span_id)
     ids = taken | {tool.reading.tool_call_id for tool in joined}
     left = [request for request in asked if request.call.id not in ids]
     records = [*map(_record, joined), *_unknown_tools(left, spans), *_typed_answers(left, spans)]
-    return ReadTools(records=records, loose=frozenset(loose))
+    return ReadTools(records=records, loose=frozenset(loose), unoffered=frozenset(unoffered))
 
 
 def _tools(spans: Sequence[SeenSpan]) -> list[SeenSpan]:

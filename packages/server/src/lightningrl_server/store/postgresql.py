@@ -33,7 +33,7 @@ from lightningrl.errors import StoreError
 from lightningrl.types import RolloutState
 from lightningrl_server.store.databases import READERS, Database, EndEvent, Event, QueueEvent, take_lock
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
-from lightningrl_server.store.location import find_store
+from lightningrl_server.store.location import named_store
 
 if TYPE_CHECKING:
     import psycopg
@@ -49,6 +49,8 @@ _AGAIN_S = 0.5
 _OPTION: Final = "-csearch_path="
 _LONGEST_NAME: Final = 40
 _COMMENT: Final = "LightningRL: "
+_AUTHENTICATION: Final = "!password,!md5"
+"""Value of libpq's `require_auth`, unless the URL or PGREQUIREAUTH says otherwise: no password in clear or nearly."""
 _STALLED = "30s"
 """Time after which a process that stands still in mid-transaction loses it: the others wait for its lock."""
 _SOCKET: Final[Mapping[str, Any]] = {
@@ -193,6 +195,9 @@ class PostgresqlDatabase(Database):
             return StoreTrouble(f"the store {name!r} may not be used by its user ({detail}); {remedy}")
         if not isinstance(error, psycopg.OperationalError):
             return None
+        if "authentication method requirement" in detail:
+            remedy = "let it ask by SCRAM, or set PGREQUIREAUTH to what you trust it with"
+            return StoreError(f"the store {name!r} asks for a password that others could read ({detail}); {remedy}")
         if "password" in detail:
             remedy = "set PGPASSWORD or write it to ~/.pgpass"
             return StoreTrouble(f"the store {name!r} is not opened by this password ({detail}); {remedy}")
@@ -203,7 +208,7 @@ class PostgresqlDatabase(Database):
 def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> PostgresqlDatabase:
     name = url.render_as_string(hide_password=True)
     try:
-        import psycopg  # noqa: F401
+        import psycopg
     except ImportError:
         raise StoreError(f'the store {name!r} needs psycopg; `pip install "lightningrl[postgres]"`') from None
 
@@ -211,6 +216,9 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
     password = os.environ.get("PGPASSWORD", "").rstrip("\r\n")  # less the line's end that a file leaves there
     if url.password is None and "password" not in url.query and password:
         url = url.set(password=password)
+    can_require = psycopg.pq.version() >= 160000  # older libpqs do not know the parameter
+    if can_require and "require_auth" not in url.query and not os.environ.get("PGREQUIREAUTH"):
+        url = url.update_query_dict({"require_auth": _AUTHENTICATION})
     writing = create_engine(url, poolclass=NullPool, connect_args=_SOCKET)
     event.listen(writing, "connect", _bound_stalls)
     event.listen(writing, "begin", partial(Connection.exec_driver_sql, statement=_TAKE_TURN))
@@ -263,7 +271,7 @@ def move_schema(store: str, database: str, folder: Path) -> str:
         if owner is None:
             problem = f"the database {database!r} has no schema {schema!r}, which has the run's rollouts"
             raise StoreError(f"{problem}; restore it, or start a new run")
-        if owner != folder.resolve() and (owner / "run.json").is_file() and find_store(owner) in (store, moved):
+        if owner != folder.resolve() and (owner / "run.json").is_file() and named_store(owner) in (store, moved):
             problem = f"the run's rollouts are those of {str(owner)!r}, of which this is a copy"
             raise StoreError(f"{problem}: look at it, and go on with that one")
         _sign(db, schema, folder)

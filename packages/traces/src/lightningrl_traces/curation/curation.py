@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl.types import Task
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut
+from lightningrl.types import Task, Trajectory
+from lightningrl_credit.rewards import RewardSet
+from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Message
 from lightningrl_traces.curation.files import RowFiles, check_target
 from lightningrl_traces.curation.foreign import TraceSource
+from lightningrl_traces.curation.mapping import TaskMapping
 from lightningrl_traces.curation.report import Report
 from lightningrl_traces.curation.rows import Candidate, RowWriter
 from lightningrl_traces.curation.rules import GroupRewards, Rules, call_problem, rollout_problem, score_problem
 from lightningrl_traces.curation.sources import OwnSource, Source
 from lightningrl_traces.curation.splits import TaskFamilies
-from lightningrl_viewer.reading.origin import RunOrigin, read_run_file
+from lightningrl_viewer.reading.origin import RunOrigin, read_import
 from lightningrl_viewer.reading.reader import open_run
 
 __all__ = ["curate"]
@@ -37,8 +39,15 @@ class _Entry:
 Groups = dict[str, list[_Entry]]
 
 
-async def curate(runs: Sequence[Path], into: Path, rules: Rules = Rules()) -> Report:  # noqa: B008
-    """Write the rows of runs into an empty or absent folder, which appears when all are whole.
+async def curate(
+    runs: Sequence[Path],
+    into: Path,
+    rules: Rules = Rules(),  # noqa: B008
+    rewards: RewardSet | None = None,
+    mapping: TaskMapping | None = None,
+) -> Report:
+    """Write the rows of runs into an empty or absent folder, which appears when all are whole. `rewards`: in place of
+    those that the runs have; `mapping`: of tasks to the agent's input and answer, by default of imported ones alone.
 
     Memory holds ids of all rollouts, fingerprints of tasks and rows, and the calls of a few rollouts. Raises
     RunFolderError for a run or folder that is none, ConfigError where no row is left.
@@ -49,7 +58,7 @@ async def curate(runs: Sequence[Path], into: Path, rules: Rules = Rules()) -> Re
         raise ConfigError("a run is named twice; name each once")
     async with AsyncExitStack() as stack:
         sources = [await stack.enter_async_context(_open(run)) for run in runs]
-        return await _Curation(sources, rules).write(into)
+        return await _Curation(sources, rules, rewards, mapping).write(into)
 
 
 @asynccontextmanager
@@ -57,8 +66,7 @@ async def _open(folder: Path) -> AsyncIterator[Source]:
     """Open a run to read rows from. Raises RunFolderError where there is none."""
     if not folder.is_dir():  # noqa: ASYNC240  (a moment)
         raise RunFolderError(f"no run in {str(folder)!r}; name the folder of a run")
-    is_imported = isinstance(read_run_file(folder).get("traces"), dict)
-    origin = None if is_imported else RunOrigin.read(folder)
+    origin = None if read_import(folder) is not None else RunOrigin.read(folder)
     async with open_run(folder) as stored:
         yield TraceSource(folder, stored) if origin is None else OwnSource(folder, stored, origin)
 
@@ -66,9 +74,17 @@ async def _open(folder: Path) -> AsyncIterator[Source]:
 class _Curation:
     """One curation, while it is made."""
 
-    def __init__(self, sources: Sequence[Source], rules: Rules) -> None:
+    def __init__(
+        self, sources: Sequence[Source], rules: Rules, rewards: RewardSet | None, mapping: TaskMapping | None
+    ) -> None:
         self._sources = sources
         self._rules = rules
+        self._rewards = rewards
+        self._mapping = mapping
+        self._states = 0
+        """Tasks of traces that stay states of messages."""
+        self._failures: Counter[str] = Counter()
+        """Rollouts by the reason why a reward failed on them."""
         self._families = TaskFamilies(rules.near)
         self._held_back: frozenset[int] = frozenset()
         self._written: set[int] = set()
@@ -96,6 +112,8 @@ class _Curation:
                 rows_left_out={kind: dict(counts) for kind, counts in writer.left_out.items()},
                 rows=dict(files.counts),
                 likeness=dict(writer.likeness),
+                reward_failures=dict(self._failures),
+                states=self._states,
             )
             if not sum(report.total(kind) for kind in ("sft", "dpo", "kto")):
                 raise ConfigError(f"no row is left: {report.explain()}")
@@ -112,13 +130,30 @@ class _Curation:
             elif not rollout.has_ended:
                 self._rollouts[LeftOut.UNFINISHED] += 1
             else:
-                task = self._families.add(rollout.task)
+                task = self._families.add(self._map(source, rollout.task))
                 groups[rollout.group].append(_Entry(rollout.id, rollout.reward, task))
-        return groups
+        return groups if self._rewards is None else await self._reward(source, groups, self._rewards)
+
+    def _mapping_of(self, source: Source) -> TaskMapping | None:
+        return self._mapping or (TaskMapping() if source.is_foreign else None)
+
+    def _map(self, source: Source, task: Task) -> Task:
+        mapping = self._mapping_of(source)
+        return task if mapping is None else mapping.map_task(task)
+
+    async def _reward(self, source: Source, groups: Groups, rewards: RewardSet) -> Groups:
+        """Return the groups with the rewards that were asked for."""
+        values: dict[str, float | None] = {}
+        async for trajectory in source.trajectories([entry.id for group in groups.values() for entry in group]):
+            result = await rewards.score(trajectory)
+            values[trajectory.rollout_id] = result.total
+            if result.failure is not None:
+                self._failures[result.failure] += 1
+        return {name: [replace(entry, reward=values[entry.id]) for entry in group] for name, group in groups.items()}
 
     def _regroup(self, source: Source, groups: Groups) -> Groups:
         """Return the groups that are compared, once all families of tasks are there."""
-        if source.has_groups:
+        if not source.is_foreign:
             return groups
         by_family: Groups = defaultdict(list)
         for group in groups.values():
@@ -131,11 +166,16 @@ class _Curation:
         rewards = GroupRewards.of([(rollout.id, rollout.reward) for rollout in group], self._rules.best)
         order = sorted(group, key=lambda rollout: float("inf") if rollout.reward is None else -rollout.reward)
         listed = {rollout.id: rollout for rollout in order}
-        async for trajectory in source.trajectories(list(listed)):
+        waiting: dict[int, dict[str, object]] = {}
+        """Tasks of rollouts that are nothing to imitate, by family."""
+        async for stored in source.trajectories(list(listed)):
+            trajectory = stored
+            if self._rewards is not None:
+                trajectory = replace(stored, reward=listed[stored.rollout_id].reward)
             family = self._families.family(listed[trajectory.rollout_id].task)
             side = self._side(family)
             problem = rollout_problem(self._rules, trajectory, rewards)
-            has_calls = has_row = False
+            has_calls, answer = False, None
             for call in source.calls(trajectory):
                 has_calls = True
                 self._read_calls += 1
@@ -143,7 +183,7 @@ class _Curation:
                 if reason is not None or not isinstance(call, ChatCall):
                     self._calls[reason or LeftOut.UNREADABLE] += 1
                     continue
-                has_row = True
+                answer = call.answer
                 candidate = Candidate(
                     call=call,
                     run=source.name,
@@ -156,9 +196,18 @@ class _Curation:
                 writer.add(candidate, rewards)
             if not has_calls:
                 self._rollouts[LeftOut.SPEECHLESS] += 1
-            if has_row and family not in self._written:
+            if answer is not None and family not in self._written:
+                row = self._task_row(source, trajectory, answer, is_good=problem is None)
+                if problem is not None and source.is_foreign:
+                    waiting.setdefault(family, row)  # a better rollout may say what the answer is
+                    continue
                 self._written.add(family)
-                files.write(side, "tasks", _task_row(trajectory.task))
+                self._states += source.is_foreign and isinstance(row["input"], dict | list)
+                files.write(side, "tasks", row)
+        for family, row in waiting.items():
+            if family not in self._written:
+                self._written.add(family)
+                files.write(self._side(family), "tasks", row)
         writer.finish_group()
 
     def _side(self, family: int) -> str:
@@ -166,8 +215,12 @@ class _Curation:
             return ""
         return "validation" if family in self._held_back else "train"
 
-
-def _task_row(task: Task) -> dict[str, object]:
-    """Return a task as `tasks.train` reads it from a file."""
-    answer = {} if task.answer is None else {"answer": task.answer}
-    return {**task.metadata, "id": task.id, "input": task.input, **answer}
+    def _task_row(self, source: Source, trajectory: Trajectory, last: Message, *, is_good: bool) -> dict[str, object]:
+        """Return a task as `tasks.train` reads it from a file. The answer of one that has none is a good rollout's own;
+        `last`: its last message, where the trace tells no output."""
+        task, mapping = self._map(source, trajectory.task), self._mapping_of(source)
+        answer = task.answer
+        if answer is None and mapping is not None and is_good:
+            output = mapping.answer_of(trajectory)
+            answer = (last.get("content") or None) if output is None else output
+        return {**task.metadata, "id": task.id, "input": task.input, **({} if answer is None else {"answer": answer})}

@@ -26,7 +26,7 @@ _ENDED = ("stop", "tool_calls")
 class TraceSource(Source):
     """A run that was imported. Its rollouts of nearly equal tasks are compared: nobody sampled them as groups."""
 
-    has_groups = False
+    is_foreign = True
 
     def __init__(self, folder: Path, stored: StoredRun) -> None:
         super().__init__(folder, stored)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightningrl.types import OtherCall, OtherCallKind, Trajectory
+from lightningrl.types import OtherCall, Trajectory
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Likeness, UnreadCall
-from lightningrl_traces.reading.bodies import read_request, read_response
-from lightningrl_traces.reading.messages import REPARSED
-from lightningrl_traces.reading.streams import join_events
+from lightningrl_viewer.reading.dialogue import is_chat, read_exchange
+from lightningrl_viewer.reading.foreign.messages import REPARSED
 
 __all__ = ["read_forwarded"]
 
@@ -19,15 +18,13 @@ _ENDED = ("stop", "tool_calls")
 def read_forwarded(trajectory: Trajectory) -> Iterator[ChatCall | UnreadCall]:
     """Read the answered calls of chat, streamed or not; a body too large to be kept is unreadable."""
     for number, call in enumerate(trajectory.other_calls):
-        is_chat = call.path.rstrip("/").rpartition("/")[2] in ("completions", "responses", "messages")
-        if call.kind is OtherCallKind.FORWARDED and call.code is None and is_chat:
+        if call.code is None and is_chat(call):
             yield _read(call, f"{trajectory.rollout_id}/{number}")
 
 
 def _read(call: OtherCall, name: str) -> ChatCall | UnreadCall:
     notes: set[str] = set()
-    body = join_events(call.answer) if isinstance(call.answer, str) else call.answer
-    asked, answered = read_request(call.request, notes), read_response(body, notes)
+    asked, answered = read_exchange(call, notes)
     messages, answer = asked.get("messages"), answered.get("answer")
     # Anthropic's answers have a tool's arguments as an object, so that their text is ours
     if not answer:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.table import Table
 
+from lightningrl.console import escape
 from lightningrl_traces.curation.chat_calls import LeftOut, Likeness
 from lightningrl_traces.curation.files import KINDS
 from lightningrl_traces.curation.rules import Rules
@@ -32,6 +33,11 @@ class Report:
     """Rows written, by side and kind."""
     likeness: Mapping[Likeness, int]
     """Rows of sft.jsonl by what their prompts are to the recorded tokens."""
+    reward_failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Rollouts by the reason why a reward of `--reward` failed on them; they have none."""
+
+    states: int = 0
+    """Tasks of traces whose input stays a state of messages, which asks no single question."""
 
     def total(self, kind: str) -> int:
         """Return the rows of a kind on both sides."""
@@ -56,6 +62,8 @@ class Report:
                 }
                 for kind in KINDS
             },
+            **({"reward_failures": dict(self.reward_failures)} if self.reward_failures else {}),
+            **({"states": self.states} if self.states else {}),
             "prompts": {likeness.value: count for likeness, count in self.likeness.items()},
         }
 
@@ -65,6 +73,8 @@ class Report:
         table.columns[2].justify = "right"
         table.add_row("rollouts", "read", str(self.rollouts_read))
         _add_reasons(table, self.rollouts_left_out)
+        for reason, count in self.reward_failures.items():
+            table.add_row("", f"no reward: {escape(reason)}", str(count), style="yellow")
         table.add_row("calls", "read", str(self.calls_read))
         _add_reasons(table, self.calls_left_out)
         for kind in KINDS:

@@ -78,6 +78,8 @@ class RowWriter:
             self.left_out["sft"][candidate.problem] += 1
         if not self._rules.compares and label:
             label = _is_better(candidate.reward, group)
+        if label is False and candidate.reward is None and candidate.problem is not LeftOut.SCORE:
+            label = None  # nobody said that it is bad
         if label is None:
             self.left_out["kto"][LeftOut.NO_REWARD if candidate.reward is None else LeftOut.NO_ROOM] += 1
         kinds = ["sft"] if candidate.problem is None else []

@@ -2,7 +2,8 @@
 
 mode, grade, role, length, likeness           ─► no: no row at all
 outcome, tools, reward, mean, best, scores    ─► no: nothing to imitate, but an answer to be told from a better one
-                                                 (`rejected` in dpo.jsonl, `"label": false` in kto.jsonl)
+                                                 (`rejected` in dpo.jsonl, `"label": false` in kto.jsonl), where it
+                                                 has a reward
 """
 
 from __future__ import annotations
@@ -130,5 +131,6 @@ def rollout_problem(rules: Rules, trajectory: Trajectory, group: GroupRewards) -
 def score_problem(rules: Rules, trajectory: Trajectory, call: ChatCall) -> LeftOut | None:
     """Return why a call's scores are too low: its own where it has one of the name, else its rollout's."""
     values = {**trajectory.reported, **trajectory.rewards, **call.rewards}
-    is_low = any((value := values.get(name)) is None or value < least for name, least in rules.scores.items())
-    return LeftOut.SCORE if is_low else None
+    if any((value := values.get(name)) is not None and value < least for name, least in rules.scores.items()):
+        return LeftOut.SCORE
+    return LeftOut.NO_SCORE if any(values.get(name) is None for name in rules.scores) else None

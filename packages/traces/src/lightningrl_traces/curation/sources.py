@@ -45,8 +45,8 @@ class ListedRollout:
 class Source(ABC):
     """A run, opened."""
 
-    has_groups: bool = True
-    """Rollouts of a group were sampled to be compared; else those of nearly equal tasks are."""
+    is_foreign: bool = False
+    """Imported: no group was sampled to be compared, so rollouts of nearly equal tasks are."""
 
     def __init__(self, folder: Path, stored: StoredRun) -> None:
         self.name = folder.resolve().name
@@ -115,13 +115,13 @@ def _reader(origin: RunOrigin, policy: str) -> PromptReader | None:
     settings = origin.recipe.all_policies.get(policy)
     if settings is None or policy not in origin.models:
         return None
-    try:
-        tokenizer = load_tokenizer(origin.models[policy], is_there=True)
-    except ConfigError:
-        return None
     own = None
     if settings.chat_template is not None:
         own = load_template(settings.chat_template, origin.recipe.folder, policy)
+    try:
+        tokenizer = load_tokenizer(origin.models[policy], is_there=True, chat_template=own)
+    except ConfigError:
+        return None
     renderer = PolicyRenderer(
         tokenizer,
         settings.renderer,

@@ -10,14 +10,20 @@ from typing import Any, Final
 from lightningrl.sanitize import as_text
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
-from lightningrl_traces.reading.bodies import sampling_of
-from lightningrl_traces.reading.messages import NO_TEXT, REPARSED, finish_of, read_tools
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
 from lightningrl_traces.times import unix_seconds
+from lightningrl_viewer.reading.foreign.bodies import sampling_of
+from lightningrl_viewer.reading.foreign.messages import NO_TEXT, REPARSED, finish_of, note_unread, read_tools
 
 __all__ = ["AtifImporter"]
 
 _SOURCES: Final = {"system": "system", "user": "user"}
+_STEP: Final = frozenset(
+    {
+        *("step_id", "timestamp", "source", "message", "model_name", "reasoning_content", "reasoning_effort", "extra"),
+        *("tool_calls", "observation", "metrics", "is_copied_context", "llm_call_count"),
+    }
+)
 
 
 class AtifImporter:
@@ -38,8 +44,9 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     agent = dict_of(document.get("agent"))
     tools = read_tools(agent.get("tool_definitions"))
     messages: list[Message] = []
+    notes: set[str] = set()
     for number, step in enumerate(dicts_of(document.get("steps")), 1):
-        notes: set[str] = set()
+        note_unread(step, _STEP, notes)
         message = _message(step, notes)
         is_call = (
             step.get("source") == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightningrl_server.gateway.dialects.synonyms import is_untrained
 from lightningrl_traces.documents import read_documents
-from lightningrl_traces.reading.bodies import sampling_of
-from lightningrl_traces.reading.messages import finish_of, read_messages, read_tools
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+from lightningrl_viewer.reading.foreign.bodies import BINDING, read_request, sampling_of
+from lightningrl_viewer.reading.foreign.messages import finish_of
 
 __all__ = ["ChatImporter", "calls_of"]
 
@@ -25,7 +26,12 @@ class ChatImporter:
         first = sample.first
         if isinstance(first, dict):
             first = next((first[key] for key in ("messages", "prompt", "conversations") if key in first), None)
-        return isinstance(first, list) and bool(first) and isinstance(first[0], dict) and "role" in first[0]
+        return (
+            isinstance(first, list)
+            and bool(first)
+            and isinstance(first[0], dict)
+            and bool({"role", "from"} & first[0].keys())
+        )
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
         for number, row in enumerate(read_documents(path), 1):
@@ -34,14 +40,14 @@ class ChatImporter:
 
 def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     notes: set[str] = set()
-    messages: list[Message] = []
-    for key in ("messages", "conversations", "prompt", "completion"):
-        if isinstance(row.get(key), list):
-            messages += read_messages(row[key], notes) or []
+    listed = [item for key in ("messages", "conversations", "prompt", "completion") for item in _listed(row.get(key))]
+    asked = {key: row[key] for key in ("system", "instructions", "tools", "functions", *BINDING) if row.get(key)}
+    fields = read_request({"messages": listed, **asked}, notes)
+    messages: list[Message] = fields.get("messages") or []
     rollout = str(row.get("id") or row.get("rollout_id") or name)
     common: dict[str, Any] = {
         "trace_id": rollout,
-        "tools": read_tools(row.get("tools")),
+        "tools": fields.get("tools"),
         "sampling": sampling_of(row),
         "model": str(row.get("model") or ""),
         "notes": tuple(sorted(notes)),
@@ -52,13 +58,20 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     yield Ending(trace_id=rollout, reward=float(reward) if is_number and reward is not None else None)
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def calls_of(
     messages: list[Message], *, finish: str | None, assumed: bool, trace_id: str, **common: Any
 ) -> Iterator[Call]:
-    """Make a call of each answer. `finish` is the last one's reason; `assumed`: others, too, ended by themselves."""
+    """Make a call of each answer that its author lets be trained on. `finish` is the last one's reason; `assumed`:
+    others, too, ended by themselves."""
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     for number, place in enumerate(places):
         answer = messages[place]
+        if is_untrained(answer):
+            continue
         usual = "tool_calls" if answer.get("tool_calls") else "stop"
         replies = finish if place == places[-1] else None
         yield Call(

@@ -1,4 +1,7 @@
-"""Sessions that Claude Code logs (`~/.claude/projects/…/*.jsonl`): messages linked by `parentUuid`.
+"""Sessions that Claude Code logs (`~/.claude/projects/…/*.jsonl`): a tree of lines, linked by `parentUuid`.
+
+u1 ─► a1 ─► u2 ─► a2        a rewind begins another branch: u2 is in no prompt of a3
+       └──► u3 ─► a3        a line that is written again, and an error in the model's place, are left out
 
 Such a log has neither the system prompt nor the tools' schemas, so its calls can be judged, not tuned on.
 """
@@ -6,14 +9,15 @@ Such a log has neither the system prompt nor the tools' schemas, so its calls ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightningrl_traces.documents import dict_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
-from lightningrl_traces.reading.messages import finish_of, read_message
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
 from lightningrl_traces.times import unix_seconds
+from lightningrl_viewer.reading.foreign.messages import finish_of, read_message
 
 __all__ = ["ClaudeCodeImporter"]
 
@@ -33,64 +37,100 @@ class ClaudeCodeImporter:
     def read(self, path: Path) -> Iterator[TraceRecord]:
         sessions: dict[tuple[str, bool], _Session] = {}
         for line in read_documents(path):
-            if not isinstance(line, dict) or line.get("type") not in ("user", "assistant"):
+            if not isinstance(line, dict) or not ("uuid" in line or line.get("type") in ("user", "assistant")):
                 continue
             key = str(line.get("sessionId") or path.stem), bool(line.get("isSidechain"))
             session = sessions.setdefault(key, _Session(f"{key[0]}{'-side' if key[1] else ''}", is_side=key[1]))
-            yield from session.add(line)
+            session.add(line)
         for session in sessions.values():
-            yield from session.end()
+            yield from session.calls()
             yield Ending(trace_id=session.id)
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Turn:
+    """A line of the tree, or the lines of one answer."""
+
+    parent: _Turn | None
+    at: float
+    message: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Empty for a line that is none of the dialogue."""
+    blocks: list[Any] = field(default_factory=list[Any])
+    ended_at: float = 0.0
+
+
 class _Session:
-    """The dialogue so far, and the answer whose lines still come."""
+    """The tree so far."""
 
     def __init__(self, session_id: str, *, is_side: bool) -> None:
         self.id = session_id
         self._agent = "subagent" if is_side else None
-        self._messages: list[Message] = []
-        self._blocks: list[Any] = []
-        self._answer: Mapping[str, Any] | None = None
-        self._started_at = self._last_at = 0.0
-        self._number = 0
+        self._turns: dict[str, _Turn] = {}
+        self._answers: dict[str, _Turn] = {}
+        self._results: dict[str, _Turn] = {}
+        """Turns with a tool's result, by the call's id: of parallel calls each hangs on its own line."""
+        self._last: _Turn | None = None
 
-    def add(self, line: Mapping[str, Any]) -> Iterator[Call]:
-        message = dict_of(line.get("message"))
-        at = unix_seconds(line.get("timestamp"))
-        if line["type"] == "assistant":
-            if self._answer is not None and self._answer.get("id") != message.get("id"):
-                yield from self.end()
-            if self._answer is None:
-                self._started_at = self._last_at or at
-            content = message.get("content")
-            self._blocks += content if isinstance(content, list) else [content]
-            self._answer = {
-                **(self._answer or {}),
-                **{key: value for key, value in message.items() if value is not None},
-            }
-        else:
-            yield from self.end()
-            self._messages += read_message({"role": "user", "content": message.get("content")}, set())
-        self._last_at = at
-
-    def end(self) -> Iterator[Call]:
-        """End the answer whose lines came."""
-        if self._answer is None:
+    def add(self, line: Mapping[str, Any]) -> None:
+        uuid, message = str(line.get("uuid") or len(self._turns)), dict_of(line.get("message"))
+        if uuid in self._turns:  # the history, written again
             return
-        notes = {NOT_WHOLE}
-        replies = read_message({"role": "assistant", "content": self._blocks}, notes)
-        yield Call(
-            id=str(self._answer.get("id") or f"{self.id}/{self._number}"),
-            trace_id=self.id,
-            agent=self._agent,
-            model=str(self._answer.get("model") or ""),
-            started_at=self._started_at,
-            duration_s=max(0.0, self._last_at - self._started_at),
-            messages=list(self._messages) or None,
-            answer=replies[-1] if replies else None,
-            finish_reason=finish_of(self._answer.get("stop_reason")),
-            notes=tuple(sorted(notes)),
-        )
-        self._messages += replies
-        self._answer, self._blocks, self._number = None, [], self._number + 1
+        above = self._last if "parentUuid" not in line else self._turns.get(str(line["parentUuid"]))
+        turn = _Turn(parent=above, at=unix_seconds(line.get("timestamp")))
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [content]
+        is_error = bool(line.get("isApiErrorMessage")) or message.get("model") == "<synthetic>"
+        if line.get("type") == "assistant" and not is_error:
+            turn = self._answers.setdefault(str(message.get("id") or uuid), turn)
+            turn.message |= {key: value for key, value in message.items() if value is not None} | {"role": "assistant"}
+            turn.blocks += blocks
+            turn.ended_at = unix_seconds(line.get("timestamp"))
+        elif line.get("type") == "user":
+            turn.message, turn.blocks = {"role": "user"}, blocks
+            for block in dicts_of(content):
+                if block.get("type") == "tool_result":
+                    self._results.setdefault(str(block.get("tool_use_id")), turn)
+        self._turns[uuid] = self._last = turn
+
+    def calls(self) -> Iterator[Call]:
+        """Make a call of each answer, with the branch that leads to it as its prompt."""
+        for number, (answer_id, turn) in enumerate(self._answers.items()):
+            notes = {NOT_WHOLE}
+            messages = [message for before in self._branch(turn) for message in _read(before, notes)]
+            replies = _read(turn, notes)
+            started_at = (turn.parent.ended_at or turn.parent.at) if turn.parent is not None else turn.at
+            yield Call(
+                id=answer_id if turn.message.get("id") else f"{self.id}/{number}",
+                trace_id=self.id,
+                agent=self._agent,
+                model=str(turn.message.get("model") or ""),
+                started_at=started_at or turn.at,
+                duration_s=max(0.0, turn.ended_at - (started_at or turn.at)),
+                messages=messages or None,
+                answer=replies[-1] if replies else None,
+                finish_reason=finish_of(turn.message.get("stop_reason")),
+                notes=tuple(sorted(notes)),
+            )
+
+    def _branch(self, turn: _Turn) -> list[_Turn]:
+        """Return the turns above one, each once, the first first, with results of parallel calls beside it."""
+        above: dict[int, _Turn] = {}
+        here = turn.parent
+        while here is not None and id(here) not in above:
+            above[id(here)] = here
+            here = here.parent
+        branch: dict[int, _Turn] = {}
+        for step in reversed(above.values()):
+            if step is turn:
+                continue
+            branch[id(step)] = step
+            calls = [str(block.get("id")) for block in dicts_of(step.blocks) if block.get("type") == "tool_use"]
+            for result in (self._results[call] for call in calls if call in self._results):
+                branch[id(result)] = result
+        return list(branch.values())
+
+
+def _read(turn: _Turn, notes: set[str]) -> list[Message]:
+    if not turn.message:
+        return []
+    return read_message({"role": turn.message["role"], "content": turn.blocks}, notes)

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl_traces.documents import dict_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
-from lightningrl_traces.reading.bodies import read_request, read_response
 from lightningrl_traces.records import Call, Ending, Sample, TraceRecord
 from lightningrl_traces.times import unix_seconds
+from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["CodexImporter"]
 
 _KINDS: Final = frozenset({"session_meta", "response_item", "turn_context", "event_msg", "compacted"})
+_ROLLBACKS: Final = frozenset({"thread_rolled_back", "thread_rollback"})
 _SAID: Final = frozenset({"function_call", "custom_tool_call", "local_shell_call", "reasoning"})
 
 
@@ -56,6 +57,14 @@ class _Session:
             self._instructions = instructions.get("text", "") if isinstance(instructions, dict) else str(instructions)
         elif kind == "turn_context":
             self._model = str(payload.get("model") or self._model)
+        elif kind == "compacted":
+            yield from self.end()
+            history = dicts_of(payload.get("replacement_history"))
+            summary = {"type": "message", "role": "user", "content": str(payload.get("message") or "")}
+            self._items = list(map(_item, history)) or [summary]
+        elif kind == "event_msg" and str(payload.get("type")) in _ROLLBACKS:
+            yield from self.end()
+            self._take_back(payload.get("num_turns"))
         elif kind == "response_item":
             is_said = str(payload.get("type")) in _SAID or payload.get("role") == "assistant"
             if not is_said:
@@ -65,6 +74,12 @@ class _Session:
                 self._started_at = self._started_at if self._answer else self._last_at or at
                 self._answer.append(_item(payload))
         self._last_at = at
+
+    def _take_back(self, turns: Any) -> None:
+        """Drop the user's last turns, and what came after them."""
+        asked = [place for place, item in enumerate(self._items) if item.get("role") == "user"]
+        count = turns if isinstance(turns, int) and turns > 0 else 1
+        self._items = self._items[: asked[-count]] if count <= len(asked) else []
 
     def end(self) -> Iterator[Call]:
         """End the answer whose items came."""

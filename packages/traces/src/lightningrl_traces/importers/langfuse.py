@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from lightningrl.conventions import parse_attribute
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
-from lightningrl_traces.reading.bodies import read_request, read_response, sampling_of, version_of
-from lightningrl_traces.reading.messages import finish_of, read_message, read_messages
-from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord
+from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores
 from lightningrl_traces.times import unix_seconds
+from lightningrl_viewer.reading.foreign.bodies import note_binding, read_request, read_response, sampling_of, version_of
+from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages
 
 __all__ = ["LangfuseImporter"]
 
@@ -52,16 +53,14 @@ def _camel_name(name: str) -> str:
 
 def _read_trace(trace: Mapping[str, Any]) -> Iterator[TraceRecord]:
     trace_id = str(trace.get("id") or "")
-    for row in trace["observations"]:
-        if isinstance(row, dict):
-            yield from _read(_camel(row), trace_id)
-    listed = trace.get("scores")
-    scores = dicts_of(listed)
-    rewards = {
-        str(score.get("name") or "score"): float(score["value"])
-        for score in scores
-        if isinstance(score.get("value"), int | float)
-    }
+    of: dict[str, list[tuple[Any, Any]]] = {}
+    for score in map(_camel, dicts_of(trace.get("scores"))):
+        of.setdefault(str(score.get("observationId") or ""), []).append((score.get("name"), score.get("value")))
+    for row in map(_camel, dicts_of(trace["observations"])):
+        scores = named_scores(of.get(str(row.get("id")), ())) if row.get("id") else {}
+        for record in _read(row, trace_id):
+            yield replace(record, rewards=scores) if isinstance(record, Call) else record
+    rewards = named_scores(of.get("", ()))
     yield Ending(trace_id=trace_id, input=trace.get("input"), output=trace.get("output"), rewards=rewards)
 
 
@@ -94,6 +93,7 @@ def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
     request, response, metadata, settings = (
         _plain(row.get(key)) for key in ("input", "output", "metadata", "modelParameters")
     )
+    note_binding(settings, notes)
     fields: dict[str, Any] = {}
     if isinstance(request, dict) and ("messages" in request or "input" in request):
         fields |= read_request(request, notes)

@@ -9,10 +9,10 @@ from typing import Any
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 from lightningrl_traces.documents import dict_of, read_documents
-from lightningrl_traces.reading.bodies import read_request, read_response, sampling_of, version_of
-from lightningrl_traces.reading.messages import finish_of, read_message, read_messages, read_tools
-from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord
+from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores
 from lightningrl_traces.times import unix_seconds
+from lightningrl_viewer.reading.foreign.bodies import note_binding, read_request, read_response, sampling_of, version_of
+from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages, read_tools
 
 __all__ = ["LangSmithImporter"]
 
@@ -39,9 +39,12 @@ def _read(run: Mapping[str, Any]) -> Iterator[TraceRecord]:
     }
     error = None if not run.get("error") else str(run["error"])
     run_id, metadata = str(run.get("id") or ""), _of(_of(run, "extra"), "metadata")
+    stats = _of(run, "feedback_stats").items()
+    scores = named_scores((name, value.get("avg")) for name, value in stats if isinstance(value, dict))
     if run.get("run_type") == "llm":
         agent = metadata.get("lc_agent_name") or metadata.get("langgraph_node")
-        yield Call(id=run_id, **place, error=error, agent=str(agent) if agent else None, **_llm(run))
+        named = str(agent) if agent else None
+        yield Call(id=run_id, **place, error=error, agent=named, rewards=scores, **_llm(run))
     elif run.get("run_type") == "tool":
         outputs = _of(run, "outputs").get("output", run.get("outputs"))
         content = outputs.get("content", outputs) if isinstance(outputs, dict) else outputs
@@ -57,14 +60,9 @@ def _read(run: Mapping[str, Any]) -> Iterator[TraceRecord]:
             **place,
         )
     if parent is None:
-        rewards = {
-            str(name): float(value["avg"])
-            for name, value in _of(run, "feedback_stats").items()
-            if isinstance(value, dict) and isinstance(value.get("avg"), int | float)
-        }
         is_call = run.get("run_type") == "llm"
         texts = {} if is_call else {"input": run.get("inputs"), "output": run.get("outputs")}
-        yield Ending(trace_id=place["trace_id"], error=error, rewards=rewards, **texts)
+        yield Ending(trace_id=place["trace_id"], error=error, rewards=scores, **texts)
 
 
 def _of(value: Any, key: str) -> dict[str, Any]:
@@ -81,7 +79,8 @@ def _llm(run: Mapping[str, Any]) -> dict[str, Any]:
         fields |= read_request(inputs, notes) | read_response(outputs, notes)
     fields["sampling"] = {**sampling_of(settings), **fields.get("sampling", {})}
     if fields.get("tools") is None:
-        fields["tools"] = read_tools(settings.get("tools"))
+        fields["tools"] = read_tools(settings.get("tools") or settings.get("functions"))
+    note_binding(settings, notes)
     given = {key: value for key, value in fields.items() if value is not None}
     return {**given, "model": str(given.get("model") or ""), "notes": tuple(sorted(notes))}
 

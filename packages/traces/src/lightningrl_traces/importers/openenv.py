@@ -8,8 +8,8 @@ from typing import Any
 
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
-from lightningrl_traces.reading.bodies import read_request, read_response
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["OpenEnvImporter"]
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightningrl.conventions import EVALUATION_NAME, EVALUATION_RESULT, EVALUATION_SCORE_VALUE
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.reading.conventions import flatten
-from lightningrl_traces.records import Ending, Sample, Span, TraceRecord
+from lightningrl_traces.records import Sample, Span, TraceRecord
 from lightningrl_traces.times import unix_seconds
 
 __all__ = ["PhoenixImporter"]
@@ -49,16 +50,12 @@ def _read(row: Mapping[str, Any]) -> Iterator[TraceRecord]:
         ended_at=unix_seconds(row.get("end_time")),
         attributes={key: value for key, value in attributes.items() if value is not None},
         events=[
-            (str(event.get("name") or ""), event.get("attributes") or {}) for event in events if isinstance(event, dict)
+            *((str(event.get("name") or ""), event.get("attributes") or {}) for event in dicts_of(events)),
+            *((EVALUATION_RESULT, _score(note)) for note in dicts_of(row.get("annotations"))),
         ],
         error=str(row.get("status_message") or "") if failed else None,
     )
-    notes = row.get("annotations")
-    scores = dicts_of(notes)
-    rewards = {
-        str(note.get("name") or "score"): float(note["result"]["score"])
-        for note in scores
-        if isinstance(note.get("result"), dict) and isinstance(note["result"].get("score"), int | float)
-    }
-    if rewards:
-        yield Ending(trace_id=trace_id, rewards=rewards)
+
+
+def _score(note: Mapping[str, Any]) -> dict[str, Any]:
+    return {EVALUATION_NAME: note.get("name"), EVALUATION_SCORE_VALUE: dict_of(note.get("result")).get("score")}

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from lightningrl.conventions import parse_attribute
 from lightningrl_traces.documents import dicts_of
-from lightningrl_traces.reading.bodies import read_request, read_response, sampling_of, version_of
-from lightningrl_traces.reading.messages import finish_of, read_message, read_messages, read_tools
 from lightningrl_traces.records import LogRecord, Message, Span
+from lightningrl_viewer.reading.foreign.bodies import note_binding, read_request, read_response, sampling_of, version_of
+from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages, read_tools
 
 __all__ = ["Fields", "flatten", "read_genai", "read_openinference", "read_traceloop"]
 
@@ -32,9 +32,11 @@ def read_openinference(span: Span, logs: Sequence[LogRecord], notes: set[str]) -
     """`llm.input_messages.0.message.…`, `llm.tools.…`, and the bodies in `input.value` and `output.value`."""
     attributes = span.attributes
     request, response = (parse_attribute(attributes.get(f"{side}.value")) for side in ("input", "output"))
+    settings = parse_attribute(attributes.get("llm.invocation_parameters"))
+    note_binding(settings, notes)
     flat: Fields = {
         "model": attributes.get("llm.model_name"),
-        "sampling": sampling_of(parse_attribute(attributes.get("llm.invocation_parameters"))),
+        "sampling": sampling_of(settings),
         "messages": _openinference_messages(attributes, "llm.input_messages", notes),
         "finish_reason": finish_of(attributes.get("llm.finish_reason")),
         "prompt_tokens": attributes.get("llm.token_count.prompt"),
@@ -51,16 +53,14 @@ def read_openinference(span: Span, logs: Sequence[LogRecord], notes: set[str]) -
 
 
 def _openinference_messages(attributes: Mapping[str, Any], prefix: str, notes: set[str]) -> list[Message] | None:
-    messages: list[Message] = []
+    items: list[Message] = []
     for item in _numbered(attributes, prefix):
         message = item["message"] if isinstance(item.get("message"), dict) else item
         content = message.get("content")
         parts = [part.get("message_content", part) for part in dicts_of(message.get("contents"))]
         calls = [call.get("tool_call", call) for call in dicts_of(message.get("tool_calls"))]
-        messages += read_message(
-            {**message, "content": content if content is not None else parts or None, "tool_calls": calls}, notes
-        )
-    return messages or None
+        items.append({**message, "content": content if content is not None else parts or None, "tool_calls": calls})
+    return read_messages(items, notes)
 
 
 def read_traceloop(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fields:
@@ -70,12 +70,10 @@ def read_traceloop(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fi
     answers = _numbered(attributes, "gen_ai.completion")
     if not prompt and not answers:
         return {}
-    replies = [
-        message for answer in answers[:1] for message in _traceloop_message({"role": "assistant", **answer}, notes)
-    ]
+    replies = read_messages([_traceloop_message({"role": "assistant", **answer}) for answer in answers[:1]], notes)
     functions = _numbered(attributes, "llm.request.functions")
     fields: Fields = {
-        "messages": [message for item in prompt for message in _traceloop_message(item, notes)] or None,
+        "messages": read_messages([_traceloop_message(item) for item in prompt], notes),
         "answer": replies[-1] if replies else None,
         "finish_reason": finish_of(answers[0].get("finish_reason")) if answers else None,
         "tools": read_tools(functions) if functions else None,
@@ -83,11 +81,11 @@ def read_traceloop(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fi
     return _over(fields, _genai_request(attributes))
 
 
-def _traceloop_message(item: Mapping[str, Any], notes: set[str]) -> list[Message]:
+def _traceloop_message(item: Mapping[str, Any]) -> Message:
     content = item.get("content")
     parts = parse_attribute(content) if isinstance(content, str) and content.startswith("[{") else None
     is_parts = isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts)
-    return read_message({**item, "content": parts if is_parts else content}, notes)
+    return {**item, "content": parts if is_parts else content}
 
 
 def read_genai(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fields:

@@ -20,7 +20,7 @@ from lightningrl.conventions import (
     with_events,
 )
 from lightningrl_traces.reading.conventions import Fields, read_genai, read_openinference, read_traceloop
-from lightningrl_traces.records import Call, Ending, LogRecord, Span, ToolRun
+from lightningrl_traces.records import Call, Ending, LogRecord, Span, ToolRun, named_scores
 
 __all__ = ["fill", "find_agent", "read_spans"]
 
@@ -37,15 +37,19 @@ def read_spans(spans: Mapping[str, Span], logs: Sequence[LogRecord]) -> Iterator
     for log in logs:
         logs_of[log.span_id].append(log)
     rewards: dict[str, float] = {}
+    agents: dict[str, str | None] = {}
     for span in spans.values():
         mine = logs_of.pop(span.span_id, [])
         scores = _evaluations([*span.events, *((log.event, log.attributes) for log in mine)])
         kind = read_kind(span.attributes)
+        is_root = span.parent_id is None or span.parent_id not in spans
+        rewards |= scores if is_root else {}
         if kind is Kind.MODEL:
-            yield replace(_read_call(span, mine), agent=find_agent(span, spans), rewards=scores)
+            yield replace(_read_call(span, mine), agent=find_agent(span, spans, agents), rewards=scores)
             continue
-        rewards |= scores
-        if kind is Kind.TOOL and (tool := _read_tool(span, spans)) is not None:
+        if not is_root:  # of a part of the rollout
+            rewards |= {f"{span.name}/{name}": value for name, value in scores.items()}
+        if kind is Kind.TOOL and (tool := _read_tool(span, find_agent(span, spans, agents))) is not None:
             yield tool
     for span_id, orphans in logs_of.items():  # of a span that was never exported
         rewards |= _evaluations([(log.event, log.attributes) for log in orphans])
@@ -81,7 +85,7 @@ def _read_call(span: Span, logs: Sequence[LogRecord]) -> Call:
     )
 
 
-def _read_tool(span: Span, spans: Mapping[str, Span]) -> ToolRun | None:
+def _read_tool(span: Span, agent: str | None) -> ToolRun | None:
     state = SpanState.UNSET if span.error is None else SpanState.ERROR
     exceptions = [str(values.get("exception.type", "")) for name, values in span.events if name == "exception"]
     reading = read_span(span.name, with_events(span.attributes, span.events), state, exceptions)
@@ -98,30 +102,32 @@ def _read_tool(span: Span, spans: Mapping[str, Span]) -> ToolRun | None:
         status=reading.status,
         started_at=span.started_at,
         duration_s=max(0.0, span.ended_at - span.started_at),
-        agent=find_agent(span, spans),
+        agent=agent,
         error_type=reading.error_type or None,
     )
 
 
-def find_agent(span: Span, spans: Mapping[str, Span]) -> str | None:
-    """Find the nearest agent around a span. Parents that form a circle lead nowhere."""
-    seen: set[str] = set()
+def find_agent(span: Span, spans: Mapping[str, Span], agents: dict[str, str | None]) -> str | None:
+    """Find the nearest agent around a span. Parents that form a circle lead nowhere. `agents`: those of other spans,
+    which are added to."""
+    path: dict[str, None] = {}
+    agent: str | None = None
     here: Span | None = span
-    while here is not None and here.span_id not in seen:
-        seen.add(here.span_id)
+    while here is not None and here.span_id not in path:
+        if here.span_id in agents:
+            agent = agents[here.span_id]
+            break
+        path[here.span_id] = None
         if (agent := read_agent(here.name, here.attributes)) is not None:
-            return agent
+            break
         here = spans.get(here.parent_id or "")
-    return None
+    agents |= dict.fromkeys(path, agent)
+    return agent
 
 
 def _evaluations(events: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
-    scores: dict[str, float] = {}
-    for name, values in events:
-        score = values.get(EVALUATION_SCORE_VALUE)
-        if name == EVALUATION_RESULT and isinstance(score, int | float):
-            scores[str(values.get(EVALUATION_NAME) or "score")] = float(score)
-    return scores
+    scored = [values for name, values in events if name == EVALUATION_RESULT]
+    return named_scores((values.get(EVALUATION_NAME), values.get(EVALUATION_SCORE_VALUE)) for values in scored)
 
 
 def _ending(spans: Mapping[str, Span], rewards: Mapping[str, float]) -> Iterator[Ending]:

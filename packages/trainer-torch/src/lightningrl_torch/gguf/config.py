@@ -6,14 +6,14 @@ of heads, sliding windows, scales of embeddings and logits.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.errors import ConfigError
 from lightningrl_torch.gguf.header import GgufHeader
-from lightningrl_torch.gguf.tokenizer import stop_token_ids
+from lightningrl_torch.gguf.tokenizer import stop_token_ids, token_id
 
 __all__ = ["check_architecture", "llama3_factors", "make_config", "model_type_of"]
 
@@ -48,6 +48,37 @@ _MODEL_TYPES: Final = {
 PLAIN: Final = frozenset({"llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "granite", "starcoder2", "nemotron"})
 """Architectures whose configuration is their table and what is added here; that of others transformers puts together,
 which takes it longer."""
+_NUMBERS: Final = (
+    "block_count",
+    "embedding_length",
+    "context_length",
+    "vocab_size",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.sliding_window",
+    "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    "attention.scale",
+    "expert_count",
+    "expert_used_count",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+)
+_FRACTIONS: Final = ("attention.layer_norm", "attention.scale", "rope.freq", "rope.scaling.factor", "rope.scaling.attn")
+_BY_LAYER: Final = (
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.sliding_window",
+)
+_NEVER_ZERO: Final = ("block_count", "embedding_length", "context_length", "vocab_size", "attention.key_length")
 _HEAD_DIM: Final = frozenset({"llama", "qwen3", "gemma2", "gemma3", "mistral", "granite"})
 _KNOWN_SCALINGS: Final = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (16.0, 1.0, 1.0, 8192), (4.0, 1.0, 4.0, 8192))
 """factor, low, high and original context of Llama 3.1, 3.2, 4 and their likes."""
@@ -82,11 +113,46 @@ def check_architecture(header: GgufHeader) -> None:
     for needed in ("block_count", "embedding_length", "attention.head_count"):
         if header.get(needed) is None and architecture != "mamba":
             raise ConfigError(f"model file {file!r} lacks {architecture}.{needed}; convert the model again")
+    _check_numbers(header)
     if architecture in ("llama", "granite") and header.get("expert_count"):
         raise ConfigError(
             f"model file {file!r} is a mixture of {header.get('expert_count')} experts named {architecture!r}, "
             "which is not read; take the model's transformers folder"
         )
+
+
+def _check_numbers(header: GgufHeader) -> None:
+    """Raise ConfigError for counts and widths that are none, or that the file's tensors do not bear out: as much as
+    they say is built before a weight is read."""
+    for key in _NUMBERS:
+        value = header.get(key)
+        by_layer = isinstance(value, list) and key in _BY_LAYER and value
+        if value is not None and not all(_is_number(number, key) for number in (value if by_layer else [value])):
+            _refuse(header, key, "is not a number that a model can have")
+    if not header.get("attention.head_count", 1) and header.architecture != "mamba":
+        _refuse(header, "attention.head_count", "is not a number that a model can have")
+    layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
+    if header.get("block_count", 0) > len(layers):
+        _refuse(header, "block_count", f"is more than the {len(layers)} layers that it has tensors of")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape[1:] != (header.get("embedding_length"),):
+        _refuse(header, "embedding_length", f"does not fit its embeddings of shape {embedding.shape}")
+    experts = [tensor.shape[0] for name, tensor in header.tensors.items() if "_exps." in name]
+    if (header.get("expert_count") or 0) > max(experts, default=0):
+        _refuse(header, "expert_count", "is more than its tensors have")
+
+
+def _is_number(value: Any, key: str) -> bool:
+    if key.startswith(_FRACTIONS):
+        return type(value) in (int, float) and 0.0 <= value < 1e30
+    return type(value) is int and (key in _NEVER_ZERO) <= value < 2**31
+
+
+def _refuse(header: GgufHeader, key: str, why: str) -> NoReturn:
+    raise ConfigError(
+        f"model file {str(header.file)!r}: its {header.architecture}.{key}, {str(header.get(key))[:40]}, {why}; "
+        "convert or fetch it again"
+    )
 
 
 def make_config(header: GgufHeader) -> dict[str, Any]:
@@ -110,7 +176,7 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
     config.setdefault("max_position_embeddings", header.get("context_length", 2048))
     stops = stop_token_ids(header)
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
-        config[name] = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        config[name] = token_id(header, key)
     config["eos_token_id"] = stops[0] if stops else None
     if architecture in _HEAD_DIM:
         width = header.get("attention.key_length") or header.get("rope.dimension_count")

@@ -24,8 +24,18 @@ __all__ = ["GgufHeader", "StoredTensor", "read_header"]
 _NUMBERS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Formats of `struct`, by GGUF's number of the type."""
 _STRING, _ARRAY = 8, 9
-_MOST_ITEMS: Final = 2**28
+_MOST_ITEMS: Final = 2**22
+_LONGEST: Final = 2**27
+"""Bytes of a head; those with the largest vocabularies have some 2**25."""
 _MOST_NESTED: Final = 4
+_MOST_DIMENSIONS: Final = 8
+_TEXTS: Final = (
+    "general.architecture",
+    "general.type",
+    "tokenizer.ggml.model",
+    "tokenizer.ggml.pre",
+    "tokenizer.chat_template",
+)
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _PLAIN: Final = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
 
@@ -96,6 +106,8 @@ class _Bytes:
     def take(self, count: int) -> bytes:
         if self.place + count > len(self._data):
             raise EOFError
+        if self.place + count > _LONGEST:
+            raise ValueError
         taken: bytes = self._data[self.place : self.place + count]
         self.place += count
         return taken
@@ -105,7 +117,7 @@ class _Bytes:
 
     def numbers(self, letter: str, count: int) -> tuple[Any, ...]:
         if count > _MOST_ITEMS:
-            raise EOFError
+            raise ValueError
         form = f"<{count}{letter}"
         return struct.unpack(form, self.take(struct.calcsize(form)))
 
@@ -123,7 +135,7 @@ class _Bytes:
         if inner in _NUMBERS:
             return list(self.numbers(_NUMBERS[inner], count))
         if count > _MOST_ITEMS:
-            raise EOFError
+            raise ValueError
         return [self.value(inner, depth + 1) for _ in range(count)]
 
 
@@ -164,7 +176,12 @@ def _parse(file: Path, data: _Bytes, size: int) -> GgufHeader:
         key = data.text()
         metadata[key] = data.value(data.number("I"))
     listed = list(_list_tensors(data, tensor_count))
-    alignment = int(metadata.get("general.alignment", 32))
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise ConfigError(
+            f"model file {str(file)!r} aligns its tensors to {alignment!r} bytes, which is no power of two; convert "
+            "the model again"
+        )
     start = -(-data.place // alignment) * alignment
     tensors = {}
     for name, shape, kind, offset in listed:
@@ -181,6 +198,8 @@ def _parse(file: Path, data: _Bytes, size: int) -> GgufHeader:
 def _list_tensors(data: _Bytes, count: int) -> Iterator[tuple[str, tuple[int, ...], GGMLQuantizationType, int]]:
     for _ in range(count):
         name, dimensions = data.text(), data.number("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise ValueError
         shape = tuple(reversed(data.numbers("Q", dimensions)))
         yield name, shape, GGMLQuantizationType(data.number("I")), data.number("Q")
 
@@ -206,6 +225,11 @@ def _refuse_parts(file: Path) -> None:
 def _refuse_others(header: GgufHeader) -> None:
     """Raise ConfigError for a file that is no whole text model."""
     file, metadata = header.file, header.metadata
+    for key in _TEXTS:
+        if not isinstance(text := metadata.get(key, ""), str):
+            raise ConfigError(
+                f"model file {str(file)!r} has {str(text)[:40]} for its {key}, which must be a text; convert it again"
+            )
     kind = metadata.get("general.type", "model")
     if "general.architecture" not in metadata:
         raise ConfigError(f"model file {str(file)!r} does not say its architecture; convert the model again")
@@ -218,8 +242,9 @@ def _refuse_others(header: GgufHeader) -> None:
             f"model file {str(file)!r} holds {kind if header.tensors else 'a vocabulary alone'!r}, not a model; "
             "name the model's own file"
         )
-    if int(metadata.get("split.count", 0)) > 1:
+    split = metadata.get("split.count", 0)
+    if not isinstance(split, int) or split > 1:
         raise ConfigError(
-            f"model file {str(file)!r} is one of {metadata['split.count']} parts; merge them with llama.cpp's "
+            f"model file {str(file)!r} is one of {split!r} parts; merge them with llama.cpp's "
             "`llama-gguf-split --merge`"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,10 +14,20 @@ from lightningrl.errors import ConfigError
 from lightningrl_torch.gguf.header import GgufHeader
 from lightningrl_torch.gguf.pre_tokenizers import IGNORES_MERGES, STARTS_WITH_BOS, is_known, make_pre_tokenizer
 
-__all__ = ["ENDS", "check_tokenizer", "make_tokenizer", "special_tokens", "starts_with_bos", "stop_token_ids"]
+__all__ = [
+    "ADDED",
+    "ENDS",
+    "check_tokenizer",
+    "make_tokenizer",
+    "special_tokens",
+    "starts_with_bos",
+    "stop_token_ids",
+    "token_id",
+]
 
 CONTROL, USER_DEFINED = 3, 4
 """Token types of llama.cpp: special tokens, and texts that are always one token."""
+ADDED: Final = frozenset({CONTROL, USER_DEFINED})
 KINDS: Final = ("gpt2", "llama")
 """`tokenizer.ggml.model`: byte-level BPE, and SentencePiece's BPE."""
 ENDS: Final = frozenset(
@@ -42,6 +53,7 @@ ENDS: Final = frozenset(
     ]
 )
 """Control tokens at which llama.cpp ends an answer, whatever the file names as its end."""
+_LISTS: Final[dict[str, Any]] = {"tokens": str, "scores": (int, float), "token_type": int, "merges": str}
 _IDS: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -70,8 +82,23 @@ def check_tokenizer(header: GgufHeader) -> None:
         )
     if kind == "gpt2" and not metadata.get("tokenizer.ggml.merges"):
         raise ConfigError(f"model file {file!r} has a byte-level vocabulary without merges; convert the model again")
+    for key, kinds in _LISTS.items():
+        values = metadata.get(f"tokenizer.ggml.{key}")
+        is_list = isinstance(values, list) and all(isinstance(value, kinds) for value in values)
+        if values is not None and (not is_list or (key != "merges" and len(values) != len(tokens))):
+            raise ConfigError(
+                f"model file {file!r} has tokenizer.ggml.{key} that do not fit its {len(tokens)} tokens; convert it "
+                "again"
+            )
+    for key in ("bos", "eos", "unknown"):
+        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if number is not None and token_id(header, key) is None:
+            raise ConfigError(
+                f"model file {file!r} has {str(number)[:40]} for its {key}_token_id, which is none of its "
+                f"{len(tokens)} tokens; convert it again"
+            )
     if len(set(tokens)) != len(tokens):
-        twice = next(token for number, token in enumerate(tokens) if token in tokens[:number])
+        twice = next(token for token, count in Counter(tokens).items() if count > 1)
         raise ConfigError(f"model file {file!r} has the token {twice!r} twice in its vocabulary; convert it again")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape[0] != len(tokens):
@@ -93,15 +120,21 @@ def make_tokenizer(header: GgufHeader) -> Tokenizer:
         )
     except Exception as error:  # tokenizers raises plain Exception
         raise ConfigError(
-            f"model file {str(header.file)!r} has a vocabulary that does not hold together ({error}); convert it again"
+            f"model file {str(header.file)!r} has a vocabulary that does not hold together "
+            f"({' '.join(str(error).split())[:200]}); convert it again"
         ) from error
     types = metadata.get("tokenizer.ggml.token_type") or ()
     added = [
         AddedToken(token, normalized=False, special=kind == CONTROL)
         for token, kind in zip(tokens, types, strict=False)
-        if kind in (CONTROL, USER_DEFINED)
+        if kind in ADDED
     ]
     made.add_tokens(added)
+    if made.get_vocab_size() != len(tokens):
+        raise ConfigError(
+            f"model file {str(header.file)!r} has a vocabulary that becomes {made.get_vocab_size()} tokens in place of "
+            f"{len(tokens)}; take the model's transformers folder"
+        )
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     if bos is not None and starts_with_bos(header):
         made.post_processor = TemplateProcessing(
@@ -133,9 +166,8 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _sentencepiece(metadata: dict[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    """Blanks are `▁`, what is no token is its bytes; two neighbours are merged if together they are a token, the best
-    score first."""
-    tokens = ["▁" * len(token) if token and not token.strip(" ") else token for token in tokens]
+    """Blanks are `▁`, but in tokens that a text is cut at before (user-defined ones); what is no token is its bytes;
+    two neighbours are merged if together they are a token, the best score first."""
     scores = metadata.get("tokenizer.ggml.scores") or [-number for number in range(len(tokens))]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
@@ -143,7 +175,7 @@ def _sentencepiece(metadata: dict[str, Any], tokens: Sequence[str]) -> Tokenizer
     for token, number in vocabulary.items():
         if types[number] in (CONTROL, 6):  # 6 = a byte
             continue
-        halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         pairs = [(left, right) for left, right in halves if left in vocabulary and right in vocabulary]
         pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += [(scores[number], pair) for pair in pairs]
@@ -179,18 +211,24 @@ def special_tokens(header: GgufHeader) -> dict[str, str]:
     """Texts of the special tokens by transformers' names; those that the file does not name are absent."""
     metadata = header.metadata
     tokens = metadata["tokenizer.ggml.tokens"]
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _IDS.items()}
-    return {name: tokens[token] for name, token in ids.items() if isinstance(token, int) and 0 <= token < len(tokens)}
+    ids = {name: token_id(header, key) for name, key in _IDS.items()}
+    return {name: tokens[token] for name, token in ids.items() if token is not None}
+
+
+def token_id(header: GgufHeader, key: str) -> int | None:
+    """The id of `bos`, `eos`, `padding` …; None where the file names none, or one that is no token."""
+    token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return token if type(token) is int and 0 <= token < len(header.metadata["tokenizer.ggml.tokens"]) else None
 
 
 def stop_token_ids(header: GgufHeader) -> list[int]:
     """Tokens at which llama.cpp ends an answer: those that the file names, and control tokens whose text says so."""
     metadata = header.metadata
-    named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    named = [token_id(header, key) for key in ("eos", "eot", "eom")]
     types = metadata.get("tokenizer.ggml.token_type") or ()
     ends = [
         number
         for number, (token, kind) in enumerate(zip(metadata["tokenizer.ggml.tokens"], types, strict=False))
         if kind == CONTROL and token in ENDS
     ]
-    return list(dict.fromkeys([*(token for token in named if isinstance(token, int)), *ends]))
+    return list(dict.fromkeys([*(token for token in named if token is not None), *ends]))

@@ -94,6 +94,8 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
         types[number] = TokenType.BYTE if kind == "llama" and _BYTE.fullmatch(token) else TokenType.NORMAL
     for added in data.get("added_tokens", ()):
         types[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+        if kind == "llama" and not added["special"]:  # llama.cpp finds them in the text as it was written
+            tokens[added["id"]] = tokens[added["id"]].replace(_BLANK, " ")
     unknown = data["model"].get("unk_token")
     if unknown in ids and kind == "llama":
         types[ids[unknown]] = TokenType.UNKNOWN

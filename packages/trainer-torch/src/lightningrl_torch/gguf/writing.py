@@ -100,6 +100,7 @@ def write_gguf(folder: Path, file: Path, precision: str) -> None:
         writer.add_quantization_version(2)
         vocabulary = read_vocabulary(folder, int(config["vocab_size"]))
         vocabulary.add_to(writer)
+        _add_sampling(writer, folder)
         _write_tensors(writer, folder, config, family, kind)
         writer.close()
         scratch.rename(file)
@@ -109,6 +110,16 @@ def write_gguf(folder: Path, file: Path, precision: str) -> None:
         ) from error
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _add_sampling(writer: GGUFWriter, folder: Path) -> None:
+    """Write the sampling of a folder's generation configuration, llama.cpp's default where its caller says nothing."""
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "do_sample" in config:
+        writer.add_sampling_temp(config.get("temperature", 1.0) if config["do_sample"] else 0.0)
+        writer.add_sampling_top_p(config.get("top_p", 1.0))
+        writer.add_sampling_top_k(config.get("top_k", 50))
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -39,3 +39,8 @@ def _print(page: Page, certificate: Certificate) -> None:
                 table.add_row(part.part, str(part.tokens), *cells, f"{part.far:.2%}")
             page.table(table)
     page.print(f"{certificate.recomputed} of {certificate.tokens} sampled tokens recomputed")
+    if certificate.trained_cut:
+        page.print(
+            f"{certificate.trained_cut / certificate.trained:.1%} of the trained tokens were sampled from a part of "
+            "the softmax (top-p, top-k, a grammar): docs/reference/losses.md says what that does to the gradient"
+        )

@@ -24,12 +24,26 @@ StopAtOption = Annotated[
 OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
 
 
-def init(folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent")) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent"),
+    stack: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="What the agent is written with, or the traces that it left.",
+            metavar="openai|langgraph|openai-agents|autogen|traces",
+        ),
+    ] = "openai",
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="With --from traces: a folder of `lightningrl curate`.", metavar="ROWS", show_default=False),
+    ] = None,
+) -> None:
     """Write a small agent of your own, its reward, a recipe and a tiny policy made on this machine: it learns in about
     a minute."""
     from lightningrl_training.commands.init import init_command
 
-    init_command(folder)
+    init_command(folder, stack, rows)
 
 
 def try_recipe(
@@ -49,8 +63,8 @@ def try_recipe(
     full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
     settings: SetOption = None,
 ) -> None:
-    """Run the agent once, on one task, and show every call and the reward. Nothing is trained, nothing is left
-    behind.
+    """Run the agent once, on one task, and show every call and the reward; twice at once where the recipe runs several
+    rollouts in a worker. Nothing is trained, nothing is left behind.
 
     Examples:
       [bold]lightningrl try my_recipe.toml[/]
@@ -135,29 +149,6 @@ def redteam(
 
     options = {"tasks": tasks, "seed": seed, "seconds": seconds, "gold": gold, "only": only or ()}
     redteam_command(recipe, as_json=as_json, search=search, settings=read_settings(settings), **options)
-
-
-def forecast(
-    recipe: RecipeArgument,
-    rollouts: Annotated[int, typer.Option(help="Rollouts to try, in whole groups.", min=2)] = 64,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Rehearse 16 steps with the rollouts of 4: a better forecast, later.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
-    settings: SetOption = None,
-) -> None:
-    """Say whether a recipe will learn, before any step: the gain to expect with a 90 % interval, and what would change
-    it.
-
-    Examples:
-      [bold]lightningrl forecast examples/text_to_sql --rehearse[/]
-      [bold]lightningrl forecast my_recipe.toml --rollouts 128 --set loop.steps=200[/]
-    """
-    from lightningrl_training.commands.forecast import forecast_command
-
-    forecast_command(
-        recipe, rollouts=rollouts, is_rehearsed=rehearse, as_json=as_json, settings=read_settings(settings)
-    )
 
 
 def train(
@@ -297,12 +288,28 @@ def export(
         str | None,
         typer.Option(help="Send it to the Hugging Face hub, too, to a private repository.", metavar="OWNER/NAME"),
     ] = None,
+    check: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Ask what was written so many validation calls again, by transformers or llama.cpp; fail at the first "
+            "token that differs.",
+            metavar="N",
+        ),
+    ] = 0,
 ) -> None:
-    """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the
-    run's answers ended; as a GGUF file; or as an adapter."""
+    """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which asks, samples and
+    stops as the run did; as a GGUF file; or as an adapter."""
     from lightningrl_training.commands.export import export_command
 
-    form = {"policy": policy, "dtype": dtype, "gguf": gguf, "adapter": adapter, "push_to_hub": push_to_hub}
+    form = {
+        "policy": policy,
+        "dtype": dtype,
+        "gguf": gguf,
+        "adapter": adapter,
+        "push_to_hub": push_to_hub,
+        "check": check,
+    }
     export_command(target, run=run, runs=runs, step=step, **form)
 
 
@@ -321,7 +328,6 @@ COMMANDS = (
     describe_command(try_recipe, "try"),
     describe_command(doctor),
     describe_command(redteam),
-    describe_command(forecast),
     describe_command(train),
     describe_command(tune),
     describe_command(serve),

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lightningrl.console import write_json
 from lightningrl_training.commands.printing import make_table, show_warnings
-from lightningrl_training.commands.stopping import stoppable
+from lightningrl_training.commands.stopping import show_phases, stoppable
 from lightningrl_training.run import doctor
 from lightningrl_training.run_sync import run_sync
 
@@ -34,10 +34,10 @@ def doctor_command(
     from lightningrl_training.doctor import Verdict
 
     show_warnings()
-    with stoppable("stopped"), Console(stderr=True).status("starting") as status:
+    with stoppable("stopped"), show_phases() as show_phase:
 
         def starting(what: str) -> None:
-            status.update(f"trying {what}")
+            show_phase(f"trying {what}")
 
         diagnosis = run_sync(doctor(source, settings=settings, runs=runs, rehearse=rehearse, starting=starting))
     if as_json:

@@ -39,9 +39,21 @@ def _print(page: Page, report: EvaluationReport) -> None:
     page.table(table)
     if report.comparison is not None:
         _print_comparison(page, report.comparison, report.evaluations[0].asked)
+    for evaluation in report.evaluations:
+        if evaluation.chosen_by:
+            page.print(shown(_explain_choice(evaluation)))
     page.print(f"kept in {report.path}")
     for evaluation in report.evaluations:
         page.print(f"rollouts: lightningrl rollouts list --run {shlex.quote(str(evaluation.rollouts))}")
+
+
+def _explain_choice(evaluation: Evaluation) -> str:
+    """A sentence for a policy whose number is partly luck."""
+    which = "these" if evaluation.chosen_by == evaluation.asked else f"{evaluation.chosen_by} of these"
+    return (
+        f"{evaluation.policy}: {which} tasks chose this checkpoint among {evaluation.chosen_among} validations, so the "
+        "number is partly luck; give a third set that chose nothing: --tasks FILE"
+    )
 
 
 def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:

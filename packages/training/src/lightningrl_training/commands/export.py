@@ -24,7 +24,8 @@ def export_command(target: Path, *, run: Path | None, runs: Path, step: str | No
     )
     newer = f"; the newest are of step {source.steps}: --step newest" if source.steps > written and step is None else ""
     sent = f", and sent it to {form['push_to_hub']} of the hub" if form.get("push_to_hub") else ""
-    Page().print(f"wrote {target}: weights after step {written}{which}{sent}{newer}")
+    checked = "; the validation calls asked again are answered as the run did" if form.get("check") else ""
+    Page().print(f"wrote {target}: weights after step {written}{which}{sent}{checked}{newer}")
 
 
 def parse_step(text: str | None) -> str | int | None:

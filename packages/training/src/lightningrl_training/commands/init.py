@@ -8,18 +8,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lightningrl.errors import LightningError
-from lightningrl.scaffold import new_agent
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.scaffold import new_agent, new_agent_of_traces
 from lightningrl_training.commands.printing import Page
 
 __all__ = ["init_command"]
 
 
-def init_command(folder: Path) -> None:
-    made = new_agent(folder)
+def init_command(folder: Path, stack: str = "openai", rows: Path | None = None) -> None:
+    if (stack == "traces") != (rows is not None):
+        raise ConfigError("--from traces and --rows belong together: lightningrl init FOLDER --from traces --rows ROWS")
+    made = new_agent(folder, stack) if rows is None else new_agent_of_traces(folder, rows)
     page = Page()
     starter, quoted = made / "starter.py", shlex.quote(str(made))
     page.print(f"made {made}: {', '.join(sorted(file.name for file in made.iterdir()))}", markup=False)
+    if rows is not None:
+        page.print("put your agent into agent.py, your reward into reward.py and your model into recipe.toml")
+        page.print(f"next:  lightningrl try {quoted} && lightningrl train {quoted}", markup=False)
+        return
     make, train = f"python {shlex.quote(str(starter))}", f"lightningrl try {quoted} && lightningrl train {quoted}"
     if importlib.util.find_spec("lightningrl_torch") is None:
         install = "the starting policy needs torch:  pip install 'lightningrl[torch]'"

@@ -26,10 +26,17 @@ _WIDTH: Final = 30
 
 
 def rescore_command(
-    folder: Path, *, reward: str | None, name: str | None, steps: str | None, settings: Mapping[str, Any], as_json: bool
+    folder: Path,
+    *,
+    reward: str | None,
+    name: str | None,
+    steps: str | None,
+    settings: Mapping[str, Any],
+    as_json: bool,
+    write: bool = False,
 ) -> None:
     chosen = None if steps is None else read_steps(steps)
-    rescore = Run(folder).rescore(from_here(reward), name=name, settings=settings, steps=chosen)
+    rescore = Run(folder).rescore(from_here(reward), name=name, settings=settings, steps=chosen, write=write)
     if as_json:
         write_json(rescore)
         return
@@ -44,8 +51,11 @@ def _print(page: Page, rescore: Rescore) -> None:
         f"would be ({before.rewarded} and {after.rewarded} of {rescore.rollouts} rollouts have one)"
     )
     if rescore.failures:
-        sentence = f"a reward failed on {rescore.failures} rollouts; they would have been left out"
-        page.print(sentence, style="yellow")
+        sentence = (
+            f"a reward failed on {rescore.failures} rollouts: each has the lowest, or none if it works on no other; "
+            f"the first: {printable(rescore.failure or '')}"
+        )
+        page.print(sentence, style="yellow", markup=False)
     page.print(f"{len(rescore.changed)} rollouts would have another reward; {flips} change sides of their group's mean")
     gained, lost = len(rescore.gained), len(rescore.lost)
     page.print(f"groups that teach: {gained} of {rescore.groups} would begin to, {lost} would no longer")

@@ -20,6 +20,7 @@ from lightningrl.types import RolloutMode
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.printing import Page, make_table, shown
 from lightningrl_training.evaluation.statistics import Interval, mean_interval
+from lightningrl_training.sweeps.comparison import welch_interval
 from lightningrl_training.sweeps.plan import PLAN
 from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
@@ -46,7 +47,7 @@ class _RunRow:
 
     @property
     def steps(self) -> str:
-        return f"{self.line.steps}/{self.line.recipe.get('loop.steps', '?')}"
+        return "-" if self.line.is_import else f"{self.line.steps}/{self.line.recipe.get('loop.steps', '?')}"
 
     @property
     def recipe(self) -> str:
@@ -198,9 +199,10 @@ def _metric(folder: Path, line: RunLine, name: str) -> float | None:
 
 
 def _judge(folders: Sequence[Path], lines: Sequence[RunLine]) -> tuple[Interval | None, str]:
-    """The difference of the last validations, task by task, with a sentence."""
-    other = [key for key in differences(lines) if key.startswith("rewards.")]
-    if other:
+    """The difference of the last validations, with a sentence: by seed where both settings have several, else task by
+    task, which speaks of these two policies alone."""
+    different = differences(lines)
+    if other := [key for key in different if key.startswith("rewards.")]:
         return None, f"not compared: their rewards differ ({', '.join(other[:3])})"
     scores = [_last_validation(folder) for folder in folders]
     common = sorted(scores[0].keys() & scores[1].keys())
@@ -209,18 +211,42 @@ def _judge(folders: Sequence[Path], lines: Sequence[RunLine]) -> tuple[Interval 
             None,
             "not compared: they were not validated on the same tasks; lightningrl eval RUN --against RUN measures it",
         )
+    seeds = [_scores_of_seeds(line) for line in lines]
+    if not different.keys() <= {"seed"} and all(len(each) > 1 for each in seeds):
+        return _judge_by_seed(seeds, lines, tasks=len(common))
     difference = mean_interval([scores[0][task] - scores[1][task] for task in common])
-    more = "other seeds may say otherwise: lightningrl sweep"
+    more = "of these two policies alone: for the setting compare several seeds of each, lightningrl sweep"
     if difference.low is None or difference.high is None:
         how = "alike" if not difference.mean else f"{difference.mean:+.3f} apart on each"
         return difference, f"no difference in chance: {len(common)} held-out tasks are {how}; {more}"
-    shown_interval = (
-        f"{difference.mean:+.3f} (95 %: {difference.low:+.3f} to {difference.high:+.3f}, {len(common)} tasks)"
-    )
+    interval = f"{_shown(difference)}, {len(common)} tasks)"
     if difference.low <= 0.0 <= difference.high:
-        return difference, f"no difference shown in held-out reward: {shown_interval}; {more}"
+        return difference, f"no difference shown in held-out reward: {interval}; {more}"
     better = lines[0 if difference.mean > 0 else 1].name
-    return difference, f"{better} is better in held-out reward: {shown_interval}; {more}"
+    return difference, f"the policy of {better} is better in held-out reward: {interval}; {more}"
+
+
+def _judge_by_seed(seeds: Sequence[Sequence[float]], lines: Sequence[RunLine], *, tasks: int) -> tuple[Interval, str]:
+    difference = welch_interval(seeds[0], seeds[1], grain=1.0 / tasks)
+    interval = f"{_shown(difference)}, {len(seeds[0])} and {len(seeds[1])} seeds)"
+    if difference.low is None or difference.high is None or difference.low <= 0.0 <= difference.high:
+        return difference, f"no difference of the settings shown in held-out reward: {interval}"
+    better = lines[0 if difference.mean > 0 else 1].name
+    return difference, f"the setting of {better} is better in held-out reward: {interval}"
+
+
+def _shown(difference: Interval) -> str:
+    return f"{difference.mean:+.3f} (95 %: {difference.low:+.3f} to {difference.high:+.3f}"
+
+
+def _scores_of_seeds(line: RunLine) -> list[float]:
+    """The last held-out rewards of a run and of those beside it that differ in their seed alone, one of each seed."""
+    beside = [
+        each
+        for each in read_runs(line.folder.resolve().parent)
+        if each.steps == line.steps and each.validations and differences([line, each]).keys() <= {"seed"}
+    ]
+    return list({each.recipe.get("seed"): each.validations[-1] for each in (*beside, line)}.values())
 
 
 def _last_validation(folder: Path) -> dict[str, float]:
@@ -254,8 +280,8 @@ def _list_runs(runs: Path) -> list[_RunRow]:
 
 
 def _state(line: RunLine) -> str:
-    if line.is_live:
-        return "running"
+    if line.is_live or line.is_import:
+        return "running" if line.is_live else "imported"
     made = checkpoints(line.folder)
     if not made:
         return "not begun"

@@ -38,7 +38,8 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
         raise ConfigError("give either a RECIPE, whose starting policy is served, or --run, whose newest checkpoint is")
     page = Page()
     if run is not None:
-        recipe = with_settings(RunOrigin.read(run).recipe, settings)
+        # the folder may be somebody else's: its database is not taken from it
+        recipe = with_settings(RunOrigin.read(run).recipe, {"store_url": None, "runtime.servers": 1, **settings})
         saved = find_checkpoint(run, "newest")
     else:
         assert source is not None

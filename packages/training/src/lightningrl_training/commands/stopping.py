@@ -1,12 +1,13 @@
-"""Work that takes minutes: a bar of its progress; Ctrl-C and SIGTERM end it in order, and are answered at once; and a
-folder that goes with it."""
+"""Work that takes minutes: a bar of its progress, or lines where the output is a pipe; Ctrl-C and SIGTERM end it in
+order, and are answered at once; and a folder that goes with it."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from lightningrl.errors import Interruption, LightningError
 from lightningrl.sanitize import printable
 from lightningrl_training.run_sync import Show
 
-__all__ = ["progress_bar", "scratch_folder", "stoppable"]
+__all__ = ["progress_bar", "scratch_folder", "show_phases", "stoppable"]
+
+EVERY_S = 10.0
+"""Seconds between two lines on the same work, where standard error is no terminal."""
 
 
 @contextmanager
@@ -42,11 +46,43 @@ def stoppable(sentence: str) -> Iterator[None]:
 def progress_bar(sentence: str) -> Iterator[Show]:
     """Show a progress bar on standard error, for work that is `stoppable`."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with stoppable(sentence), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        with stoppable(sentence):
+            yield _lines(console)
+        return
+    with stoppable(sentence), Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(
             task, description=escape(printable(what)), completed=done, total=total or None
         )
+
+
+@contextmanager
+def show_phases() -> Iterator[Callable[[str], None]]:
+    """Show on standard error what is being done: a spinner, or a line for each phase where that is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        lines = _lines(console)
+        yield lambda what: lines(what, 0, 0)
+        return
+    with console.status("starting") as status:
+        yield lambda what: status.update(escape(printable(what)))
+
+
+def _lines(console: Console) -> Show:
+    """Write a line for new work at once, and for more of the same every ten seconds."""
+    last, at = "", 0.0
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal last, at
+        now = time.monotonic()
+        if what != last or now - at >= EVERY_S:
+            last, at = what, now
+            console.out(printable(f"{what} {done}/{total}" if total else what), highlight=False)
+
+    show("starting", 0, 0)
+    return show
 
 
 @contextmanager

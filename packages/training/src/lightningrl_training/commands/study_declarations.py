@@ -238,6 +238,7 @@ def rescore(
         str | None, typer.Option(help="Which of the recipe's rewards it stands for; needed where there are several.")
     ] = None,
     steps: StepsOption = None,
+    write: Annotated[bool, typer.Option("--write", help="Keep the rewards: of an imported run alone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
     settings: SetOption = None,
 ) -> None:
@@ -245,7 +246,7 @@ def rescore(
     credit turns.
 
     The new reward is called for every trained rollout; what else was computed is taken from the record. Nothing is
-    trained, the run stays as it is.
+    trained, the run stays as it is, but an imported one with --write.
 
     Examples:
       [bold]lightningrl rescore runs/mine --reward rewards.py:stricter[/]
@@ -253,7 +254,8 @@ def rescore(
     """
     from lightningrl_training.commands.rescore import rescore_command
 
-    rescore_command(run, reward=reward, name=name, steps=steps, settings=read_settings(settings), as_json=as_json)
+    chosen = read_settings(settings)
+    rescore_command(run, reward=reward, name=name, steps=steps, settings=chosen, as_json=as_json, write=write)
 
 
 RunNameArgument = Annotated[str, typer.Argument(help="A run's folder, or its name below --runs.", metavar="RUN")]
@@ -318,23 +320,8 @@ def note_run(
     note_command(run, text, runs=context.obj)
 
 
-def forecasts(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders above them.", metavar="FOLDER…")],
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
-) -> None:
-    """Hold the forecasts that runs wrote of themselves against what became of them.
-
-    Example:
-      [bold]lightningrl forecasts runs[/]
-    """
-    from lightningrl_training.commands.forecast import forecasts_command
-
-    forecasts_command(folders, as_json=as_json)
-
-
 COMMANDS = (
     describe_command(sweep),
-    describe_command(forecasts),
     describe_command(runs_group),
     describe_command(evaluate, "eval"),
     describe_command(certify_run, "certify"),

@@ -1,41 +1,42 @@
 """`lightningrl try`: one rollout of one task, shown and not trained; most mistakes of an agent or a reward are seen
-here in seconds."""
+here in seconds. Where a recipe runs several in a worker, another runs beside it, so that what they share is seen."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-
-from rich.console import Console
 
 from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Interruption
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.types import RolloutMode, RolloutSpec, Task, Trajectory
-from lightningrl_client.recipe_file import read_recipe
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task, Trajectory
+from lightningrl_client.recipe_file import read_recipe, with_settings
 from lightningrl_credit.scoring import score_of
-from lightningrl_credit.trained_calls import explain_left_out
+from lightningrl_credit.trained_calls import explain_left_out, explain_read_answers
 from lightningrl_training.build import Parts
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.commands.printing import Page, show_warnings
-from lightningrl_training.commands.stopping import scratch_folder
+from lightningrl_training.commands.stopping import scratch_folder, show_phases
 from lightningrl_training.explanations import explain_ignored, explain_malformed
 from lightningrl_viewer.listing import show_command
 
 __all__ = ["try_command", "try_harness"]
 
-ROLLOUT = "try"
+ROLLOUTS: Final = ("try", "beside")
+"""The rollout that is shown, and one beside it where the recipe runs several at once."""
 OF_HARNESS: Final = {"runtime.workers": 1, "runtime.concurrency": 1, "sampling.max_tokens": 4096}
 """Settings for a rollout of a harness, whose answers are long."""
 
 
 def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
-    _try(*read_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings}), task=task, full=full)
+    recipe, wrong = read_recipe(source, {"runtime.workers": 1, **settings})
+    at_once = with_settings(recipe, {"runtime.concurrency": min(len(ROLLOUTS), recipe.runtime.concurrency)})
+    _try(at_once, wrong, task=task, full=full)
 
 
 def try_harness(name: str, text: str | None, *, full: bool, settings: Mapping[str, Any]) -> None:
@@ -61,43 +62,57 @@ def has_changed(task: Task, output: Any, trajectory: Trajectory) -> float:
 
 def _try(recipe: Recipe, wrong: Sequence[str], *, task: str | None, full: bool) -> None:
     show_warnings()
-    parts = build_checked(recipe, load_plugins(), wrong=wrong)
-    chosen = _task(parts, task)
     page = Page()
-    for why in parts.without_tools:
-        page.print(why)
     with scratch_folder("lightningrl-try-") as scratch:
         try:
-            asyncio.run(_attempt(recipe, parts, chosen, scratch, page))
+            with show_phases() as show_phase:
+                parts = build_checked(recipe, load_plugins(), wrong=wrong)
+                chosen = _task(parts, task)
+                notes = asyncio.run(_attempt(recipe, parts, chosen, scratch, show_phase))
+            for note in (*parts.without_tools, *notes):
+                page.print(note)
         except asyncio.CancelledError:
             raise Interruption("stopped") from None
-        show_command(ROLLOUT, run=scratch, runs=scratch, full=full)
+        show_command(ROLLOUTS[0], run=scratch, runs=scratch, full=full)
 
 
-async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, page: Page) -> None:
-    """One rollout, rewarded, in the scratch folder's store."""
+async def _attempt(
+    recipe: Recipe, parts: Parts, task: Task, scratch: Path, show_phase: Callable[[str], None]
+) -> list[str]:
+    """Run and reward one rollout, in the scratch folder's store; returns what there is to say of it."""
     from lightningrl_training.serving import serve_recipe
 
     cancel_on_signals()
-    with Console().status("starting") as status:
-        async with serve_recipe(recipe, parts, scratch, starting=status.update) as (recipe, served):
-            status.update(f"running the agent on task {task.id!r}")
-            spec = RolloutSpec(
-                id=ROLLOUT,
+    async with serve_recipe(recipe, parts, scratch, starting=show_phase) as (recipe, served):
+        show_phase(f"running the agent on task {task.id!r}")
+        ids = ROLLOUTS[: recipe.runtime.concurrency]
+        specs = [
+            RolloutSpec(
+                id=name,
                 task=task,
-                group_id=ROLLOUT,
+                group_id=name,
                 mode=RolloutMode.VALIDATION,
                 sampling=recipe.validation_sampling,
                 timeout_s=recipe.runtime.limit_s,
             )
-            await served.client.create_rollouts([spec])
-            (trajectory,) = await parts.evaluator.reward(await fetch_ended(served.client, [ROLLOUT]))
-            await served.client.set_scores([score_of(trajectory)])
-            ignored = explain_ignored((await served.client.status()).policies)
-            notes = ignored, explain_left_out([trajectory], recipe), explain_malformed([trajectory])
-            status.update("stopping")
-    for note in filter(None, notes):
-        page.print(note)
+            for name in ids
+        ]
+        await served.client.create_rollouts(specs)
+        ended = await fetch_ended(served.client, ids)
+        (trajectory,) = await parts.evaluator.reward(ended[:1])
+        await served.client.set_scores([score_of(trajectory)])
+        ignored = explain_ignored((await served.client.status()).policies)
+        counted = [explain([trajectory], recipe) for explain in (explain_left_out, explain_read_answers)]
+        notes = ignored, *counted, explain_malformed([trajectory]), *map(_of_another, ended[1:])
+        show_phase("stopping")
+    return [note for note in notes if note]
+
+
+def _of_another(beside: Trajectory) -> str | None:
+    """A sentence where the rollout beside the one that is shown did not end well."""
+    if beside.outcome is Outcome.SUCCEEDED:
+        return None
+    return f"a second rollout, at the same time in the same process, ended in {beside.outcome.value}: {beside.error}"
 
 
 def _task(parts: Parts, wanted: str | None) -> Task:

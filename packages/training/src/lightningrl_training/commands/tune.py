@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from lightningrl_training.start import read_source
 from lightningrl_training.tuning.loss_curve import draw_losses
 from lightningrl_training.tuning.session import build_backend, make_renderer, read_data, tune_policy
 from lightningrl_training.tuning.settings import TuneSettings
-from lightningrl_viewer.reading.origin import newest_run
+from lightningrl_viewer.reading.origin import RunOrigin, newest_run
 
 __all__ = ["tune_command"]
 
@@ -84,6 +86,7 @@ def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> No
     try:
         with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
             bar = bars.add_task("update", total=steps, said="")
+            began: list[tuple[float, int]] = []
 
             def show(step: int, of: int, metrics: Mapping[str, float]) -> None:
                 values = ", ".join(
@@ -91,6 +94,7 @@ def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> No
                     for name in ("learn/loss", "learn/accuracy", "validation/loss", "validation/accuracy")
                     if name in metrics
                 )
+                values = ", ".join(filter(None, (values, _pace(began, step, of))))
                 bars.update(bar, completed=step, said=values)
                 if not console.is_terminal and values:
                     page.print(f"update {step}/{of}: {values}")
@@ -99,8 +103,22 @@ def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> No
     finally:
         backend.close()
     draw_losses(folder.metrics, folder.curve, title=f"{recipe.name}: {settings.method}")
-    typed = shlex.quote(str(result.policy))
+    typed, run = shlex.quote(str(result.policy)), shlex.quote(str(folder.path))
+    source = RunOrigin.read(folder.path).source
+    of = "RECIPE" if source is None else shlex.quote(os.path.relpath(source))
     which = "" if result.loss is None else f", the best by validation (loss {result.loss:.4g})"
     page.print(f"\n[bold]done:[/] weights after update {result.step}{which}")
-    page.print(f"  curve    {folder.curve}\n  look     lightningrl view {shlex.quote(str(folder.path))}")
-    page.print(f"  next     lightningrl train RECIPE --policy {typed}")
+    page.print(f"  curve    {folder.curve}\n  look     lightningrl view {run}")
+    page.print(f"  next     lightningrl train {of} --policy {typed}")
+    page.print(f"  measure  lightningrl eval {typed} --recipe {of}")
+    page.print(f"  weights  lightningrl export weights --run {run}")
+
+
+def _pace(began: list[tuple[float, int]], step: int, of: int) -> str:
+    """Say the rate of updates and the time left, from the second call on. `began`: when which update was the first."""
+    began += [] if began else [(time.monotonic(), step)]
+    seconds, updates = time.monotonic() - began[0][0], step - began[0][1]
+    if not updates:
+        return ""
+    minutes, rest = divmod(round(seconds / updates * (of - step)), 60)
+    return f"{seconds / updates:.2g} s an update, left {minutes}:{rest:02d}"

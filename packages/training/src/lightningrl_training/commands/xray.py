@@ -76,7 +76,7 @@ def _print_run(page: Page, xray: XRay, *, lists_rollouts: bool) -> None:
     page.print(f"{span}: {xray.rollout_count} rollouts, {xray.calls} trained calls")
     page.print(_own_sentence(xray))
     anchors = ", ".join(f"{name} {share(value)}" for name, value in xray.anchors.items())
-    page.print(f"calls whose state another rollout of the task was in: {anchors}\n")
+    page.print(f"calls whose state others of the task's rollouts were in, and not all: {anchors}\n")
     page.table(_methods(xray))
     if xray.pairs:
         page.print("\nmethods that disagree most", style="bold")
@@ -124,7 +124,7 @@ def _own_sentence(xray: XRay) -> str:
     if xray.own_difference == 0.0:
         return "the run's own method gives exactly what the run used"
     return (
-        f"the run's own method gives up to {xray.own_difference:.3g} else than the run used: its code or its "
+        f"the run's own method differs by up to {xray.own_difference:.3g} from what the run used: its code or its "
         "options have changed since"
     )
 

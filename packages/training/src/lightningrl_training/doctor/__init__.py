@@ -41,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="attacks", asks="do rewards pay for what is worth nothing", look=reward_attack.rewards_stand),
     Check(name="variety", asks="do rewards differ within groups", look=signal_checks.reward_varies),
     Check(name="learning", asks="does reward reach the sampled tokens", look=signal_checks.reward_reaches_tokens),
-    Check(name="forecast", asks="will it learn", look=signal_checks.gain_expected),
+    Check(name="gain", asks="what is left to gain", look=signal_checks.rewards_to_gain),
     Check(name="settings", asks="is every setting read", look=recipe_checks.settings_read),
     Check(name="tasks", asks="are tasks different, and held-out ones held out", look=recipe_checks.tasks_differ),
     Check(name="memory", asks="does it fit into memory", look=recipe_checks.memory_enough),

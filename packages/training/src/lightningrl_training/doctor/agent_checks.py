@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolCall, Trajectory, Transition
-from lightningrl_credit.trained_calls import explain_left_out
+from lightningrl_credit.trained_calls import explain_left_out, explain_read_answers
 from lightningrl_training.doctor.findings import Finding, failed, passed, warned
 from lightningrl_training.doctor.observation import Observation
 from lightningrl_training.explanations import CACHES, explain_cache, explain_malformed
@@ -100,8 +100,8 @@ def errors(seen: Observation) -> Finding:
     if len(wrong) > MANY_ERRORS * len(every):
         return warned(
             summary,
-            "mend it, or, where the policy is to learn not to cause it, set outcomes.agent_error = 'train': such "
-            "rollouts are left out now",
+            "mend it where it is the agent's own; the policy learns not to cause it, for such rollouts earn the lowest "
+            "reward; what the world causes is named in outcomes.infrastructure",
         )
     return passed(summary)
 
@@ -179,8 +179,8 @@ def roles_named(seen: Observation) -> Finding:
             f"{roles[None]} of {len(seen.calls)} calls have no role ({counts}), and the recipe tells roles apart",
             "name an adapter in `adapters`, a [roles.NAME] table, or `with role(...)` around the calls",
         )
-    left_out = explain_left_out(seen.rollouts, seen.recipe)
-    return passed("; ".join(filter(None, (f"calls by role: {counts or 'none'}", left_out))))
+    trained = (explain(seen.rollouts, seen.recipe) for explain in (explain_left_out, explain_read_answers))
+    return passed("; ".join(filter(None, (f"calls by role: {counts or 'none'}", *trained))))
 
 
 def _names_roles(seen: Observation) -> bool:
@@ -213,7 +213,7 @@ def context_used(seen: Observation) -> Finding:
         return failed(
             f"{len(over)} of {len(every)} rollouts went over the context of {lengths} tokens; one is "
             f"{over[0].rollout_id}",
-            "shorten what the agent sends, or take a policy with a longer context; such rollouts are left out",
+            "shorten what the agent sends, or take a policy with a longer context; such rollouts earn the least",
         )
     wanted = seen.recipe.sampling.max_tokens
     calls = [call for call in seen.calls if call.policy in seen.contexts]

@@ -7,22 +7,19 @@ from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
-from lightningrl.types import TrajectoryGroup
-from lightningrl_credit.scoring import CreditedGroup
+from lightningrl.types import Outcome, Trajectory, TrajectoryGroup
 from lightningrl_training.doctor.findings import Finding, Verdict, failed, passed, warned
-from lightningrl_training.doctor.forecast import moved, way_at_end
+from lightningrl_training.doctor.forecast import way_at_end
 from lightningrl_training.doctor.observation import Lesson, Observation
-from lightningrl_training.forecast.changes import possible_changes
-from lightningrl_training.forecast.evidence import gather
-from lightningrl_training.forecast.movement import Movement
-from lightningrl_training.forecast.prediction import predict
+from lightningrl_training.explanations import WAYS_OUT
 
-__all__ = ["gain_expected", "reward_reaches_tokens", "reward_varies", "rewards_given", "sampling_free"]
+__all__ = ["reward_reaches_tokens", "reward_varies", "rewards_given", "rewards_to_gain", "sampling_free"]
 
 LITTLE = 0.1
 """Share of the way to where learning leads: training for less of it makes no difference that one sees."""
 NO_GAIN = 0.02
-"""Gain in mean reward, scaled to [0, 1], below which a run has taught nothing."""
+"""Share of the range of rewards that is too little to gain."""
+NEARLY = 1e-9
 FEW_GROUPS = 4
 """Groups below which nothing is concluded about all of them."""
 
@@ -95,12 +92,13 @@ def rewards_given(seen: Observation) -> Finding:
     failures = [rollout for rollout in every if rollout.unrewarded is not None]
     if failures:
         first = f"{failures[0].rollout_id}: {failures[0].unrewarded}"
-        judge = failed if len(failures) > seen.recipe.outcomes.max_failed_rewards * len(every) else warned
+        judge = failed if len(failures) > max(1, seen.recipe.outcomes.max_failed_rewards * len(every)) else warned
         return judge(
             f"a reward or evidence failed on {len(failures)} of {len(every)} rollouts; first, {first}",
-            "mend it: such rollouts are left out, and more than outcomes.max_failed_rewards of them stop the run",
+            "mend it: more than outcomes.max_failed_rewards of them stop the run, and until then such rollouts count "
+            "as the lowest reward, or are left out where it fails on all",
         )
-    asked = [rollout for rollout in every if seen.recipe.outcomes.is_trained(rollout.outcome)]
+    asked = [rollout for rollout in every if seen.recipe.outcomes.asks_rewards(rollout.outcome)]
     without = [rollout for rollout in asked if rollout.reward is None]
     if asked and len(without) == len(asked):
         silent = sorted({name for rollout in without for name, value in rollout.rewards.items() if value is None})
@@ -137,10 +135,13 @@ def reward_varies(seen: Observation) -> Finding:
         return passed(summary)
     if len(everything) == 1:
         (only,) = everything
+        if "judge" in seen.requires and any(seen.signals):
+            return passed(f"all rewards are {only:g}; the judge's grades differ within groups")
+        if not any(one.outcome is Outcome.SUCCEEDED for group in seen.groups for one in group.trajectories):
+            return passed(f"every rollout failed and earned the lowest, {only:g}: what it ends in says why")
         return failed(
             f"all rewards are {only:g}",
-            "look at one with `lightningrl try`: is the reward right? Else take easier tasks, or a policy that solves "
-            "some",
+            f"look at one with `lightningrl try`: is the reward right? Where the policy solves none, {WAYS_OUT}",
         )
     judge = failed if len(groups) >= FEW_GROUPS else warned
     return judge(
@@ -166,26 +167,33 @@ def reward_reaches_tokens(seen: Observation) -> Finding:
     return replace(worst, evidence=worst.evidence + _after_rehearsal(seen))
 
 
-def gain_expected(seen: Observation) -> Finding:
-    """Check that a gain is within what the forecast holds for possible, where some group has a signal at all."""
-    credited = [
-        CreditedGroup(group=group, advantages=(), has_signal=signal)
-        for group, signal in zip(seen.groups, seen.signals, strict=True)
+def rewards_to_gain(seen: Observation) -> Finding:
+    """Check that there is something left to gain: what all rollouts earn, the best of each group, and the likeliest."""
+    groups = [
+        earned
+        for group in seen.groups
+        if (earned := [(_likelihood(one), one.reward) for one in group.trajectories if one.reward is not None])
     ]
-    is_known = any(lesson.gain is not None and not lesson.is_planted for lesson in seen.lessons.values())
-    movement = Movement(asked=moved(seen), earned=0.0) if is_known else None
-    evidence = gather(seen.recipe, credited, movement=movement)
-    if evidence is None or seen.reward_error is not None:
-        return passed("no rollout was rewarded, so there is nothing to forecast from")
-    made = predict(evidence)
+    if not groups or seen.reward_error is not None:
+        return passed("no rollout was rewarded")
+    low, high = seen.recipe.reward_bounds
+    mean = fmean(reward for earned in groups for _, reward in earned)
+    bests = [max(reward for _, reward in earned) for earned in groups]
+    size, solved = seen.recipe.loop.group_size, sum(best >= high - NEARLY for best in bests)
+    likeliest = fmean(max(earned)[1] for earned in groups)
     summary = (
-        f"from {evidence.rollouts} rollouts, mean reward {evidence.reward:.2f} of 0 to 1: {made.gain:+.2f} after "
-        f"{evidence.steps} steps, 90 % within {made.low:+.2f} and {made.high:+.2f}"
+        f"mean reward {mean:.2f} of {low:g} to {high:g}; best of {size} {fmean(bests):.2f}, and {solved} of "
+        f"{len(groups)} groups reach {high:g} (pass@{size}); the likeliest rollouts earn {likeliest:.2f}"
     )
-    changes = [change.what for change in possible_changes(evidence)]
-    if evidence.signal and made.high < NO_GAIN and changes:
-        return warned(summary, f"{changes[0]}; `lightningrl forecast` looks at more rollouts")
+    left = (high - mean) / (high - low)
+    if left < NO_GAIN:
+        return warned(summary, "harder tasks: these are solved before any step")
     return passed(summary)
+
+
+def _likelihood(rollout: Trajectory) -> float:
+    """Σ log π of the trained tokens."""
+    return sum(float(call.logprobs.sum()) for call in rollout.transitions if call.trainable)
 
 
 def _after_rehearsal(seen: Observation) -> str:

@@ -47,6 +47,8 @@ class Certificate:
     """Different tokens among `trained`."""
     trained_unsampled: int
     """Tokens among `trained` that were not sampled, or were after other tokens."""
+    trained_cut: int
+    """Tokens among `trained` that were sampled from a part of the softmax: by top-p, top-k or a grammar."""
 
     @property
     def is_passed(self) -> bool:
@@ -79,6 +81,7 @@ async def certify(folder: Path) -> Certificate:
         trained=trained.tokens,
         trained_unique=trained.unique,
         trained_unsampled=trained.unsampled,
+        trained_cut=trained.cut,
     )
 
 
@@ -88,6 +91,8 @@ class TrainedTokens:
 
     tokens: int = 0
     unsampled: int = 0
+    cut: int = 0
+    """Tokens that were sampled from a part of the softmax."""
     seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     """Calls that were trained."""
     unique: int = 0
@@ -100,6 +105,7 @@ class TrainedTokens:
             start = len(call.prompt_ids)
             self.tokens += len(places)
             self.by_step[step] += len(places)
+            self.cut += len(places) if call.sampling.is_cut else 0
             if (row.rollout_id, number) not in self.seen:
                 self.seen.add((row.rollout_id, number))
                 self.unique += len(places)

@@ -8,6 +8,7 @@ One policy runs after the other. Where the comparison may stop early, both run b
 Candidates are found by what a user writes:
 
 RUN  RUN@best  RUN@newest  RUN@40      a run's checkpoint
+RUN@base  RUN@0                        the weights that it started from
 FOLDER                                 an exported transformers folder, or any other
 MODEL@https://api.openai.com/v1        a model of an OpenAI-compatible provider
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,6 +27,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import pydantic
 
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
@@ -34,7 +38,7 @@ from lightningrl.types import SamplingSettings, Task, Trajectory
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.scoring import score_of
 from lightningrl_training.build import Parts
-from lightningrl_training.checkpoints import Checkpoint, find_checkpoint
+from lightningrl_training.checkpoints import Checkpoint, best_checkpoint, find_checkpoint
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.evaluation.result import Comparison, EvaluatedTask, Evaluation, compare, sample_of
@@ -43,7 +47,8 @@ from lightningrl_training.explanations import explain_no_rewards
 from lightningrl_training.run_sync import Show, show_nobody
 from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.task_files import task_source
-from lightningrl_training.tasks import columns_of, plan_evaluation, read_tasks
+from lightningrl_training.tasks import columns_of, count_validated, plan_evaluation, read_tasks
+from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.model_files import find_model
 from lightningrl_viewer.reading.origin import RunOrigin
 
@@ -174,7 +179,8 @@ class _Candidate:
         for place, number in enumerate(numbers):
             mine = trajectories[place * self.how.samples : (place + 1) * self.how.samples]
             task = self.tasks[number]
-            self.done.append(EvaluatedTask(id=task.id, slices=_slices(task), samples=tuple(map(sample_of, mine))))
+            samples = tuple(sample_of(rollout, self.candidate.recipe.outcomes) for rollout in mine)
+            self.done.append(EvaluatedTask(id=task.id, slices=_slices(task), samples=samples))
 
     async def _collect(self, ids: Sequence[str], show: Callable[[int], None]) -> list[Trajectory]:
         client, evaluator, trajectories = self.served.client, self.parts.evaluator, list[Trajectory]()
@@ -189,14 +195,16 @@ class _Candidate:
     def _refuse_no_results(self, trajectories: Sequence[Trajectory]) -> None:
         """Raise LightningError where none of many rollouts, or of all, has a result: no answers, or a broken reward."""
         ran, so_far = len(self.done) * self.how.samples + len(trajectories), self.evaluation
-        has_result = so_far.values() or any(sample_of(one).value(so_far.bounds[0]) is not None for one in trajectories)
+        has_result = so_far.values() or any(rollout.reward is not None for rollout in trajectories)
         if not has_result and ran >= min(AT_ONCE, len(self.tasks) * self.how.samples):
             where = f"`lightningrl rollouts list --run {shlex.quote(str(self.folder))}` lists them"
             raise LightningError(f"{self.candidate.name}: {explain_no_rewards(trajectories)}; {where}")
 
     @property
     def step(self) -> int | None:
-        return None if self.candidate.checkpoint is None else self.candidate.checkpoint.state.step
+        if self.candidate.checkpoint is None:
+            return None if self.candidate.run is None else 0
+        return self.candidate.checkpoint.state.step
 
     @property
     def evaluation(self) -> Evaluation:
@@ -214,6 +222,8 @@ class _Candidate:
             asked=len(self.tasks),
             rollouts=str(self.folder),
             at=time.time(),
+            chosen_among=self.candidate.chosen_among,
+            chosen_by=self.candidate.count_choosing(self.tasks),
         )
 
 
@@ -294,9 +304,17 @@ class Candidate:
     """Name to show: `runs/mine after step 40`."""
     recipe: Recipe
     checkpoint: Checkpoint | None = None
-    """Weights; None = the models as the recipe has them."""
+    """Weights; None = the models as the recipe, or the run at its start, has them."""
     upstream: NamedUpstreamConfig | None = None
     """Provider that answers in place of any policy."""
+    run: Path | None = None
+    """Folder of the run whose weights they are."""
+    chosen_among: int = 0
+    """Validations whose best chose the checkpoint; 0 = it was not chosen."""
+
+    def count_choosing(self, tasks: Sequence[Task]) -> int:
+        """Count the tasks that chose the checkpoint. Raises RunFolderError."""
+        return count_validated(self.run, tasks) if self.run is not None and self.chosen_among else 0
 
 
 def run_of(text: str) -> Path | None:
@@ -311,25 +329,44 @@ def _is_run(path: Path) -> bool:
 
 def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None = None) -> Candidate:
     """Find the candidate that the text names. `recipe` None = the run's own. Raises ConfigError, RunFolderError."""
-    model, _, place = text.rpartition("@")
-    if place.startswith(("http://", "https://")):
+    if (provider := re.fullmatch(r"(?s)(.*?)@(https?://.*)", text)) is not None:
+        model, place = provider.groups()
         if not model:
             raise ConfigError(
-                f"{text!r} names no model; write MODEL@URL, for example gpt-5-mini@https://api.openai.com/v1"
+                "an address without a model; write MODEL@URL, for example gpt-5-mini@https://api.openai.com/v1"
             )
-        upstream = NamedUpstreamConfig(base_url=place, api_key_env=api_key_env, model=model)
+        try:
+            upstream = NamedUpstreamConfig(base_url=place, api_key_env=api_key_env, model=model)
+        except pydantic.ValidationError as error:  # its text would show the address
+            raise ConfigError(f"the address of model {model!r}: {error.errors()[0]['msg']}") from None
         return Candidate(name=f"{model} at {place}", recipe=_wanted(recipe, text), upstream=upstream)
     if (run := run_of(text)) is not None:
-        saved = find_checkpoint(run, place if Path(text) != run else None)
-        return Candidate(name=f"{run} after step {saved.state.step}", recipe=_of_run(run, recipe), checkpoint=saved)
+        place = "" if Path(text) == run else text.rpartition("@")[2]
+        if place in ("0", "base"):  # whatever checkpoints were kept
+            return Candidate(name=f"{run} after step 0", recipe=_of_run(run, recipe), run=run)
+        saved = find_checkpoint(run, place or None)
+        return Candidate(
+            name=f"{run} after step {saved.state.step}",
+            recipe=_of_run(run, recipe),
+            checkpoint=saved,
+            run=run,
+            chosen_among=_count_choices(run, saved),
+        )
     weights = find_model(text, (Path.cwd(),)) or Path(text)
     if weights.is_file() or (weights / "config.json").is_file():
         settings = {"policy.model": str(weights.absolute())}
         return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), settings))
     raise ConfigError(
         f"{text!r} is no run folder, no model's file or folder and no model of a provider; write RUN, RUN@best, "
-        "RUN@40, a folder with a config.json, a GGUF file, or MODEL@https://…"
+        "RUN@40, RUN@base, a folder with a config.json, a GGUF file, or MODEL@https://…"
     )
+
+
+def _count_choices(run: Path, saved: Checkpoint) -> int:
+    """Count the validations that a checkpoint is the best of; 0 = it is not the best, or there is no other."""
+    best = best_checkpoint(run)
+    validations = sum("validation/reward" in row for row in read_rows(run))
+    return validations if best is not None and best.state.step == saved.state.step and validations > 1 else 0
 
 
 def _wanted(recipe: Recipe | None, text: str) -> Recipe:
@@ -343,7 +380,8 @@ def _wanted(recipe: Recipe | None, text: str) -> Recipe:
 def _of_run(run: Path, recipe: Recipe | None) -> Recipe:
     origin = RunOrigin.read(run)
     tables = {name: f'policies."{name}"' for name in origin.models} | {origin.recipe.policy.name: "policy"}
-    own = with_settings(origin.recipe, {f"{tables[name]}.model": model for name, model in origin.models.items()})
+    models = {f"{tables[name]}.model": model for name, model in origin.models.items()}
+    own = with_settings(origin.recipe, {"store_url": None, "runtime.servers": 1, **models})
     if recipe is None:
         return own
     return own.model_copy(update={**{name: getattr(recipe, name) for name in EXAMINED}, "folder": recipe.folder})

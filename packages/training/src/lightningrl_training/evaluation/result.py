@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from lightningrl.errors import ConfigError
+from lightningrl.recipe_tables import OutcomesConfig
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, SamplingSettings, Trajectory
 from lightningrl_training.evaluation.statistics import (
     LEVEL,
@@ -96,6 +97,10 @@ class Evaluation:
     """Folder that `lightningrl rollouts --run` reads."""
     at: float = 0.0
     """Unix seconds."""
+    chosen_among: int = 0
+    """Validations whose best chose this checkpoint; 0 = it was not chosen."""
+    chosen_by: int = 0
+    """Number of `asked` tasks that were among those that chose it: on them the policy looks better than it is."""
 
     @property
     def lowest(self) -> float:
@@ -193,13 +198,14 @@ class Evaluation:
         return [sample for task in self.tasks for sample in task.samples]
 
 
-def sample_of(trajectory: Trajectory) -> EvaluatedSample:
+def sample_of(trajectory: Trajectory, outcomes: OutcomesConfig) -> EvaluatedSample:
+    """A sample of a rewarded rollout. A failure of the agent's own has none: it counts as the lowest there is."""
     forwarded = [call for call in trajectory.other_calls if call.kind is OtherCallKind.FORWARDED]
     sampled = [(len(call.prompt_ids), len(call.completion_ids)) for call in trajectory.transitions]
     counts = [*sampled, *map(_usage, forwarded)]
     return EvaluatedSample(
         rollout_id=trajectory.rollout_id,
-        reward=trajectory.reward,
+        reward=trajectory.reward if outcomes.asks_rewards(trajectory.outcome) else None,
         outcome=trajectory.outcome,
         calls=len(counts),
         prompt_tokens=_sum([prompt for prompt, _ in counts]),

@@ -10,6 +10,7 @@ Tasks are the sample and policies the treatment: the results hold for tasks like
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEVEL", "Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "sign_flip_p"]
+__all__ = ["LEVEL", "Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "rank_sum_p", "sign_flip_p"]
 
 Question = TypeVar("Question")
 Numbers = NDArray[np.float64]
@@ -140,6 +141,24 @@ def sign_flip_p(differences: Sequence[float] | Numbers) -> float:
         return float(np.mean(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12))
     signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), size=(FLIPS, len(numbers)))
     return float((1 + np.sum(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12)) / (FLIPS + 1))
+
+
+def rank_sum_p(first: Sequence[float], second: Sequence[float]) -> float:
+    """P-value of two sets of runs by their ranks alone: the share of all ways to deal the runs out whose sum of ranks
+    is as far from its mean (Wilcoxon 1945). Equal runs share a rank, so runs that never arrived may all be infinite."""
+    values = [*first, *second]
+    ranks = [
+        sum(other < value for other in values) + (1 + sum(other == value for other in values)) / 2 for value in values
+    ]
+    doubled = [round(2 * rank) for rank in ranks]
+    ways = [Counter({0: 1}), *(Counter[int]() for _ in first)]  # of so many runs: sum of their ranks -> hands
+    for rank in doubled:
+        for fewer, more in zip(ways[-2::-1], ways[:0:-1], strict=True):
+            for total, hands in fewer.items():
+                more[total + rank] += hands
+    mean = len(first) * (len(values) + 1)
+    seen = abs(sum(doubled[: len(first)]) - mean)
+    return sum(hands for total, hands in ways[-1].items() if abs(total - mean) >= seen) / ways[-1].total()
 
 
 def holm(p_values: Mapping[Question, float]) -> dict[Question, float]:

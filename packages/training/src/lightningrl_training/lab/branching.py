@@ -102,13 +102,13 @@ async def branch_rollout(
     spec, recorded, calls, answers = await _read(folder, rollout_id)
     points = _points(recorded, at)
     origin = RunOrigin.read(folder)
-    recipe = with_settings(origin.recipe, settings)
+    recipe = with_settings(origin.recipe, {"store_url": None, "runtime.servers": 1, **settings})
     saved = next(reversed(checkpoints(folder)), None)
     step = saved.state.step if saved else 0
     own = folder / "branches" / f"step-{step:06d}" / rollout_id
     show("checking the recipe", 0, 0)
     parts = build_checked(recipe, load_plugins())
-    source = await _copy(make_place(own, parts), spec, recorded, calls)
+    source = await _copy(make_place(own, parts, recipe), spec, recorded, calls)
     weights = saved.folder if saved else None
     async with serve_recipe(recipe, parts, own, weights, starting=lambda what: show(what, 0, 0)) as (recipe, served):
         first = BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=0)

@@ -1,4 +1,4 @@
-"""Recorded rollouts credited anew, by another assigner, judge or rewards; nothing is trained, nothing is written.
+"""Recorded rollouts credited anew, by another assigner, judge or rewards; nothing is trained.
 
 each step of the ledger ─► its trajectories ─► Evaluator: rewards, evidence ─► Scorer: credit ─► beside the store's
                                               └─ values of the same digest are taken as they are: nobody is asked twice
@@ -21,11 +21,13 @@ from lightningrl.advantages import FloatArray, mean
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.records import RolloutFilter, StepRecord
+from lightningrl.records import RolloutFilter, Score, StepRecord
 from lightningrl.types import Array, RolloutMode, Trajectory
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.trained_calls import trained_calls_of
 from lightningrl_credit.xray import Agreement, agree
+from lightningrl_server.store import SqlStore
+from lightningrl_server.store.location import find_store
 from lightningrl_training.build import build_credit
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun, open_run
@@ -181,7 +183,7 @@ class RescoredRollout:
     flips: bool
     """True where it was above its group's mean and would be below, or the other way round."""
     failed: str | None
-    """The reason why it would have no reward, where a reward failed."""
+    """The reason, where a reward failed: it would have the lowest, or none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,13 +206,22 @@ class Rescore:
     """Agreement of each call's credit, before and after."""
     failures: int
     """Rollouts on which a reward failed."""
+    failure: str | None
+    """The first of these failures: which reward, and why."""
 
 
 async def rescore(
-    folder: Path, *, reward: Any, name: str | None, settings: Mapping[str, Any] | None, steps: Collection[int] | None
+    folder: Path,
+    *,
+    reward: Any,
+    name: str | None,
+    settings: Mapping[str, Any] | None,
+    steps: Collection[int] | None,
+    write: bool = False,
 ) -> Rescore:
     """Try `reward` in place of the recipe's reward `name` (None = its only one), with its weight; `settings` by dotted
-    key. Raises ConfigError where no reward is given, and whatever building and calling the reward raises."""
+    key. `write`: an imported run keeps the rewards. Raises ConfigError where no reward is given, and whatever building
+    and calling the reward raises."""
     recipe = RunOrigin.read(folder).recipe
     chosen: dict[str, Any] = {}
     if reward is not None:
@@ -227,9 +238,13 @@ async def rescore(
         raise ConfigError("no reward is given to try; give one: --reward file.py:new")
     changed = with_settings(recipe, {**chosen, **(settings or {})})
     if trained_calls_of(recipe):
+        if write:
+            raise ConfigError(f"run {str(folder)!r} trained with its rewards and keeps them; leave out --write")
         rollouts = await recredit(folder, changed, steps)
     else:
         rollouts = await _reward_untrained(folder, changed, steps)
+        if write:
+            await _keep_rewards(folder, [rollout.after for rollout in rollouts])
     if not rollouts:
         raise LightningError(f"run {str(folder)!r} has no trained rollouts; there is none to try a reward on")
     return summarize(rollouts)
@@ -252,6 +267,24 @@ async def _reward_untrained(folder: Path, recipe: Recipe, steps: Collection[int]
                     Recredit(step=0, before=before, after=after, advantages_before=credit, advantages=credit)
                 )
     return rewarded
+
+
+async def _keep_rewards(folder: Path, rollouts: Sequence[Trajectory]) -> None:
+    store = await SqlStore.open(find_store(folder))
+    try:
+        scores = [
+            Score(
+                rollout_id=rollout.rollout_id,
+                attempt=rollout.attempt,
+                rewards=rollout.rewards,
+                reward=rollout.reward,
+                unrewarded=rollout.unrewarded,
+            )
+            for rollout in rollouts
+        ]
+        await store.set_scores(scores)
+    finally:
+        await store.close()
 
 
 def summarize(rollouts: Sequence[Recredit]) -> Rescore:
@@ -281,6 +314,7 @@ def summarize(rollouts: Sequence[Recredit]) -> Rescore:
         lost=tuple(lost),
         credit=agree(_by_call(rollouts, "advantages_before"), _by_call(rollouts, "advantages")),
         failures=sum(rollout.after.unrewarded is not None for rollout in rollouts),
+        failure=next((rollout.after.unrewarded for rollout in rollouts if rollout.after.unrewarded is not None), None),
     )
 
 

@@ -28,7 +28,7 @@ from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.table import CreditTable, join_tables, make_table
 from lightningrl_credit.trained_calls import trained_calls_of
 from lightningrl_credit.xray import MissingMethod, XRay, read_table
-from lightningrl_training.build import build_assigner, build_scorer
+from lightningrl_training.build import build_assigner, build_scorer, with_kl
 from lightningrl_training.evaluator import classify_tools
 from lightningrl_training.lab.recredit import check_steps, find_measured, read_measured, read_rollouts
 from lightningrl_training.part_checks import required_settings
@@ -210,7 +210,7 @@ class RunXRay:
         own = {"use": credit.use, "options": credit.options}
         is_plain = credit.use in installed and not credit.options
         summary = f"credit.use = {credit.use!r}, as the run was trained"
-        methods = [self._method(scorer, credit.use if is_plain else "run", summary, own)]
+        methods = [self._method(scorer, credit.use if is_plain else "run", summary, own, is_own=True)]
         for name, plugin in installed.items():
             if is_plain and name == credit.use:
                 continue
@@ -234,10 +234,14 @@ class RunXRay:
             methods.append(added)
         return methods
 
-    def _method(self, scorer: Scorer, name: str, summary: str, part: Mapping[str, Any]) -> TriedMethod:
+    def _method(
+        self, scorer: Scorer, name: str, summary: str, part: Mapping[str, Any], *, is_own: bool = False
+    ) -> TriedMethod:
         method = TriedMethod(name=name, summary=summary)
         try:
             assigner = build_assigner(self.plugins, part["use"], part.get("options", {}), self.recipe.folder)
+            if is_own:
+                assigner = with_kl(self.recipe, assigner)
             by_role = {"agents"} if self.recipe.credit.compare == "role" else set[str]()
             requires, needs = assigner.requires | by_role, installed_needs(self.plugins)
             return replace(method, scorer=scorer.with_credit(assigner), requires=requires, needs=needs)

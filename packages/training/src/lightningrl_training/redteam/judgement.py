@@ -141,8 +141,8 @@ class Judgement:
             others = f" and {len(kinds) - 1} others" if len(kinds) > 1 else ""
             sentence = f"the reward fails on {kinds[0]}{others}: {attempts[0].earned.failure}"
             advice = (
-                "return the least value for an output that cannot be read: a rollout whose reward fails is left out, "
-                "so the policy is never told that it was wrong, and many of them end the run"
+                "return the least value for an output that cannot be read: a rollout whose reward fails counts as the "
+                "lowest, and many of them end the run"
             )
             tasks = len({attempt.task.id for attempt in self.tried})
             severity = Severity.HIGH if attempts[0].earned.is_defect else Severity.MEDIUM

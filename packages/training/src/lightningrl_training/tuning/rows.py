@@ -17,9 +17,11 @@ import numpy as np
 
 from lightningrl.backends import Continuation
 from lightningrl.errors import ConfigError
+from lightningrl_server.gateway.dialects.synonyms import is_untrained
 from lightningrl_server.gateway.known_answers import KnownAnswer, render_answer
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_training.task_files import read_text
 from lightningrl_training.tuning.settings import Method
 
 __all__ = ["Row", "Rows", "find_file", "read_rows"]
@@ -72,7 +74,12 @@ def read_rows(path: Path, method: Method, renderer: PolicyRenderer, most: int | 
     for line, row in _read_lines(path):
         where = f"{str(path)!r}, line {line}"
         conversations, label = _conversations(row, method, where)
-        tools = row.get("tools") or None
+        tools = _tools(row, where)
+        if any(
+            messages and isinstance(messages[-1], dict) and is_untrained(messages[-1]) for messages in conversations
+        ):
+            rows.left_out["its author took the answer out (weight 0)"] += 1
+            continue
         try:
             answers = [render_answer(renderer, messages, tools) for messages in conversations]
         except (Refusal, ValueError) as error:
@@ -87,17 +94,29 @@ def read_rows(path: Path, method: Method, renderer: PolicyRenderer, most: int | 
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{str(path)!r}, line {number} is no JSON ({error}); mend or remove it") from None
-            if not isinstance(row, dict):
-                raise ConfigError(f"{str(path)!r}, line {number} is no object; write a row for each line")
-            yield number, row
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{str(path)!r}, line {number} is no JSON ({error}); mend or remove it") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{str(path)!r}, line {number} is no object; write a row for each line")
+        yield number, row
+
+
+def _tools(row: Mapping[str, Any], where: str) -> list[Any] | None:
+    """The row's tools; TRL recommends them as JSON text, which Arrow does not change."""
+    tools = row.get("tools") or None
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) or None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: 'tools' is a text that is no JSON ({error}); mend or remove it") from None
+    if not isinstance(tools, list | None):
+        raise ConfigError(f"{where}: 'tools' is a list of tools, or JSON of one; this one has {tools!r:.60}")
+    return tools
 
 
 def _conversations(row: Mapping[str, Any], method: Method, where: str) -> tuple[list[list[Any]], bool]:
@@ -108,6 +127,12 @@ def _conversations(row: Mapping[str, Any], method: Method, where: str) -> tuple[
         if not is_right:
             kind = "true or false" if name == "label" else "a list of messages"
             raise ConfigError(f"{where}: a row of {method} has {name!r}, {kind}; this one has {row.get(name)!r:.60}")
+    for name in {"sft": (), "dpo": ("chosen", "rejected"), "kto": ("completion",)}[method]:
+        if len(row[name]) != 1:
+            raise ConfigError(
+                f"{where}: {name!r} has {len(row[name])} messages, and one answer of the assistant is compared; put "
+                "the turns that come before it into 'prompt'"
+            )
     if method == "sft":
         return [row["messages"]], True
     if method == "dpo":

@@ -26,6 +26,7 @@ from lightningrl.recipe import Recipe
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_training.checkpoints import LoopState, find_checkpoint
 from lightningrl_training.export import name_stops, open_to_readers
+from lightningrl_training.exported_settings import fix_template, set_sampling
 from lightningrl_training.loggers.jsonl import JsonlLogger
 from lightningrl_training.memory_check import check_tuning_memory
 from lightningrl_training.models import own_template
@@ -49,12 +50,14 @@ _OF_RL = frozenset(
         "importance_cap",
         "importance_mask",
         "kl_coef",
+        "kl_estimator",
         "learning_rate",
         "loss",
         "loss_options",
         "minibatches",
         "minimum_factor",
         "schedule",
+        "sequence_mask",
         "total_steps",
         "vllm",
         "warmup_steps",
@@ -257,8 +260,8 @@ def _write_policy(recipe: Recipe, folder: RunFolder, backend: Backend, renderer:
         backend.export(scratch)
         name_stops(scratch, renderer.stop_token_ids)
         template = own_template(name, recipe.policy, recipe.folder)
-        if template is not None:
-            (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
+        fix_template(scratch, template, recipe.policy.chat_template_kwargs)
+        set_sampling(scratch, recipe.sampling.settings())
         open_to_readers(scratch)
     score = chosen.state.score
     return TuneResult(policy=target, step=chosen.state.step, loss=None if score is None else -score)

@@ -15,7 +15,7 @@ from lightningrl.recipe import Recipe
 from lightningrl_training.evaluation.examination import Candidate, find_candidate
 from lightningrl_training.tuning.rows import find_file
 from lightningrl_training.tuning.settings import TuneSettings
-from lightningrl_viewer.reading.origin import read_run_file
+from lightningrl_viewer.reading.origin import read_import
 
 __all__ = ["WarmStart", "find_mistakes", "read_warm_start"]
 
@@ -75,7 +75,7 @@ def read_warm_start(recipe: Recipe) -> WarmStart:
         raise ConfigError(f"warm_start.threshold is {table.threshold:g} and no reward is above {highest:g}; lower it")
     tuning = TuneSettings.read({**recipe.tune, "data": Path.cwd()}, recipe.folder)
     rows, run = (None, None) if table.traces is None else _find_traces(table.traces, recipe.folder, tuning)
-    is_imported = run is not None and isinstance(read_run_file(run).get("traces"), dict)
+    is_imported = run is not None and read_import(run) is not None
     return WarmStart(
         rows=rows,
         run=run,

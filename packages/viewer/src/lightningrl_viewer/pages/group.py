@@ -8,6 +8,7 @@ from typing import Final
 
 from lightningrl.sanitize import as_text
 from lightningrl_viewer.page import Budget, LongText, NoSuchPage, Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.reading.dialogue import final_text
 from lightningrl_viewer.reading.group_diff import Sibling, SiblingCall
 
 __all__ = ["PAGE"]
@@ -71,7 +72,7 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
 def _output(sibling: Sibling, budget: Budget) -> LongText | None:
     """Return what came of a rollout: its output or its error; None = nothing yet."""
     value = sibling.rollout.error or sibling.rollout.output
-    return None if value is None else budget.truncate("", as_text(value), _OUTPUT)
+    return None if value is None else budget.truncate("", final_text(value), _OUTPUT)
 
 
 def _call(call: SiblingCall, budget: Budget, most: int) -> _Call:

@@ -11,12 +11,13 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lightningrl.errors import RunFolderError
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl_viewer.page import Budget, LongText, NoSuchPage, Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.reading.dialogue import Exchange, final_text, question_of, read_exchanges
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.queries.rollout_rows import Neighbours
 from lightningrl_viewer.reading.reader import read_group
@@ -42,6 +43,7 @@ _ROW_PART: Final = re.compile(r"call-(\d{1,9})-(\d{1,9})-(\d{1,9})")
 """A text's name: the call, its first token in the row, one after its last."""
 _LEVELS: Final = 3
 """Shades of a colour."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,20 @@ class _Item:
 
     call: ToolCall | OtherCall
     texts: Mapping[str, LongText | None]
+    talk: _Talk | None = None
+    """Another call's messages, where they can be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Talk:
+    """A call that a provider answered, as the page shows it."""
+
+    own: Exchange
+    parts: Sequence[_Part]
+    parts_left: int
+    tools: Sequence[_Item]
+    token_call: int | None
+    """Index of the call with its tokens; None = the trace has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,12 +103,13 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
     as_tokens = request.query.get("view") == "tokens"
     window = Window(first=first, calls=0 if as_tokens else CALLS, tokens=READ_TOKENS)
     trace, reasons, whole = await _read(viewed, request.path["rollout_id"], window)
-    rollout, nodes = trace.rollout, read_lineage(trace)
-    if current is not None and not 0 <= current < max(1, len(trace.calls)):
-        raise NoSuchPage(
-            f"rollout {rollout.spec.id!r} has {len(trace.calls)} calls, numbered from 0; there is no call {current}"
-        )
+    rollout, nodes, is_import = trace.rollout, read_lineage(trace), viewed.is_import
     as_tokens = as_tokens and bool(trace.calls)
+    exchanges = await asyncio.to_thread(read_exchanges, trace)
+    alone = exchanges if not as_tokens and (is_import or not trace.calls) else ()
+    count = len(alone or trace.calls)
+    if current is not None and not 0 <= current < max(1, count):
+        raise NoSuchPage(f"rollout {rollout.spec.id!r} has {count} calls, numbered from 0; there is no call {current}")
     budget = Budget(PAGE_BYTES)
     values: dict[str, Any] = {
         "trace": trace,
@@ -102,16 +119,20 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         "nodes_left": max(0, len(nodes) - 300),
         "current": current,
         "as_tokens": as_tokens,
-        "task": budget.truncate("task", as_text(rollout.spec.task.input), _MOST_SHORT),
+        "task": budget.truncate("task", _asked(trace), _MOST_SHORT),
         "expected": _shorten("expected", rollout.spec.task.answer, budget),
         "attempts": [
             (attempt, _shorten(f"error-{attempt.attempt}", attempt.error or None, budget, 2 * _MOST_SHORT))
             for attempt in rollout.attempts[-20:]
         ],
         "output": _output(trace, budget),
-        "steps": _steps(trace, nodes, current),
+        "steps": _steps(count, alone or nodes, current),
+        "exchanges": alone,
+        "is_import": is_import,
         "unread": sorted(
-            policy for policy in {call.call.policy for call in trace.calls} if not viewed.run.has_text(policy)
+            policy
+            for policy in {call.call.policy for call in trace.calls}
+            if not alone and not viewed.run.has_text(policy)
         ),
         "around": await viewed.run.queries.neighbours(rollout.spec.id),
     }
@@ -123,16 +144,18 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
             **values,
             **_token_values(viewed, call, reasons[call.call.id], request),
         )
-    page = trace.calls[first : first + CALLS]
+    page = () if alone else trace.calls[first : first + CALLS]
+    talks = _Talks(trace, exchanges, budget, is_alone=bool(alone))
     return PageView(
         "rollout.html",
         title=rollout.spec.id,
         **values,
-        calls=[_call(trace, call, reasons[call.call.id], budget) for call in page],
+        calls=[_call(trace, call, reasons[call.call.id], budget, talks) for call in page],
+        talks=[talks.show(exchange) for exchange in alone[first : first + CALLS]],
         first=first,
-        more=first + CALLS if first + CALLS < len(trace.calls) else None,
-        before=_items(trace.other_calls, "before", budget) if first == 0 else [],
-        loose_tools=_items(trace.tool_calls, "loose", budget),
+        more=first + CALLS if first + CALLS < count else None,
+        before=_items(trace.other_calls, "before", budget, talks) if first == 0 else [],
+        loose_tools=_items(trace.tool_calls, "loose", budget, talks),
     )
 
 
@@ -140,8 +163,8 @@ async def show_text(viewed: ViewedRun, request: PageRequest) -> PageView:
     """Show the whole of one text of a rollout, a page at a time."""
     trace = await viewed.run.trace(request.path["rollout_id"], Window(calls=0, tokens=0))
     name, start = request.query.get("part", ""), max(0, request.number("from") or 0)
-    if place := _ROW_PART.fullmatch(name):
-        text = await viewed.run.row_text(trace.rollout.spec.id, *map(int, place.groups()))
+    if row := _ROW_PART.fullmatch(name):
+        text = await viewed.run.row_text(trace.rollout.spec.id, *map(int, row.groups()))
     else:
         text = next((text for part, text in _texts(trace) if part == name), None)
     if text is None:
@@ -149,9 +172,7 @@ async def show_text(viewed: ViewedRun, request: PageRequest) -> PageView:
             f"rollout {trace.rollout.spec.id!r} has no text {name[:40]!r}; go back to it and follow a link"
         )
     shown = Budget(TEXT_BYTES).truncate(name, text, TEXT_BYTES, start=start)
-    back = (
-        name.split("-")[1] if name.startswith(("call-", "tool-", "other-")) and name.split("-")[1].isdigit() else None
-    )
+    place = re.match(r"(?:call|tool|other|talk)-(\d+)-", name)
     return PageView(
         "text.html",
         title=f"{trace.rollout.spec.id} · {name}",
@@ -160,7 +181,7 @@ async def show_text(viewed: ViewedRun, request: PageRequest) -> PageView:
         found=shown,
         start=start,
         length=len(text),
-        back=back,
+        back=None if place is None else place[1],
         next=shown.end if shown.rest else None,
     )
 
@@ -169,32 +190,39 @@ async def _read(
     viewed: ViewedRun, rollout_id: str, window: Window
 ) -> tuple[Trace, Mapping[str, NoGradient | None], NoGradient | None]:
     trace = await viewed.run.trace(rollout_id, window)
+    if viewed.is_import:
+        return trace, dict.fromkeys(call.call.id for call in trace.calls), None
     try:
         recipe = (await viewed.cache.get("recipe", lambda: asyncio.to_thread(RunOrigin.read, viewed.folder))).recipe
     except RunFolderError:  # a store alone: nobody says what is trained
         return trace, dict.fromkeys(call.call.id for call in trace.calls), None
     group = await read_group(viewed.run, trace.rollout.spec.group_id)
-    versions: dict[str, int] = {}
-    if recipe.loop.asynchronous and trace.rollout.trained_step is None:  # it may have become too old
-        versions = {one.policy: one.version for one in reversed((await viewed.run.queries.health()).versions)}
-    return trace, explain_calls(trace, group.rollouts, recipe, versions), explain_rollout(trace, recipe, versions)
+    return trace, explain_calls(trace, group.rollouts, recipe), explain_rollout(trace, recipe)
 
 
 # ------------------------------------------------------------------ texts, by the names that links have
 
 
 def _texts(trace: Trace) -> Iterator[tuple[str, str]]:
-    yield "task", as_text(trace.rollout.spec.task.input)
+    yield "task", _asked(trace)
     yield "expected", as_text(trace.rollout.spec.task.answer)
     for attempt in trace.rollout.attempts:
         yield f"error-{attempt.attempt}", attempt.error or ""
-        yield f"output-{attempt.attempt}", as_text(attempt.output)
+        yield f"output-{attempt.attempt}", final_text(attempt.output)
     items: dict[str, Sequence[ToolCall | OtherCall]] = {"loose": trace.tool_calls, "before": trace.other_calls}
     for call in trace.calls:
         items |= {f"tool-{call.call.index}": call.tool_calls, f"other-{call.call.index}": call.other_calls}
+    for exchange in read_exchanges(trace):
+        items[f"talk-{exchange.index}-tool"] = exchange.tool_calls
+        yield from ((f"talk-{exchange.index}-{n}", speech.text) for n, speech in enumerate(exchange.speeches))
     for place, calls in items.items():
         for number, item in enumerate(calls):
             yield from ((f"{place}-{number}-{name}", as_text(value)) for name, value in _values(item).items())
+
+
+def _asked(trace: Trace) -> str:
+    asked = trace.rollout.spec.task.input
+    return question_of(asked) or as_text(asked)
 
 
 def _values(item: ToolCall | OtherCall) -> dict[str, Any]:
@@ -206,7 +234,48 @@ def _values(item: ToolCall | OtherCall) -> dict[str, Any]:
 # ------------------------------------------------------------------ what the page shows
 
 
-def _call(trace: Trace, call: CallTrace, reason: NoGradient | None, budget: Budget) -> _Call:
+class _Talks:
+    """Conversations of a rollout, and which of its items are parts of them."""
+
+    def __init__(self, trace: Trace, exchanges: Sequence[Exchange], budget: Budget, *, is_alone: bool) -> None:
+        self._budget = budget
+        self._calls = {call.call.id: call.call.index for call in trace.calls}
+        self._talks = {id(exchange.call): exchange for exchange in exchanges}
+        asked = {tool.id for exchange in exchanges for tool in exchange.tool_calls}
+        self._hidden = {id(tool) for tool in trace.tool_calls if tool.id in asked}
+        self._hidden |= self._talks.keys() if is_alone else set()
+
+    def has(self, item: ToolCall | OtherCall) -> bool:
+        """True for what a conversation shows in its place."""
+        return id(item) in self._hidden
+
+    def of(self, item: ToolCall | OtherCall) -> _Talk | None:
+        """Show another call between those of a policy, where it has messages."""
+        exchange = self._talks.get(id(item))
+        return None if exchange is None else self.show(exchange)
+
+    def show(self, exchange: Exchange) -> _Talk:
+        place = f"talk-{exchange.index}"
+        parts = [
+            _Part(
+                who=speech.who,
+                is_sampled=speech.is_answer,
+                text=self._budget.truncate(f"{place}-{number}", speech.text, _MOST_SAMPLED),
+                unread=0,
+            )
+            for number, speech in _ends([*enumerate(exchange.speeches)])
+        ]
+        tools = _items(exchange.tool_calls, f"{place}-tool", self._budget)
+        left = len(exchange.speeches) - len(parts)
+        return _Talk(own=exchange, parts=parts, parts_left=left, tools=tools, token_call=self._calls.get(exchange.id))
+
+
+def _ends(parts: Sequence[T]) -> Sequence[T]:
+    """The first and the last of many."""
+    return [*parts[: PARTS // 2], *parts[PARTS // 2 :][-PARTS // 2 :]]
+
+
+def _call(trace: Trace, call: CallTrace, reason: NoGradient | None, budget: Budget, talks: _Talks) -> _Call:
     made, index = call.call, {earlier.call.id: earlier.call.index for earlier in trace.calls}
     segments = [segment for segment in call.segments if _is_shown(segment, call)]
     advantages = call.advantages
@@ -214,13 +283,10 @@ def _call(trace: Trace, call: CallTrace, reason: NoGradient | None, budget: Budg
         trace=call,
         parent=index.get(made.parent_id or ""),
         seen_in=index.get(call.seen_in or ""),
-        parts=[
-            _part(made.index, segment, budget)
-            for segment in (*segments[: PARTS // 2], *segments[PARTS // 2 :][-PARTS // 2 :])
-        ],
+        parts=[_part(made.index, segment, budget) for segment in _ends(segments)],
         parts_left=max(0, len(segments) - PARTS),
-        tools=_items(call.tool_calls, f"tool-{made.index}", budget),
-        others=_items(call.other_calls, f"other-{made.index}", budget),
+        tools=_items(call.tool_calls, f"tool-{made.index}", budget, talks),
+        others=_items(call.other_calls, f"other-{made.index}", budget, talks),
         advantage=None
         if advantages is None
         else (float(advantages.mean()), float(advantages.min()), float(advantages.max())),
@@ -256,7 +322,9 @@ def _blank_lines(text: str) -> int:
     return len(text) - len(text.lstrip("\n"))
 
 
-def _items(items: Sequence[ToolCall | OtherCall], place: str, budget: Budget) -> list[_Item]:
+def _items(
+    items: Sequence[ToolCall | OtherCall], place: str, budget: Budget, talks: _Talks | None = None
+) -> list[_Item]:
     """Shorten the texts of the first fifty."""
     most = {"result": 2 * _MOST_SHORT}
     return [
@@ -266,8 +334,10 @@ def _items(items: Sequence[ToolCall | OtherCall], place: str, budget: Budget) ->
                 name: _shorten(f"{place}-{number}-{name}", value, budget, most.get(name, _MOST_SHORT))
                 for name, value in _values(item).items()
             },
+            talk=None if talks is None else talks.of(item),
         )
         for number, item in enumerate(items[:50])
+        if talks is None or not talks.has(item)
     ]
 
 
@@ -279,13 +349,13 @@ def _output(trace: Trace, budget: Budget) -> LongText | None:
     shown = trace.shown_attempt
     if shown is None or shown.outcome is None:
         return None
-    return budget.truncate(f"output-{shown.attempt}", as_text(shown.output), 2 * _MOST_SHORT)
+    return budget.truncate(f"output-{shown.attempt}", final_text(shown.output), 2 * _MOST_SHORT)
 
 
-def _steps(trace: Trace, nodes: Sequence[LineageNode], current: int | None) -> Neighbours[int]:
+def _steps(count: int, calls: Sequence[LineageNode | Exchange], current: int | None) -> Neighbours[int]:
     """Calls that the keys go to, by index."""
-    here, count = -1 if current is None else current, len(trace.calls)
-    failed = sorted(node.index for node in nodes if node.refused or node.failed_tools)
+    here = -1 if current is None else current
+    failed = sorted(call.index for call in calls if call.has_failed)
     return Neighbours(
         before=here - 1 if here > 0 else None,
         after=here + 1 if here + 1 < count else None,

@@ -5,7 +5,6 @@ step  from to   mode  outcome  reward=0.5 | 0.2..0.4 | none   task  role  tool  
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Final, TypeVar
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.reading.dialogue import Exchange, final_text, read_exchanges
 from lightningrl_viewer.reading.facets import Facets, RewardRange, read_facets, read_parts
 from lightningrl_viewer.reading.queries.rollout_counts import FacetCount, Part
 from lightningrl_viewer.reading.queries.rollout_query import Mark, RolloutQuery
@@ -91,6 +91,7 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         peek=peek,
         trace=trace,
         peek_calls=[] if trace is None else shorten_calls(trace),
+        peek_talks=[] if trace is None else shorten_exchanges(trace),
         answer=None if trace is None else find_answer(trace),
     )
 
@@ -163,6 +164,13 @@ def shorten_calls(trace: Trace) -> list[tuple[CallTrace, str]]:
     return [(call, _cut(_said(call), _TEXT)) for call in trace.calls]
 
 
+def shorten_exchanges(trace: Trace) -> list[tuple[Exchange, str]]:
+    """Return each call that a provider answered, and its answer in a few lines; none beside calls of a policy."""
+    exchanges = () if trace.calls else read_exchanges(trace)
+    answers = ("\n".join(part.text for part in each.speeches if part.is_answer) for each in exchanges)
+    return [(each, _cut(answer, _TEXT)) for each, answer in zip(exchanges, answers, strict=True)]
+
+
 def _said(call: CallTrace) -> str:
     parts = [segment.text for segment in call.segments if segment.is_sampled and segment.kind is not SegmentKind.MARKUP]
     return "".join(parts).strip()
@@ -172,9 +180,7 @@ def find_answer(trace: Trace) -> str | None:
     """Return what the deciding attempt returned, or why it failed."""
     shown = trace.shown_attempt
     value = None if shown is None else shown.error or shown.output
-    if value is None:
-        return None
-    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1), 2 * _TEXT)
+    return None if value is None else _cut(final_text(value), 2 * _TEXT)
 
 
 def _cut(text: str, most: int) -> str:

@@ -6,19 +6,23 @@ smooth=none | some | much   until
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from lightningrl_viewer.charts import Series, draw_chart, sparkline
 from lightningrl_viewer.curves import SMOOTHINGS, make_curves
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
+from lightningrl_viewer.reading.facets import read_facets
 from lightningrl_viewer.reading.metric_table import find_metric
 from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.notes import read_notes
-from lightningrl_viewer.reading.origin import read_values
+from lightningrl_viewer.reading.origin import read_import, read_values
 from lightningrl_viewer.reading.queries.rollout_counts import ToolCount
+from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
 from lightningrl_viewer.reading.summary import Summary, read_summary
 
 __all__ = ["PAGE"]
@@ -45,6 +49,8 @@ class ToolLine:
 
 
 async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
+    if (imported := await asyncio.to_thread(read_import, viewed.folder)) is not None:
+        return await _show_import(viewed, imported)
     summary = await viewed.cache.get("summary", lambda: read_summary(viewed.run, viewed.folder))
     recipe = await asyncio.to_thread(read_values, viewed.folder)
     until = request.number("until")
@@ -78,6 +84,31 @@ async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
         ),
         pace=sum(summary.bill.seconds.values()),
     )
+
+
+async def _show_import(viewed: ViewedRun, imported: Mapping[str, Any]) -> PageView:
+    """Show what an imported run is: its source, its calls by grade, its tools, and what to do with it."""
+    facets = await viewed.cache.get(("facets", RolloutQuery()), lambda: read_facets(viewed.run, RolloutQuery()))
+    tools = list_tools(await viewed.run.queries.tool_counts())
+    return PageView(
+        "imported.html",
+        title=viewed.name,
+        imported=imported,
+        facets=facets,
+        grades=await viewed.cache.get("grades", lambda: asyncio.to_thread(_count_grades, viewed.folder)),
+        notes=await asyncio.to_thread(read_notes, viewed.folder),
+        tools=tools[:_MOST_TOOLS],
+        tools_left=len(tools[_MOST_TOOLS:]),
+    )
+
+
+def _count_grades(folder: Path) -> Counter[str]:
+    """Count the calls of an import by grade."""
+    try:
+        with (folder / "grades.jsonl").open(encoding="utf-8") as lines:
+            return Counter(str(json.loads(line)["grade"]) for line in lines)
+    except (OSError, ValueError, LookupError, TypeError):
+        return Counter()
 
 
 def _bounds(summary: Summary) -> tuple[float, float] | None:

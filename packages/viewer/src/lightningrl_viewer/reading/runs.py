@@ -14,7 +14,7 @@ from lightningrl.errors import RunFolderError
 from lightningrl_server.store.location import has_store
 from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.notes import RunNotes, read_notes
-from lightningrl_viewer.reading.origin import read_values
+from lightningrl_viewer.reading.origin import read_import, read_values
 from lightningrl_viewer.reading.summary import is_live
 
 __all__ = ["RunLine", "differences", "is_run", "read_runs", "run_folders"]
@@ -44,6 +44,8 @@ class RunLine:
     """Training steps that its recipe asks for; None = it does not say."""
     problem: str | None = None
     """Reason why its metrics or its notes cannot be read."""
+    is_import: bool = False
+    """Made by `lightningrl import-traces`: nothing was trained in it."""
     notes: RunNotes = field(default_factory=RunNotes)
     """Tags and note that people put on it."""
 
@@ -107,6 +109,7 @@ def _read(folder: Path) -> RunLine:
         recipe=recipe,
         total=total if isinstance(total, int) else None,
         problem=problem or notes.problem,
+        is_import=read_import(folder) is not None,
         notes=notes,
     )
 

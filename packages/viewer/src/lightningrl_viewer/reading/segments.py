@@ -78,6 +78,8 @@ _ROLES: Final[Mapping[str, SegmentKind]] = {
     "ipython": _K.TOOL_RESULT,
 }
 """Words by which templates head a turn."""
+_TOOLS: Final = "[AVAILABLE_TOOLS]"
+"""Token before tools that stand in no message."""
 _UNFINISHED: Final = "\ufffd"
 _MOST_HELD: Final = 8
 """Tokens that are waited for at most until they are a character."""
@@ -107,6 +109,7 @@ class SegmentReader:
         self._added = dict(tokenizer.added_tokens_decoder)
         template = _Template(tokenizer, [added.content for added in self._added.values()])
         self._closers = frozenset(template.closers)
+        template.headers.setdefault(_TOOLS, _K.SYSTEM)
         for header, kind in sorted(template.headers.items(), key=lambda item: -len(item[0])):
             first = next((added for added in template.added if header.startswith(added)), None)
             if first is not None:  # else it is a guess from another role's: <|developer|> by <|user|>
@@ -299,7 +302,11 @@ class _Template:
                 piece = before.rpartition(marked[index - 1]["content"])[2] if index else before
                 # <|im_end|>⏎<|im_start|>user⏎ less <|im_end|>⏎, which ended the message before, is what heads this one
                 shared = len(os.path.commonprefix((piece, tail)))  # noqa: RUF071  (characters are meant)
-                self._add_header(piece[shared:], _ROLES[message["role"]])
+                kind = _ROLES[message["role"]]
+                if not index and before == self._text([{**message, "role": "user"}]).partition(message["content"])[0]:
+                    kind = _K.USER  # a system message begins the user's turn, as in Gemma's and Mistral's
+                # what ends Mistral's user turn, [/INST], is all that heads the answer
+                self._add_header(piece[shared:] or piece, kind)
             tail = after
             self.closers.update(token for token in self._tokens(tail) if token not in _INSIDE)
 
@@ -309,7 +316,7 @@ class _Template:
             inner = next((token for token in tokens if token in _INSIDE), None)
             header = text[text.index(tokens[0]) : None if inner is None else text.index(inner)]
             if header:
-                self.headers[header] = kind
+                self.headers.setdefault(header, kind)
 
     def _tokens(self, text: str) -> list[str]:
         return re.findall("|".join(map(re.escape, self.added)), text) if self.added else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from lightningrl.sanitize import as_text, printable
 from lightningrl.types import OtherCall, ToolCall
+from lightningrl_viewer.reading.dialogue import Exchange, final_text, question_of, read_exchanges
 from lightningrl_viewer.reading.reader import Group, StoredRun, read_group
 from lightningrl_viewer.reading.segments import Segment, SegmentKind
 from lightningrl_viewer.reading.trace import CallTrace, Trace, whole_row
@@ -40,12 +41,16 @@ async def show_rollout(run: StoredRun, rollout_id: str, *, full: bool) -> Render
     group = await read_group(run, trace.rollout.spec.group_id)
     names = {call.call.id: call.call.index for call in trace.calls}
     shows_policy = len({call.call.policy for call in trace.calls}) > 1
-    parts: list[RenderableType] = [_rows(_head(trace, group))]
-    parts += [_rows(_other(other) for other in trace.other_calls)] if trace.other_calls else []
+    exchanges = {id(exchange.call): exchange for exchange in read_exchanges(trace)}
+    ids = {exchange.id for exchange in exchanges.values()}
+    asked = {tool.id for exchange in exchanges.values() for tool in exchange.tool_calls}
+    parts: list[RenderableType] = [_rows(_head(trace, group)), *_others(trace.other_calls, exchanges, full=full)]
     for call in trace.calls:
-        parts += [Text(), Rule(_title(call, names, shows_policy=shows_policy), align="left", style="blue")]
-        parts.append(_rows(_call(trace, call, names, full=full)))
-    parts += [Text(), Rule(Text("end"), align="left", style="blue"), _rows(_end(trace))]
+        if full or call.call.id not in ids:
+            parts += [Text(), Rule(_title(call, names, shows_policy=shows_policy), align="left", style="blue")]
+            parts.append(_rows(_call(trace, call, names, full=full)))
+        parts += _others(call.other_calls, exchanges, full=full)
+    parts += [Text(), Rule(Text("end"), align="left", style="blue"), _rows(_end(trace, asked))]
     if frames := _frames(trace, full=full):
         parts += [Text(), *frames]
     return Lines(*parts)
@@ -64,7 +69,7 @@ def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
     rollout = trace.rollout
     spec = rollout.spec
     yield "rollout", _join(spec.id, (rollout.outcome or rollout.state).value, f"reward {number(rollout.reward)}")
-    yield "task", _join(spec.task.id, _short(spec.task.input))
+    yield "task", _join(spec.task.id, _short(question_of(spec.task.input) or spec.task.input))
     if spec.task.answer is not None:
         yield "answer", _plain(_short(spec.task.answer))
     trained = [] if rollout.trained_step is None else [f"trained in step {rollout.trained_step}"]
@@ -110,8 +115,26 @@ def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -
     yield "credit", _credit(call)
     for tool in call.tool_calls:
         yield _tool(tool)
-    for other in call.other_calls:
-        yield _other(other)
+
+
+def _others(calls: Sequence[OtherCall], exchanges: Mapping[int, Exchange], *, full: bool) -> Iterator[RenderableType]:
+    """Draw calls of others: those that can be read as conversations, the rest as lines."""
+    if lines := [call for call in calls if id(call) not in exchanges]:
+        yield _rows(map(_other, lines))
+    for exchange in (exchanges[id(call)] for call in calls if id(call) in exchanges):
+        call = exchange.call
+        seen = [f"{exchange.seen} messages as in call {exchange.seen_in}"] if exchange.seen else []
+        words = f"call {exchange.index}", call.agent or "no role", call.model, f"{call.duration_s:.1f} s", *seen
+        yield from (Text(), Rule(_join(*words), align="left", style="blue"), _rows(_exchange(exchange, full=full)))
+
+
+def _exchange(exchange: Exchange, *, full: bool) -> Iterator[tuple[str, Text]]:
+    for speech in exchange.speeches:
+        style = "bold" if speech.is_answer else "dim"
+        yield speech.who + (" ▸" if speech.is_answer else ""), Text(_cut(speech.text, full=full), style=style)
+    yield from map(_tool, exchange.tool_calls)
+    if exchange.call.code is not None:
+        yield _other(exchange.call)
 
 
 def _sampled(segment: Segment, call: CallTrace) -> Text:
@@ -155,16 +178,15 @@ def _other(call: OtherCall) -> tuple[str, Text]:
     return call.kind.value, _join(*words, style="yellow")
 
 
-def _end(trace: Trace) -> Iterator[tuple[str, Text]]:
+def _end(trace: Trace, asked: Collection[str]) -> Iterator[tuple[str, Text]]:
     rollout = trace.rollout
     shown = trace.shown_attempt
-    for tool in trace.tool_calls:
-        yield _tool(tool)
+    yield from (_tool(tool) for tool in trace.tool_calls if tool.id not in asked)
     seconds = [] if shown is None else [f"{shown.duration_s:.1f} s"]
     yield "outcome", _join((rollout.outcome or rollout.state).value, *seconds)
     if shown is not None:
         if shown.output is not None or not shown.error:
-            yield "output", _plain(_short(shown.output))
+            yield "output", _plain(_short(final_text(shown.output)))
         if shown.error:
             yield "error", Text(printable(_first_line(shown.error)), style="red")
     yield "reward", _join(number(rollout.reward), *_named(trace.rewards))

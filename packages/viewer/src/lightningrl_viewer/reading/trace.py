@@ -273,6 +273,11 @@ class LineageNode:
     failed_tools: int
     """Failed tool calls among those that it asked for."""
 
+    @property
+    def has_failed(self) -> bool:
+        """True where a call was refused after it, or a tool that it asked for failed."""
+        return bool(self.refused or self.failed_tools)
+
 
 def read_lineage(trace: Trace) -> tuple[LineageNode, ...]:
     """List the calls depth first, those of one parent in the order in which they were made."""

@@ -1,6 +1,6 @@
 """Why tokens have no gradient: reasons of a rollout, of a call, of a token, in one sentence each; and the tokens.
 
-    rollout   still running · validation · its outcome is dropped · a reward failed · no reward ·
+    rollout   still running · validation · the world ended it · a reward failed · no reward ·
               left out for its age · not taken yet
     call      repeats a recorded answer · its policy is frozen · no training data: a rule, its role, a side call ·
               credit says nothing of it · all of it is 0
@@ -13,7 +13,7 @@ reason names is in a row of the learner, with an advantage; what the loss clips 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -40,7 +40,6 @@ class NoGradientKind(StrEnum):
     REWARD_FAILED = "reward_failed"
     NO_REWARD = "no_reward"
     BRANCH = "branch"
-    STALE = "stale"
     NOT_TAKEN = "not_taken"
     REPLAYED = "replayed"
     FROZEN = "frozen"
@@ -70,14 +69,12 @@ class NoGradient:
 _K = NoGradientKind
 
 
-def explain_calls(
-    trace: Trace, group: Sequence[RolloutRecord], recipe: Recipe, versions: Mapping[str, int]
-) -> dict[str, NoGradient | None]:
+def explain_calls(trace: Trace, group: Sequence[RolloutRecord], recipe: Recipe) -> dict[str, NoGradient | None]:
     """Explain for each call, by its id, why none of its tokens has a gradient; None = some have.
 
-    `group`: the whole group's rollouts; `versions`: the newest of each policy, as far as they are known.
+    `group`: the whole group's rollouts.
     """
-    whole = explain_rollout(trace, recipe, versions)
+    whole = explain_rollout(trace, recipe)
     side = {call.call.id for call in trace.calls if call.is_side}
     left_out = calls_left_out([call.call for call in trace.calls], trained_calls_of(recipe), side)
     return {
@@ -86,7 +83,7 @@ def explain_calls(
     }
 
 
-def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -> NoGradient | None:
+def explain_rollout(trace: Trace, recipe: Recipe) -> NoGradient | None:
     """Explain why the rollout as a whole has none; None = it was taken by a step."""
     rollout = trace.rollout
     outcome, mode = rollout.outcome, rollout.spec.mode
@@ -96,7 +93,7 @@ def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -
         return NoGradient(_K.VALIDATION, "It is a validation rollout: it judges the policy and is never trained.")
     if not recipe.outcomes.is_trained(outcome):
         return NoGradient(_K.OUTCOME, _of_outcome(outcome))
-    if trace.unrewarded is not None:
+    if trace.unrewarded is not None and rollout.reward is None:
         return NoGradient(_K.REWARD_FAILED, f"It has no reward, because one failed: {trace.unrewarded}.")
     if rollout.trained_step is not None:
         if rollout.reward is None:
@@ -104,13 +101,6 @@ def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -
         return None
     if mode is RolloutMode.BRANCH:
         return NoGradient(_K.BRANCH, "It is a branch: what it earned is credited to the rollout that it left.")
-    if (age := _age(trace, versions)) is not None and recipe.loop.asynchronous and age > recipe.loop.max_staleness:
-        limit = recipe.loop.max_staleness
-        return NoGradient(
-            _K.STALE,
-            f"The weights are {age} versions ahead of those that sampled it, more than loop.max_staleness = "
-            f"{limit}, so its group is left out.",
-        )
     return NoGradient(_K.NOT_TAKEN, "No step has taken its group yet.")
 
 
@@ -118,15 +108,7 @@ def _of_outcome(outcome: Outcome) -> str:
     if outcome is Outcome.DIVERGED:
         problem = "The branch diverged: its agent did not ask again what was recorded"
         return f"{problem}, so it says nothing of the state that it should leave."
-    if outcome in (Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW):  # those that can be trained
-        return f'It ended as {outcome.value}, which outcomes.{outcome.value} = "drop" leaves out of training.'
     return f"It ended as {outcome.value}, which says nothing of the policy and is never trained."
-
-
-def _age(trace: Trace, versions: Mapping[str, int]) -> int | None:
-    """Return the versions between the weights that sampled it and the newest; None where neither is known."""
-    calls = [call.call for call in trace.calls if call.call.trainable and call.call.policy in versions]
-    return max((versions[call.policy] - call.policy_version for call in calls), default=None)
 
 
 def _explain_call(
@@ -146,7 +128,8 @@ def _explain_call(
         return NoGradient(
             _K.SIDE,
             "It is a side call, as a title or a commit message is: in a history of its own, offered no tools, "
-            f"where others are. `calls = [{{ train = true }}]` of policy {made.policy!r} takes such calls in.",
+            "where others are, and no later call's prompt holds its answer. `calls = [{ train = true }]` of policy "
+            f"{made.policy!r} takes such calls in.",
         )
     if left_out is LeftOut.ROLE:
         roles = policy.trained_agents or ()
@@ -161,7 +144,9 @@ def _explain_call(
         if recipe.loop.dynamic_sampling and kind is not _K.ZERO:
             return NoGradient(_K.SILENT_GROUP, f"{why}; loop.dynamic_sampling leaves such a group out.")
         return NoGradient(_K.UNSCORED, f"Credit assigner {recipe.credit.use!r} says nothing of this call.")
-    terms = [name for name in _OTHER_TERMS if recipe.options_of(policy).get(name)]
+    options = recipe.options_of(policy)
+    in_reward = {"kl_coef"} if options.get("kl_estimator") == "k1" else set[str]()
+    terms = [name for name in _OTHER_TERMS if options.get(name) and name not in in_reward]
     rest = f"; learner.{' and '.join(terms)} moves its tokens all the same." if terms else "."
     return NoGradient(kind, why + rest)
 

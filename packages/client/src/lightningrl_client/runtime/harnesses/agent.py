@@ -1,6 +1,7 @@
 """A coding harness as the agent: `agent = { harness = "pi", template = "project", check = "pytest -q" }`.
 
 task ─► room: template | git revision, + metadata.files ─► the harness ─► + metadata.check_files, the check ─► output
+        (a task's metadata counts as far as `from_task` names it)
 output   {"text": the end of stdout, "diff": what changed, "check": {"status", "passed", "failed", "said"} or None}
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +34,13 @@ from lightningrl_client.runtime.harnesses.rows import Places, find_harness, refu
 
 __all__ = ["HarnessAgent", "harness_reference", "load_harness"]
 
+logger = logging.getLogger(__name__)
+
 PREFIX: Final = "harness:"
 LONGEST_TEXT: Final = 20_000
 """Characters of stdout in the output: its end."""
+OF_TASK: Final = ("files", "revision", "check", "check_files")
+"""Names in a task's metadata that a recipe may let count."""
 LEFT_OUT: Final = ("AIDER_", "CLAUDE", "CODEX_", "LLM_", "MSWEA_", "OPENCODE", "OPENHANDS_", "OTEL_", "QWEN_", "XDG_")
 """Beginnings of variables that no harness gets from the worker's environment: settings of the user's own."""
 PYTHON: Final = frozenset({"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"})
@@ -56,6 +63,7 @@ class HarnessAgent:
         check_seconds: float = 60.0,
         disk_mb: float = 1024.0,
         network: str = "open",
+        from_task: Sequence[str] = (),
         base_dir: Path | str = ".",
     ) -> None:
         """Make the agent. Raises ConfigError.
@@ -64,11 +72,13 @@ class HarnessAgent:
         model            name that it is given for the policy; None = the row's
         environment      added to the row's
         template         folder whose files each rollout starts with; paths are relative to the recipe
-        repository, revision   the same of a git revision, without its history; a task's metadata.revision comes first
-        check            a shell's command in the folder, once the harness has ended; metadata.check comes first
+        repository, revision   the same of a git revision, without its history
+        check            a shell's command in the folder, once the harness has ended
         check_seconds    that it may take
         disk_mb          MiB that a rollout's folders may hold
         network          "open", or "gateway": the harness reaches nothing else, and its check nothing (Linux)
+        from_task        what a task's metadata may say: "files", "revision", "check", "check_files". A command in a row
+                         of a data set runs with your rights: name it where the rows are your own
         """
         self.row = find_harness(harness)
         if model is not None:
@@ -83,6 +93,9 @@ class HarnessAgent:
                 raise ConfigError(f"agent.{name} is {value!r}; give a number above 0")
         if network not in ("open", "gateway"):
             raise ConfigError(f"agent.network is {network!r}; write 'open' or 'gateway'")
+        if isinstance(from_task, str) or set(from_task).difference(OF_TASK):
+            raise ConfigError(f"agent.from_task is {from_task!r}; give a list of {', '.join(map(repr, OF_TASK))}")
+        self.from_task = frozenset(from_task)
         self.is_boxed = network == "gateway"
         self.check_seconds = check_seconds
         self.most_bytes = int(disk_mb * 2**20)
@@ -101,17 +114,17 @@ class HarnessAgent:
         if self.revision is not None:
             try:
                 commit = f"{self.revision}^{{commit}}"
-                git(Path("/"), "-C", self.repository, "rev-parse", "--verify", "--quiet", "--end-of-options", commit)
+                git("-C", self.repository, "rev-parse", "--verify", "--quiet", "--end-of-options", commit)
             except FolderError as error:
                 where = f"{self.revision!r} in {str(self.repository)!r}"
                 raise ConfigError(f"agent.revision: no git revision {where}; name a commit, tag or branch") from error
 
     async def __call__(self, task_input: Any, task: Task | None = None) -> dict[str, Any]:
         """The output of one rollout. Raises CommandFailed where the harness ends with a status other than 0."""
-        metadata = {} if task is None else task.metadata
+        metadata = self._read_metadata(task)
         async with self._rollouts.room() as room, contextlib.AsyncExitStack() as stack:
             files = _files(metadata, "files")
-            revision = metadata.get("revision", self.revision)
+            revision = metadata.get("revision") or self.revision
             await in_thread(room.furnish, self.template, self.repository, revision, files, self.row.exclude)
             url, given, key = _attempt_variables()
             port = 0
@@ -130,9 +143,16 @@ class HarnessAgent:
             sys.stderr.write(mask.text(ended.errors))
             if ended.status != 0:
                 raise CommandFailed(describe_end(self.row.name, ended.status, ended.output, ended.errors))
-            diff = await in_thread(room.diff)
+            diff = await in_thread(room.diff, boxed_command((), room, 0) if self.is_boxed else ())
             result = await self._run_check(metadata, room)
             return {"text": mask.text(ended.output[-LONGEST_TEXT:]), "diff": mask.text(diff), "check": result}
+
+    def _read_metadata(self, task: Task | None) -> dict[str, Any]:
+        """Read what the recipe lets the task's metadata say; the rest is data."""
+        metadata = {} if task is None else task.metadata
+        if unread := [name for name in OF_TASK if name in metadata and name not in self.from_task]:
+            _say_unread(json.dumps(unread))
+        return {name: value for name, value in metadata.items() if name in self.from_task}
 
     async def _run_harness(self, places: Places, room: Room, given: Mapping[str, str], port: int) -> ProgramOutput:
         variables = {**_own_variables(room), **given}
@@ -147,7 +167,7 @@ class HarnessAgent:
 
     async def _run_check(self, metadata: Mapping[str, Any], room: Room) -> dict[str, Any] | None:
         """The check's result; None where there is none. It has no key, and calls no model."""
-        command = metadata.get("check", self.check)
+        command = metadata.get("check") or self.check
         if command is None:
             return None
         await in_thread(write_files, room.work, _files(metadata, "check_files"))
@@ -155,6 +175,15 @@ class HarnessAgent:
         words: list[str] = ["/bin/sh", "-c", str(command)]
         words = boxed_command(words, room, 0) if self.is_boxed else words
         return await run_check(words, room, variables, seconds=self.check_seconds, most_bytes=self.most_bytes)
+
+
+@lru_cache(maxsize=8)
+def _say_unread(names: str) -> None:
+    logger.warning(
+        "metadata of tasks has %s, which the harness does not use: a column of a data set is data; where the rows are "
+        "your own, write agent.from_task = %s",
+        *(names, names),
+    )
 
 
 def harness_reference(table: Mapping[str, Any]) -> str:

@@ -4,8 +4,9 @@ ROOT                 one for each process that runs harnesses; guard.py removes 
 └── 7                one for each rollout, removed after it
     ├── work         from a template folder or a git revision, and the task's files; a git repository of one commit
     ├── home         HOME, with .config, .cache, … below it; tmp beside it
-    ├── start.git    the same commit, where the program does not look: what it is compared with
-    └── log          stdout and stderr
+    ├── start.bundle the same commit: what it is compared with
+    ├── diff-…       made afterwards, for the comparison: git reads no repository that a program could write
+    └── log          stdin, stdout and stderr
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightningrl.errors import LightningError
+from lightningrl_client.runtime.command import wait_for
 from lightningrl_client.runtime.harnesses import guard
 
 __all__ = ["FolderError", "Rollouts", "Room", "in_thread", "write_files"]
@@ -38,18 +40,28 @@ LONGEST_DIFF: Final = 256 * 1024
 WHO: Final = ("-c", "user.name=lightningrl", "-c", "user.email=lightningrl@localhost", "-c", "commit.gpgsign=false")
 
 
+PLAIN: Final = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
+NOBODYS: Final = {
+    "HOME": os.devnull,
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "core.hooksPath",
+    "GIT_CONFIG_VALUE_1": os.devnull,
+}
+"""Variables of a git that runs no program but its own."""
+
+
 class FolderError(LightningError):
     """A rollout's folder cannot be made, or something in it cannot be read."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run it beside the event loop. One who is cancelled waits until it has ended: it works on a folder that goes."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
+    return await wait_for(asyncio.ensure_future(asyncio.to_thread(function, *arguments)))
 
 
 class Room:
@@ -58,7 +70,10 @@ class Room:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.work, self.home, self.tmp = place / "work", place / "home", place / "tmp"
-        self.start, self.log = place / "start.git", place / "log"
+        self.start, self.log = place / "start.bundle", place / "log"
+        self.commit = ""
+        """The state that the work began with; git checks each of its objects by the digest."""
+        self.exclude: tuple[str, ...] = ()
 
     def furnish(
         self,
@@ -71,6 +86,7 @@ class Room:
         """Make the folders, fill the one for work, and keep the state it starts with; files of the patterns `exclude`
         are no part of it. Raises FolderError or OSError."""
         self.place.mkdir(mode=0o700)
+        self.exclude = tuple(exclude)
         for folder in (self.home, self.home / ".codex", self.tmp, self.log):
             folder.mkdir()
         if template is not None:
@@ -78,26 +94,40 @@ class Room:
         self.work.mkdir(exist_ok=True)
         if revision is not None:
             archive = self.place / "revision.tar"
-            git(self.home, "-C", repository, "archive", "--format=tar", "-o", archive, "--end-of-options", revision)
+            git("-C", repository, "archive", "--format=tar", "-o", archive, "--end-of-options", revision)
             with tarfile.open(archive) as tar:
                 tar.extractall(self.work, filter="tar")
             archive.unlink()
         write_files(self.work, files)
-        git(self.home, "init", "--quiet", "--initial-branch=main", self.work)
+        git("init", "--quiet", "--initial-branch=main", self.work)
         (self.work / ".git/info").mkdir(exist_ok=True)
-        (self.work / ".git/info/exclude").write_text("".join(f"{pattern}\n" for pattern in exclude))
-        git(self.home, "-C", self.work, "add", "--all")
-        git(self.home, *WHO, "-C", self.work, "commit", "--quiet", "--allow-empty", "--no-verify", "-m", "start")
-        shutil.copytree(self.work / ".git", self.start)
+        (self.work / ".git/info/exclude").write_text("\n".join((*exclude, "")))
+        git("-C", self.work, "add", "--all")
+        git(*WHO, "-C", self.work, "commit", "--quiet", "--allow-empty", "--no-verify", "-m", "start")
+        self.commit = git("-C", self.work, "rev-parse", "HEAD").strip()
+        git("-C", self.work, "bundle", "create", "--quiet", self.start, "HEAD")
 
-    def diff(self) -> str:
-        """The work's difference from its start, new files included, at most `LONGEST_DIFF` characters. Raises
-        FolderError."""
-        state = ("--git-dir", self.start, "--work-tree", self.work)
-        git(self.home, *state, "add", "--all", cwd=self.work)
-        text = git(
-            self.home, *state, "diff", "--cached", "--no-color", "--no-ext-diff", "--no-renames", "HEAD", cwd=self.work
-        )
+    def refuse_links(self) -> None:
+        """Raise FolderError where a program has put something else in the place of a folder that we work in."""
+        for folder in (self.place, self.work, self.log):
+            if folder.is_symlink() or not folder.is_dir():
+                raise FolderError(
+                    f"the harness has removed or replaced its folder {folder.name!r}; look at what it runs"
+                )
+
+    def diff(self, boxed: Sequence[str] = ()) -> str:
+        """The work's difference from its start, new files included, at most `LONGEST_DIFF` characters. `boxed`: words
+        before a command that run it in the box. Raises FolderError."""
+        self.refuse_links()
+        place = Path(tempfile.mkdtemp(prefix="diff-", dir=self.place))
+        git("init", "--quiet", "--bare", "--template=", place)
+        (place / "info").mkdir()
+        (place / "info/exclude").write_text("\n".join((*self.exclude, "")))
+        state = ("--git-dir", place, "--work-tree", self.work)
+        git("--git-dir", place, "bundle", "unbundle", self.start)
+        git(*state, "read-tree", self.commit)
+        git(*state, "add", "--all", cwd=self.work, boxed=boxed)
+        text = git(*state, "diff", "--cached", *PLAIN, self.commit, cwd=self.work, boxed=boxed)
         if len(text) <= LONGEST_DIFF:
             return text
         return f"{text[:LONGEST_DIFF]}\n... the diff was cut at {LONGEST_DIFF} of {len(text)} characters\n"
@@ -158,7 +188,8 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
     for a path that leads elsewhere, and for what is no text."""
     for name, text in files.items():
         parts = Path(name).parts
-        if not parts or Path(name).is_absolute() or {"..", ".git"}.intersection(parts) or not isinstance(text, str):
+        is_elsewhere = Path(name).is_absolute() or "\0" in name or {"..", ".git"}.intersection(name.lower().split("/"))
+        if not parts or is_elsewhere or not isinstance(text, str):
             raise FolderError(
                 f"the file {name!r} cannot be written: give a path within the folder, without '..', and a text"
             )
@@ -178,20 +209,20 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
             place.chmod(place.stat().st_mode | stat.S_IXUSR)
 
 
-def git(home: Path, *arguments: str | Path, cwd: Path | None = None) -> str:
-    """Stdout of a git that reads nobody's settings. Raises FolderError with what it says."""
-    command = ("git", *map(str, arguments))
-    environment = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(home),
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-    }
+def git(*arguments: str | Path, cwd: Path | None = None, boxed: Sequence[str] = ()) -> str:
+    """Stdout of a git that reads nobody's settings and runs nobody's hooks; `boxed`: words that run it in a box. Raises
+    FolderError with what it says."""
+    command = (*boxed, "git", *map(str, arguments))
     try:
         done = subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=GIT_S
+            command,
+            cwd=cwd,
+            env={"PATH": os.environ.get("PATH", os.defpath), **NOBODYS},
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=GIT_S,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise FolderError(f"git cannot be run for a rollout's folder: {error}; install git") from error
     if done.returncode:
         words = " ".join(command[-3:])

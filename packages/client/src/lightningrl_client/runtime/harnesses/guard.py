@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-__all__ = ["clear", "find_inhabitants"]
+__all__ = ["clear", "end_inhabitants"]
 
 PATIENCE_S = 5.0
 PAUSE_S = 0.02
@@ -38,15 +38,23 @@ def find_inhabitants(folder: str) -> list[int]:
     return pids
 
 
+def end_inhabitants(folder: str) -> bool:
+    """Kill who lives in `folder`. Returns True if anybody did."""
+    for pid in (inhabitants := find_inhabitants(folder)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(inhabitants)
+
+
 def clear(folder: str, patience_s: float = PATIENCE_S) -> bool:
     """End who lives in `folder` and remove it, for at most `patience_s`. Returns True if nothing is left."""
     until = time.monotonic() + patience_s
     while True:
-        for pid in (inhabitants := find_inhabitants(folder)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        was_inhabited = end_inhabitants(folder)
+        if os.path.islink(folder):  # noqa: PTH114  put there by a program: what it leads to is not ours
+            os.unlink(folder)  # noqa: PTH108
         shutil.rmtree(folder, ignore_errors=True)
-        if not inhabitants and not os.path.lexists(folder):
+        if not was_inhabited and not os.path.lexists(folder):
             return True
         if time.monotonic() > until:
             return False

@@ -1,6 +1,6 @@
 """Runs a program in a rollout's folder: output and disk bounded, SIGTERM before SIGKILL for all that it started.
 
-started ─┬─ ends by itself ───────► what it left in its process group is killed
+started ─┬─ ends by itself ───────► what it left behind is killed
          ├─ writes too much ──────► ended, CommandFailed
          └─ time over, cancelled ─► SIGTERM, GRACE_S, SIGKILL
 """
@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from lightningrl_client.runtime.command import CommandFailed, guarded
+from lightningrl_client.runtime.command import CommandFailed, kept_program
 from lightningrl_client.runtime.harnesses import guard
 from lightningrl_client.runtime.harnesses.folder import Room, in_thread
 from lightningrl_client.runtime.worker_process import bound_log
@@ -55,24 +53,22 @@ async def run_program(
     one_output: bool = False,
 ) -> ProgramOutput:
     """Run a command in the room's working folder. `one_output`: stderr goes where stdout goes. Raises CommandFailed
-    where it cannot start, or writes more than `most_bytes` into the room."""
+    where it cannot start, or writes more than `most_bytes` into the room; FolderError."""
+    room.refuse_links()
     with contextlib.ExitStack() as files:
         output = files.enter_context(_log(room.log / "stdout"))
         errors = output if one_output else files.enter_context(_log(room.log / "stderr"))
-        (room.log / "stdin").write_text(stdin, encoding="utf-8")
-        given = files.enter_context((room.log / "stdin").open("rb"))
+        given = files.enter_context(_log(room.log / "stdin"))
+        given.write(stdin.encode())
+        given.seek(0)
+        streams = {"stdin": given, "stdout": output, "stderr": errors}
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command, cwd=room.work, env=environment, stdin=given, stdout=output, stderr=errors, process_group=0
-            )
-        except OSError as error:
-            raise CommandFailed(f"{command[0]!r} cannot be started: {error}; install it, or give its path") from error
-        _limit_files(process.pid, most_bytes)
-        with guarded(process.pid):
-            try:
+            async with kept_program(
+                command, grace_s=GRACE_S, most_bytes=most_bytes, cwd=room.work, env=environment, **streams
+            ) as process:
                 await _watch(process, room, (output, errors), most_bytes, command[0])
-            finally:
-                await _end(process, room)
+        finally:  # what killed its keeper, and still names a folder of the room
+            await in_thread(guard.end_inhabitants, str(room.place))
         assert process.returncode is not None
         return ProgramOutput(
             status=process.returncode, output=_read_end(output), errors="" if one_output else _read_end(errors)
@@ -98,43 +94,9 @@ async def _watch(
         waiting.cancel()
 
 
-async def _end(process: asyncio.subprocess.Process, room: Room) -> None:
-    """End it, where it runs still, and all that it started. One who is cancelled again waits for that."""
-    ending = asyncio.ensure_future(_end_group(process, str(room.place)))
-    try:
-        await asyncio.shield(ending)
-    except asyncio.CancelledError:
-        await asyncio.wait({ending})
-        raise
-
-
-async def _end_group(process: asyncio.subprocess.Process, place: str) -> None:
-    if process.returncode is None:
-        _signal_group(process.pid, signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE_S)
-    _signal_group(process.pid, signal.SIGKILL)
-    # harnesses start their tools in sessions of their own
-    for pid in await in_thread(guard.find_inhabitants, place):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    await process.wait()
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
-def _limit_files(pid: int, most_bytes: int) -> None:
-    """Bound each of its files, also between two looks (Linux)."""
-    if hasattr(resource, "prlimit"):
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or the limit of this process is lower
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-
-
 def _log(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0)
+    path.unlink(missing_ok=True)  # the program before may have put a link there
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600), "r+b", buffering=0)
 
 
 def _read_end(log: IO[bytes]) -> str:

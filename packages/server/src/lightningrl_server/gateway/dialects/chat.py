@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from lightningrl_server.gateway.dialects import checks
+from lightningrl_server.gateway.dialects.synonyms import ROLES, THOUGHT_KEYS, THOUGHT_PARTS, text_of
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
 
@@ -96,14 +97,14 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
     body = checks.decode_body(_decode, data, "chat completion")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     choices = checks.read_whole("n", body.n, 1, max_choices) or 1
-    top_logprobs = checks.read_whole("top_logprobs", body.top_logprobs, 0, 20) or 0
+    top_logprobs = checks.read_top_logprobs(body.top_logprobs)
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
     checks.check_count("messages", body.messages)
     _refuse_unsupported(body)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     checks.check_tool_call_ids(messages)
-    is_offering = body.tools or body.tool_choice
+    is_offering = body.tools or body.tool_choice or body.tool_choice == {}
     offer = read_offer(body.tools, _tool, body.tool_choice, drops_hosted=drops_hosted) if is_offering else {}
     wanted = _format(body.response_format) if body.response_format else None
     call = CallRequest(
@@ -137,6 +138,8 @@ def _refuse_unsupported(body: _Body) -> None:
     chosen = None if body.function_call in ("none", "auto") else body.function_call
     if (body.functions and not checks.is_nothing(body.functions)) or (chosen and not checks.is_nothing(chosen)):
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
+    if body.stream_options is not None and body.stream_options.include_usage and not body.stream:
+        raise Refusal.at("stream_options", "is for streams alone; set stream to true, or leave it out")
     if "audio" in (body.modalities or ()):
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
     if body.previous_response_id:
@@ -149,15 +152,8 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal.at("web_search_options", "is not supported; give the agent a search tool")
 
 
-_ROLES = {"developer": "system", "function": "tool"}
-_THOUGHTS = ("thinking", "reasoning", "reasoning_content", "redacted_thinking")
-"""Types of a content's parts that are reasoning."""
-_TEXTS_OF_THOUGHTS = ("text", "thinking", "reasoning", "reasoning_content", "content", "summary")
-"""Keys under which they hold their text."""
-
-
 def _message(message: _Message, index: int) -> dict[str, Any]:
-    where, role = f"messages[{index}]", _ROLES.get(message.role, message.role)
+    where, role = f"messages[{index}]", ROLES.get(message.role, message.role)
     if role not in ("system", "user", "assistant", "tool"):
         raise Refusal.at(
             where, f"has the role {message.role!r}; known are system, developer, user, assistant, tool", field=".role"
@@ -178,34 +174,22 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
             plain["tool_calls"] = [_tool_call(call, where) for call in message.tool_calls]
         if message.function_call and not checks.is_nothing(message.function_call):
             raise Refusal(f"{where}.function_call is not supported; use tool_calls", param=f"{where}.function_call")
-    elif role == "tool":
-        if call_id := _call_id(message.tool_call_id):
-            plain["tool_call_id"] = call_id
-        if message.name is not None:
-            plain["name"] = message.name
+    elif role == "tool" and (call_id := _call_id(message.tool_call_id)):
+        plain["tool_call_id"] = call_id
+    if message.name:
+        plain["name"] = message.name
     return plain
 
 
 def _reasoning(message: _Message) -> str:
-    """Text of the message's reasoning, under the name that vLLM's and DeepSeek's clients, OpenRouter's, Copilot's,
-    Ollama's or LiteLLM's give it, or among the content's parts."""
+    """Text of the message's reasoning, under the name that its client gives it, or among the content's parts."""
     parts = [part for part in message.content if _is_thought(part)] if isinstance(message.content, list) else []
-    plain = (message.reasoning_content, message.reasoning, message.reasoning_text, message.thinking)
-    thoughts = filter(None, (*plain, message.reasoning_details, message.thinking_blocks, parts))
-    return next(filter(None, map(_text_of, thoughts)), "")
+    thoughts = filter(None, (*(getattr(message, key) for key in THOUGHT_KEYS), parts))
+    return next(filter(None, map(text_of, thoughts)), "")
 
 
 def _is_thought(part: dict[str, Any] | str) -> bool:
-    return isinstance(part, dict) and part.get("type") in _THOUGHTS
-
-
-def _text_of(value: Any) -> str:
-    """The text in a part of reasoning, or in a list of them; nothing where it is encrypted."""
-    if isinstance(value, list):
-        return "".join(map(_text_of, value))
-    if isinstance(value, dict):
-        return next(filter(None, (_text_of(value.get(key)) for key in _TEXTS_OF_THOUGHTS)), "")
-    return value if isinstance(value, str) else ""
+    return isinstance(part, dict) and part.get("type") in THOUGHT_PARTS
 
 
 def _tool_call(call: _ToolCall, where: str) -> dict[str, Any]:
@@ -238,6 +222,5 @@ def _format(wanted: str | dict[str, Any] | None) -> AnswerFormat | None:
     if not isinstance(wanted, dict):
         return checks.read_format(wanted or None, None, "response_format")
     named = wanted.get("json_schema")
-    return checks.read_format(
-        wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format"
-    )
+    schema = named.get("schema") if isinstance(named, dict) else wanted.get("schema")
+    return checks.read_format(wanted.get("type"), schema, "response_format")

@@ -32,20 +32,26 @@ _ERROR_TYPES = {
 def write_error(refusal: Refusal) -> bytes:
     """The error object that OpenAI's SDKs turn into their exceptions."""
     kind = _ERROR_TYPES.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
-    return _encode({"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}})
+    error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
+    return _encode({"error": error, "request_id": refusal.request_id})
 
 
-def write_models(policies: tuple[str, ...]) -> bytes:
+def write_models(policies: tuple[str, ...], *, for_anthropic: bool = False) -> bytes:
     """The `/models` list."""
-    return _encode({"object": "list", "data": [_model(name) for name in policies]})
+    data = [_model(name, for_anthropic) for name in policies]
+    ends = {"has_more": False, "first_id": policies[0], "last_id": policies[-1]} if policies else {"has_more": False}
+    return _encode({"data": data, **(ends if for_anthropic else {"object": "list"})})
 
 
-def write_model(name: str) -> bytes:
+def write_model(name: str, *, for_anthropic: bool = False) -> bytes:
     """One of `/models`."""
-    return _encode(_model(name))
+    return _encode(_model(name, for_anthropic))
 
 
-def _model(name: str) -> dict[str, Any]:
+def _model(name: str, for_anthropic: bool) -> dict[str, Any]:
+    if for_anthropic:
+        facts = {"display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+        return {"id": name, "type": "model", **facts}
     return {"id": name, "object": "model", "created": 0, "owned_by": "lightningrl"}
 
 

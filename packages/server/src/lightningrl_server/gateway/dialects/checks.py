@@ -13,6 +13,7 @@ the same within `extra_body`, `nvext`, `sampling_params`          ─► as if i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ import msgspec
 from lightningrl.sanitize import is_deeper
 from lightningrl_server.gateway.dialects.schemas import check_schema
 from lightningrl_server.gateway.request import AnswerFormat, Extras, Refusal
-from lightningrl_server.rendering.arguments import MAX_DEPTH, parse_arguments
+from lightningrl_server.rendering.arguments import MAX_DEPTH, TooDeep, parse_arguments
 
 __all__ = [
     "DOCUMENTS",
@@ -30,6 +31,7 @@ __all__ = [
     "check_count",
     "check_tool_call_ids",
     "decode_body",
+    "decode_clean",
     "is_nothing",
     "is_parts",
     "join_text",
@@ -38,6 +40,7 @@ __all__ = [
     "read_extras",
     "read_format",
     "read_stop",
+    "read_top_logprobs",
     "read_whole",
     "refuse_fields",
     "with_instruction",
@@ -101,12 +104,28 @@ _WRAPPERS = ("extra_body", "nvext", "sampling_params")
 _MOST_STOP_IDS = 64
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_HIGH, _LOW = rb"\\u[dD][89aAbB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPES = re.compile(rb"\\\\|%s%s|(%s|%s)" % (_HIGH, _LOW, _HIGH, _LOW))
+"""A backslash, a pair of surrogates, or (in a group) a lone one."""
+
+
+def decode_clean(decode: Callable[[bytes], T], data: bytes) -> T:
+    """Decode JSON; half an emoji, which JSON may hold as `\\ud83d` and UTF-8 may not, is U+FFFD."""
+    try:
+        return decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        clean = _ESCAPES.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], data)
+        if clean == data:
+            raise
+        return decode(clean)
 
 
 def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
     """The body as a struct. `what` it should be, for the sentence."""
     try:
-        return decode(data)
+        return decode_clean(decode, data)
     except msgspec.ValidationError as error:
         raise Refusal(f"the request is no {what}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -153,6 +172,14 @@ def read_whole(name: str, value: Number, low: int, high: int | None = None) -> i
     return value
 
 
+def read_top_logprobs(value: Number) -> int:
+    """Refuse to ask for more than the engine reports, which is the sampled token's."""
+    most = read_whole("top_logprobs", value, 0, 20) or 0
+    if most > 1:
+        raise Refusal.at("top_logprobs", f"is {most}; only the sampled token's logprob is known: ask for at most 1")
+    return most
+
+
 def check_count(name: str, items: Sequence[Any] | None, most: int = _MOST_MESSAGES) -> None:
     """No more than can be read in a moment."""
     if items is not None and len(items) > most:
@@ -182,11 +209,11 @@ def read_arguments(arguments: Any, where: str) -> Any:
         value = parse_arguments(arguments.strip()) if isinstance(arguments, str) else arguments
         if value is None or value == [] or (isinstance(value, str) and value.strip() in ("", "null")):
             return {}
-        if not is_deeper(value, MAX_DEPTH):
-            return value
-    except RecursionError:
-        pass
-    raise Refusal.at(where, f"has a tool call whose arguments are nested more than {MAX_DEPTH} deep; flatten them")
+        if is_deeper(value, MAX_DEPTH):
+            raise TooDeep
+        return value
+    except TooDeep as error:
+        raise Refusal.at(where, f"has a tool call with {error}") from None
 
 
 def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: str) -> str:
@@ -194,7 +221,7 @@ def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: st
     that are no text are refused, as the policy reads text only."""
     if isinstance(content, str):
         return content
-    joined, gap = "", ""
+    joined, gap = "", ""  # between texts a newline, as vLLM joins them
     for part in content or ():
         kind = "text" if isinstance(part, str) else part.get("type", "text")
         if not isinstance(part, str) and kind in DOCUMENTS:
@@ -203,7 +230,8 @@ def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: st
         text = part if isinstance(part, str) else part.get("refusal" if kind == "refusal" else "text")
         if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
             raise Refusal.at(where, f"has a part of type {kind!r}; the policy reads text only", field=".content")
-        joined, gap = (joined + gap + text.lstrip("\n"), "") if gap and text else (joined + text, gap)
+        if text:
+            joined, gap = joined + gap + (text.lstrip("\n") if gap == "\n\n" else text), "\n"
     return joined
 
 
@@ -254,6 +282,8 @@ def read_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
     its format loses less to being bound to it, and because not every engine binds. None = plain text."""
     if kind in (None, "text"):
         return None
+    if kind == "json_object" and schema not in (None, {}):  # as Together, Fireworks and llama.cpp have it
+        kind = "json_schema"
     if kind == "json_object":
         sentence = "Answer with one JSON object only, without any text around it."
         return AnswerFormat(param=param, schema={"type": "object"}, instruction=sentence)

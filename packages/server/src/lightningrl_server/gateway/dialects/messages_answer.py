@@ -37,7 +37,7 @@ def _error(refusal: Refusal) -> dict[str, Any]:
     is_long = refusal.code == CONTEXT_CODE
     message = f"prompt is too long: {refusal.message}" if is_long else refusal.message  # agents look for these words
     error = {"type": kind, "message": message} | ({"details": refusal.details} if refusal.details else {})
-    return {"type": "error", "error": error, "request_id": None}
+    return {"type": "error", "error": error, "request_id": refusal.request_id}
 
 
 def _message(request: MessagesRequest, start: AnswerStart) -> dict[str, Any]:

@@ -17,6 +17,7 @@ Fields that change nothing here (`metadata`, `store`, `reasoning`, `service_tier
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,9 @@ class _Body(msgspec.Struct):
     prompt: Any = None
     truncation: str | None = None
     context_management: Any = None
+    max_tool_calls: checks.Number = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +86,8 @@ _REFUSED = {
 }
 _CALLS = ("fc", "ctc")
 """Prefixes of the ids of tool calls."""
+_ITEM = re.compile(r"[a-z]+_(lr-[^_]+)(?:_\d+)?")
+"""The id of an item of ours, with its answer's."""
 _SETTINGS = ("additional_tools", "configuration_update")
 """Items that say how the conversation goes on, and are no part of it."""
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
@@ -92,7 +98,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
     body = checks.decode_body(_decode, data, "responses request")
     _refuse_unsupported(body)
     body.max_output_tokens = limit = checks.read_whole("max_output_tokens", body.max_output_tokens, 1)
-    body.top_logprobs = checks.read_whole("top_logprobs", body.top_logprobs, 0, 20)
+    body.top_logprobs = checks.read_top_logprobs(body.top_logprobs)
     items = body.input or []
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -266,12 +272,9 @@ class _Conversation:
 
 
 def _answer_of(item: Mapping[str, Any]) -> str | None:
-    """`msg_r7/1/ab3` and `fc_r7/1/ab3_0` are of one answer; ids of other makers say nothing."""
-    item_id = item.get("id")
-    if not isinstance(item_id, str) or "/" not in item_id:
-        return None
-    kind, _, rest = item_id.partition("_")
-    return rest.rpartition("_")[0] if kind in _CALLS else rest
+    """`msg_lr-ab3` and `fc_lr-ab3_0` are of one answer; ids of other makers say nothing."""
+    match = _ITEM.fullmatch(str(item.get("id")))
+    return match and match[1]
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:

@@ -11,6 +11,7 @@ response.created ─► response.in_progress
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ __all__ = ["ResponsesFormat", "ResponsesStream"]
 
 _encode = msgspec.json.Encoder().encode
 
+_UNSAID = {"description": None, "parameters": None, "strict": False}
+"""Fields of a function that a request may leave out and a response may not."""
 _KINDS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
@@ -164,6 +167,7 @@ def _response(request: ResponsesRequest, start: AnswerStart, status: str) -> dic
         "id": f"resp_{start.id}",
         "object": "response",
         "created_at": start.created,
+        "completed_at": int(time.time()) if status == "completed" else None,
         "status": status,
         "background": False,
         "error": None,
@@ -177,12 +181,18 @@ def _response(request: ResponsesRequest, start: AnswerStart, status: str) -> dic
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
         "store": body.store is not False,
-        "temperature": None,
+        "temperature": start.sampling.temperature,
         "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": [_UNSAID | tool if tool.get("type") == "function" else tool for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": None,
+        "top_p": start.sampling.top_p,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tool_calls": body.max_tool_calls,
+        "service_tier": "default",
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": None,

@@ -52,7 +52,7 @@ def read_offer(
     choices: str = _CHOICES,
 ) -> ToolOffer:
     """The tools of a request, each by `read`, and the `wanted` choice of them. Raises Refusal."""
-    if not tools and not wanted:
+    if not tools and not wanted and wanted != {}:
         return {}
     places, left_out = place_tools({"tools": tools or ()}, drops_hosted=drops_hosted)
     functions = read_tools(places, read)
@@ -113,13 +113,15 @@ def read_tools(
 def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]] | None, *, choices: str = _CHOICES) -> ToolChoice:
     """A `tool_choice` in the spelling of any API, of the `tools` that are offered. `choices` stand in the refusal.
 
-    "auto"  {"type": "auto"}  {}  None      the policy is free
+    "auto"  {"type": "auto"}  None          the policy is free
     "none"  {"type": "none"}                no call is read
     "required"  "any"  {"type": "any"}      a call of any tool
     {"type": "function", "function": {"name": …}}  {"type": "function", "name": …}  {"type": "tool", "name": …}    this
     {"type": "allowed_tools", "mode": "auto" | "required", "tools": […]}      all of those offered, or the one
     """
     kind = choice.get("type") if isinstance(choice, dict) else choice
+    if choice == {}:
+        raise Refusal.at("tool_choice", f"is empty; use {choices}, or leave it out")
     if is_nothing(choice) or (isinstance(kind, str) and kind in _FREE):
         return ToolChoice()
     if kind == "none":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
@@ -12,17 +13,19 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, case, func, select
 from sqlalchemy.sql import ColumnElement
 
-from lightningrl.types import Outcome, RolloutMode, RolloutState
+from lightningrl.types import OtherCallKind, Outcome, RolloutMode, RolloutState
 from lightningrl_server.store.columns import decode_output
 from lightningrl_server.store.errors import UnknownRecord
-from lightningrl_server.store.reader import decode_task
-from lightningrl_server.store.tables import attempts, calls, rollouts, tasks
+from lightningrl_server.store.reader import chunks, decode_task
+from lightningrl_server.store.tables import attempts, calls, other_calls, rollouts, tasks
 from lightningrl_viewer.reading.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
 from lightningrl_viewer.reading.queries.rollout_query import DECIDING, RolloutQuery, choose, group_variances
 
-__all__ = ["Neighbours", "RolloutRow", "Sort", "list_rows", "read_neighbours"]
+__all__ = ["IMPORT", "Neighbours", "RolloutRow", "Sort", "count_calls", "list_rows", "read_neighbours"]
 
 K = TypeVar("K")
+IMPORT: Final = "import"
+"""Worker of imported rollouts."""
 LONGEST_READ: Final = 2**16
 """Bytes of an output or error, as it is stored, that a list of rollouts reads."""
 _is_long = (func.length(attempts.c.output) > LONGEST_READ) | (func.length(attempts.c.error) > LONGEST_READ)
@@ -98,8 +101,7 @@ def list_rows(
     counted = index.rows[places]
     heads = {row.pk: row for row in db.execute(_HEADS.where(rollouts.c.pk.in_(counted["pk"].tolist())))}
     attempt_pks = [row.attempt_pk for row in heads.values() if row.attempt_pk is not None]
-    made = select(calls.c.attempt_pk, func.count().label("number")).where(calls.c.attempt_pk.in_(attempt_pks))
-    counts = {row.attempt_pk: row.number for row in db.execute(made.group_by(calls.c.attempt_pk))}
+    counts = _count_calls(db, attempt_pks)
     lines = []
     for own in counted:
         row, variance = heads[int(own["pk"])], float(variances[own["group"]])
@@ -126,6 +128,28 @@ def list_rows(
             )
         )
     return tuple(lines)
+
+
+def count_calls(db: Connection, rollout_ids: Sequence[str]) -> dict[str, int]:
+    """Count the calls of rollouts by id, those of the deciding attempt, also those that providers answered."""
+    heads = select(rollouts.c.id, attempts.c.pk).select_from(rollouts.join(attempts, DECIDING))
+    pks = {row.pk: row.id for ids in chunks(rollout_ids) for row in db.execute(heads.where(rollouts.c.id.in_(ids)))}
+    return {pks[pk]: count for pk, count in _count_calls(db, list(pks)).items()}
+
+
+def _count_calls(db: Connection, pks: Sequence[int]) -> dict[int, int]:
+    """Count them by attempt. Of an imported one all are forwarded; some are there a second time, with their tokens."""
+    counts = dict.fromkeys(pks, 0)
+    imported = select(attempts.c.pk).where(attempts.c.worker_id == IMPORT)
+    for table, which in (
+        (calls, calls.c.attempt_pk.not_in(imported)),
+        (other_calls, other_calls.c.kind == OtherCallKind.FORWARDED),
+    ):
+        made = select(table.c.attempt_pk, func.count().label("number")).where(which).group_by(table.c.attempt_pk)
+        for some in chunks(pks):
+            for row in db.execute(made.where(table.c.attempt_pk.in_(some))):
+                counts[row.attempt_pk] += row.number
+    return counts
 
 
 def read_neighbours(db: Connection, rollout_id: str) -> Neighbours[str]:

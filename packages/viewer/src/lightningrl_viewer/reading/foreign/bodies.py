@@ -1,0 +1,205 @@
+"""Bodies of OpenAI's API that a trace holds whole: a request, and a response of Chat Completions or Responses, with
+vLLM's token ids and our gateway's version of the policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightningrl_viewer.reading.foreign import dict_of, dicts_of
+from lightningrl_viewer.reading.foreign.messages import finish_of, note_unread, read_message, read_messages, read_tools
+
+__all__ = [
+    "BINDING",
+    "DOUBLED",
+    "SAMPLING",
+    "note_binding",
+    "read_request",
+    "read_response",
+    "sampling_of",
+    "version_of",
+]
+
+DOUBLED: Final = "prompt ids doubled by streaming"
+SAMPLING: Final[Mapping[str, str]] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "seed": "seed",
+}
+_REQUEST: Final = frozenset(
+    {
+        *("messages", "input", "instructions", "system", "tools", "functions", "model", *SAMPLING),
+        *(
+            "stream",
+            "stream_options",
+            "n",
+            "stop",
+            "stop_sequences",
+            "parallel_tool_calls",
+            "user",
+            "store",
+            "metadata",
+        ),
+        *(
+            "frequency_penalty",
+            "presence_penalty",
+            "repetition_penalty",
+            "min_p",
+            "logprobs",
+            "top_logprobs",
+            "timeout",
+        ),
+        *("reasoning", "reasoning_effort", "thinking", "verbosity", "include", "truncation", "service_tier", "betas"),
+        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "extra_headers", "extra_query", "type"),
+        *("background", "cache_control", "anthropic_version", "return_token_ids", "skip_special_tokens", "_type"),
+        *(
+            "client_metadata",
+            "prediction",
+            "request_id",
+            "priority",
+            "cache_salt",
+            "context_management",
+            "output_config",
+        ),
+    }
+)
+"""Keys of a request that are read, or say nothing of its prompt and of what an answer is bound to."""
+BINDING: Final = ("tool_choice", "response_format", "chat_template_kwargs", "logit_bias", "previous_response_id")
+_VERSION: Final = re.compile(r"[A-Za-z0-9][\w.-]*@(\d{1,9})")
+
+
+def sampling_of(settings: Any) -> dict[str, Any]:
+    """Pick the settings of sampling of a request."""
+    if not isinstance(settings, Mapping):
+        return {}
+    numbers = {SAMPLING[key]: value for key, value in settings.items() if key in SAMPLING}
+    return {key: number for key, value in numbers.items() if (number := _number(value)) is not None}
+
+
+def _number(value: Any) -> float | int | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number.is_integer() and not isinstance(value, float) and "." not in str(value) else number
+
+
+def version_of(fingerprint: Any) -> int | None:
+    """Version of a policy of ours that answered, `policy@12`; None where another server did."""
+    match = _VERSION.fullmatch(fingerprint) if isinstance(fingerprint, str) else None
+    return None if match is None else int(match[1])
+
+
+def read_request(body: Any, notes: set[str]) -> dict[str, Any]:
+    """Read a request as fields of a `Call`."""
+    if not isinstance(body, dict):
+        return {}
+    body = {**dict_of(body.get("extra_body")), **body}
+    free = {key: body[key] for key in ("tool_choice", "response_format", "text") if _is_free(body.get(key))}
+    note_unread(body, _REQUEST | free.keys() | {"extra_body"}, notes)
+    fields: dict[str, Any] = {"sampling": sampling_of(body)}
+    if "messages" in body:
+        fields["messages"] = read_messages(body["messages"], notes)
+    elif "input" in body:
+        system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+        replies = read_messages(body["input"], notes)
+        fields["messages"] = None if replies is None else [*system, *_joined(replies)]
+    if body.get("system") and fields.get("messages"):  # Anthropic's
+        system = read_message({"role": "system", "content": body["system"]}, notes)
+        fields["messages"] = [*system, *fields["messages"]]
+    if (tools := read_tools(body.get("tools") or body.get("functions"))) is not None:
+        fields["tools"] = tools
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _is_free(value: Any) -> bool:
+    """True for a choice of tools or a format that binds the answer to nothing."""
+    kind = value.get("format", value) if isinstance(value, dict) else value
+    return (kind.get("type", "text") if isinstance(kind, dict) else kind) in ("auto", "text")
+
+
+def note_binding(settings: Any, notes: set[str]) -> None:
+    """Note settings of a call, told beside its messages, that change its prompt or bind its answer."""
+    given = {key: value for key, value in dict_of(settings).items() if key in BINDING and not _is_free(value)}
+    note_unread(given, (), notes)
+
+
+def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
+    """Read a response as fields of a `Call`."""
+    if not isinstance(body, dict):
+        return {}
+    usage = dict_of(body.get("usage"))
+    fields: dict[str, Any] = {
+        "version": version_of(body.get("system_fingerprint")),
+        "model": body.get("model") or None,
+        "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),
+    }
+    choices = body.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        fields |= _read_choice(choices[0], notes)
+        fields["prompt_ids"] = _prompt_ids(body, choices[0], fields["prompt_tokens"], notes)
+    elif isinstance(body.get("output"), list):
+        items = dicts_of(body["output"])
+        replies = _joined([message for item in items for message in read_message(item, notes, "assistant")])
+        fields["answer"] = replies[-1] if replies else None
+        reason = finish_of(body.get("status"))
+        fields["finish_reason"] = (
+            "tool_calls" if reason == "stop" and replies and "tool_calls" in replies[-1] else reason
+        )
+    elif body.get("type") == "message" and isinstance(body.get("content"), list):  # Anthropic's
+        replies = read_message({"role": "assistant", "content": body["content"]}, notes)
+        fields |= {"answer": replies[-1] if replies else None, "finish_reason": finish_of(body.get("stop_reason"))}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join what Responses tells as several items, text, thoughts and tool calls, to one message each turn."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is None or message["role"] != "assistant" or last["role"] != "assistant":
+            joined.append(dict(message))
+            continue
+        last["content"] = "".join(part for part in (last.get("content"), message.get("content")) if part) or None
+        if "tool_calls" in message:
+            last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+        if "reasoning_content" in message:
+            last["reasoning_content"] = message["reasoning_content"]
+    return joined
+
+
+def _read_choice(choice: Mapping[str, Any], notes: set[str]) -> dict[str, Any]:
+    raw = choice.get("message")
+    replies = read_message({"role": "assistant", **raw}, notes) if isinstance(raw, dict) else []
+    if not replies and isinstance(choice.get("text"), str):
+        replies = [{"role": "assistant", "content": choice["text"]}]
+    logprobs = choice.get("logprobs")
+    listed = logprobs.get("content") if isinstance(logprobs, dict) else None
+    ids = choice.get("token_ids")
+    return {
+        "answer": replies[-1] if replies else None,
+        "finish_reason": finish_of(choice.get("finish_reason")),
+        "completion_ids": ids if isinstance(ids, list) and ids else None,
+        "logprobs": [token.get("logprob") for token in listed] if isinstance(listed, list) and listed else None,
+    }
+
+
+def _prompt_ids(
+    body: Mapping[str, Any], choice: Mapping[str, Any], counted: int | None, notes: set[str]
+) -> list[int] | None:
+    """Return the prompt's ids. A client that adds up the chunks of a stream adds these, too: `[1, 2, 1, 2]`."""
+    ids = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    if not isinstance(ids, list) or not ids:
+        return None
+    half = len(ids) // 2
+    if len(ids) % 2 == 0 and ids[:half] == ids[half:] and counted != len(ids):
+        notes.add(DOUBLED)
+        return ids[:half]
+    return ids
