@@ -27,6 +27,7 @@ SETTINGS = (
     *(
         "credit.use=judge",
         "credit.options.per=group",
+        "credit.options.orders=1",
         "judge.model=grader",
         "judge.retries=0",
         "outcomes.max_failed_rewards=0.5",

@@ -98,7 +98,7 @@ def test_two_rollouts_that_share_a_task_are_told_of_before_any_run(
     shown = " ".join((ran.stdout + ran.stderr).split())
     assert ran.returncode == 0, shown
     lines = ran.stderr.splitlines()
-    assert lines[0] == "starting" and any(line.startswith("running the agent on task") for line in lines), "in a pipe"
+    assert any(line.startswith("running the agent on task") for line in lines), "in a pipe"
     assert ("task 'serve', started by this rollout, goes on after it" in shown) is shares, shown
 
 

@@ -72,7 +72,7 @@ def test_a_pipe_gets_a_line_for_each_piece_of_work(
         show_phase("loading")
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
-        "starting", "running 0/30", "running 10/30", "running 20/30", "judging [x]", "starting", "loading",
+        "running 0/30", "running 10/30", "running 20/30", "judging [x]", "loading",
     ]  # fmt: skip
     assert shown.out == ""
 

@@ -78,9 +78,10 @@ def test_a_finding_says_what_earned_what_and_what_to_change(tmp_path: Path) -> N
     assert "high many answers in a row earns as much as gold (7 of 7 tasks)" in said
     assert "earned 1, gold 1:" in said
     assert "→ take one answer from a marked place" in said
-    status, said = run(str(recipe), "--json", "--only", "nothing", "--only", "many_answers")
-    found = json.loads(said)["findings"]
-    assert (status, {row["mutator"] for row in found}) == (1, {"many_answers"})
+    ran = CliRunner().invoke(app, ["redteam", str(recipe), "--json", "--only", "nothing", "--only", "many_answers"])
+    found = json.loads(ran.stdout)["findings"]
+    assert ran.stderr.startswith("rewarding outputs 1/8\n"), "standard output is JSON alone"
+    assert (ran.exit_code, {row["mutator"] for row in found}) == (1, {"many_answers"})
 
 
 def test_a_sound_reward_ends_with_status_0_and_strictness_changes_none(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def _lines(console: Console) -> Show:
             last, at = what, now
             console.out(printable(f"{what} {done}/{total}" if total else what), highlight=False)
 
-    show("starting", 0, 0)
     return show
 
 
