@@ -229,6 +229,21 @@ def test_tasks_of_langgraph_traces_are_what_the_agent_takes_and_answers(langchai
     assert state["messages"][-1].content == task.answer
 
 
+def test_a_reward_reads_what_the_agent_takes_and_answers_in_place_of_states(
+    langchain_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("words.py").write_text(
+        "def right(task, output, trajectory):\n"
+        "    return float((task.input, output) == ('What is the word of the day?', 'Serendipity.'))\n"
+    )
+    tried = CliRunner().invoke(app, ["rescore", str(langchain_run), "--reward", "words.py:right", "--json"])
+    assert json.loads(tried.stdout)["after"]["mean"] == 1.0, tried.output
+    curated = ["curate", str(langchain_run), "--into", "rows", "--reward", "words.py:right", "--min-reward", "1"]
+    assert CliRunner().invoke(app, curated).exit_code == 0
+    assert json.loads(Path("rows", "sft.jsonl").read_text().splitlines()[0])["source"]["reward"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("path", "input_is"),
     [

@@ -65,8 +65,8 @@ def curate(
 
     from lightningrl.loading import load_callable
     from lightningrl_credit.rewards import NamedReward, RewardSet
+    from lightningrl_traces.curation.curation import TaskMapping
     from lightningrl_traces.curation.curation import curate as write_rows
-    from lightningrl_traces.curation.mapping import TaskMapping
     from lightningrl_traces.curation.rules import Rules
 
     chosen = {"outcomes": outcome, "grades": grade, "roles": role, "modes": mode}

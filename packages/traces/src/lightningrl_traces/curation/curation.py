@@ -1,4 +1,5 @@
-"""Curating runs: list their rollouts, split the tasks, read the calls group by group, write the rows."""
+"""Curating runs: list their rollouts, map them to the agent's own input and answer, split the tasks, read the calls
+group by group, write the rows."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.types import Task, Trajectory
@@ -14,16 +16,63 @@ from lightningrl_credit.rewards import RewardSet
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Message
 from lightningrl_traces.curation.files import RowFiles, check_target
 from lightningrl_traces.curation.foreign import TraceSource
-from lightningrl_traces.curation.mapping import TaskMapping
 from lightningrl_traces.curation.report import Report
 from lightningrl_traces.curation.rows import Candidate, RowWriter
 from lightningrl_traces.curation.rules import GroupRewards, Rules, call_problem, rollout_problem, score_problem
 from lightningrl_traces.curation.sources import OwnSource, Source
 from lightningrl_traces.curation.splits import TaskFamilies
+from lightningrl_viewer.reading.dialogue import answer_in, ask_as_agent
 from lightningrl_viewer.reading.origin import RunOrigin, read_import
 from lightningrl_viewer.reading.reader import open_run
 
-__all__ = ["curate"]
+__all__ = ["TaskMapping", "curate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskMapping:
+    """Places of the input and answer of the agent's own function, as dotted paths.
+
+    input    {"messages": [["user", "7 + 8?"]]}          ─►  "7 + 8?"   or what `--input messages.0.1` names
+    output   {"messages": [ …, {"content": "15", …}]}    ─►  "15"       or what `--output messages.-1.content` names
+
+    None = the text that a state of messages asks, and the last message's text; the value itself where it is not such a
+    state."""
+
+    input: str | None = None
+    output: str | None = None
+
+    def map_task(self, task: Task) -> Task:
+        """Return a task with the agent's own input. Raises ConfigError naming the task that the path does not fit."""
+        if self.input is not None:
+            return replace(task, input=_follow(task.input, self.input, f"--input {self.input!r}", task.id))
+        return ask_as_agent(task)
+
+    def answer_of(self, trajectory: Trajectory) -> Any:
+        """Return what a rollout answered; None where its trace does not say. Raises ConfigError as above."""
+        if self.output is not None:
+            return _follow(trajectory.output, self.output, f"--output {self.output!r}", trajectory.task.id)
+        return answer_in(trajectory.output)
+
+    def map_rollout(self, trajectory: Trajectory) -> Trajectory:
+        """Return a rollout as a reward of the agent's own function reads it. Raises ConfigError as above."""
+        return replace(trajectory, task=self.map_task(trajectory.task), output=self.answer_of(trajectory))
+
+
+def _follow(value: Any, path: str, option: str, task: str) -> Any:
+    for part in path.split("."):
+        try:
+            if isinstance(value, list) and part.removeprefix("-").isdigit():
+                value = value[int(part)]
+            elif isinstance(value, dict):
+                value = value[part]
+            else:
+                raise LookupError(part)
+        except LookupError:
+            there = f"{len(value)} items" if isinstance(value, list) else type(value).__name__
+            there = ", ".join(value) or "nothing" if isinstance(value, dict) else there
+            problem = f"there is no {part!r}; there is: {there}"
+            raise ConfigError(f"{option} does not fit task {task!r}: {problem}") from None
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +193,9 @@ class _Curation:
     async def _reward(self, source: Source, groups: Groups, rewards: RewardSet) -> Groups:
         """Return the groups with the rewards that were asked for."""
         values: dict[str, float | None] = {}
+        mapping = self._mapping_of(source)
         async for trajectory in source.trajectories([entry.id for group in groups.values() for entry in group]):
-            result = await rewards.score(trajectory)
+            result = await rewards.score(trajectory if mapping is None else mapping.map_rollout(trajectory))
             values[trajectory.rollout_id] = result.total
             if result.failure is not None:
                 self._failures[result.failure] += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,8 @@ from lightningrl_credit.xray import Agreement, agree
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.location import find_store
 from lightningrl_training.build import build_credit
-from lightningrl_viewer.reading.origin import RunOrigin
+from lightningrl_viewer.reading.dialogue import answer_in, ask_as_agent
+from lightningrl_viewer.reading.origin import RunOrigin, read_import
 from lightningrl_viewer.reading.reader import StoredRun, open_run
 
 __all__ = [
@@ -257,16 +258,23 @@ async def _reward_untrained(folder: Path, recipe: Recipe, steps: Collection[int]
     policy = recipe.policy.model_copy(update={"trainable": True})
     evaluator, _ = build_credit(recipe.model_copy(update={"policy": policy}), load_plugins())
     rewarded: list[Recredit] = []
+    is_import = read_import(folder) is not None
     async with open_run(folder) as run:
         names = [record.spec.id for record in await run.list_rollouts(RolloutFilter(limit=ALL))][::-1]
         for start in range(0, len(names), _AT_ONCE):
             rollouts = await run.look.trajectories(names[start : start + _AT_ONCE])
-            for before, after in zip(rollouts, await evaluator.evaluate(rollouts), strict=True):
+            seen = [_as_agent_answered(rollout) for rollout in rollouts] if is_import else rollouts
+            for before, after in zip(rollouts, await evaluator.evaluate(seen), strict=True):
                 credit = (None,) * len(before.transitions)
                 rewarded.append(
                     Recredit(step=0, before=before, after=after, advantages_before=credit, advantages=credit)
                 )
     return rewarded
+
+
+def _as_agent_answered(rollout: Trajectory) -> Trajectory:
+    """Return an imported rollout as a reward of the agent's own function reads it."""
+    return replace(rollout, task=ask_as_agent(rollout.task), output=answer_in(rollout.output))
 
 
 async def _keep_rewards(folder: Path, rollouts: Sequence[Trajectory]) -> None:

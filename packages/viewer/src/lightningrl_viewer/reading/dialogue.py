@@ -12,14 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lightningrl.sanitize import as_text
-from lightningrl.types import OtherCall, OtherCallKind, ToolCall
+from lightningrl.types import OtherCall, OtherCallKind, Task, ToolCall
 from lightningrl_viewer.reading.foreign import Message, dict_of
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 from lightningrl_viewer.reading.foreign.messages import digest_text, read_messages
 from lightningrl_viewer.reading.foreign.streams import join_events
 from lightningrl_viewer.reading.trace import Trace
 
-__all__ = ["Exchange", "Speech", "final_text", "is_chat", "question_of", "read_exchange", "read_exchanges"]
+__all__ = [
+    "Exchange",
+    "Speech",
+    "answer_in",
+    "ask_as_agent",
+    "final_text",
+    "is_chat",
+    "question_of",
+    "read_exchange",
+    "read_exchanges",
+]
 
 _EARLIER: Final = 64
 """Calls that a history is compared with."""
@@ -123,6 +133,17 @@ def question_of(state: Any) -> str | None:
     messages = [message for message in read_messages(state, set()) or () if message["role"] != "system"]
     text = messages[0].get("content") if len(messages) == 1 and messages[0]["role"] == "user" else None
     return text if isinstance(text, str) and text else None
+
+
+def ask_as_agent(task: Task) -> Task:
+    """Return an imported task as its agent's own function takes it: in place of a state of messages, the question."""
+    question = question_of(task.input)
+    return task if question is None else replace(task, input=question)
+
+
+def answer_in(output: Any) -> Any:
+    """Return what an agent's own function answered: of a state of messages the last one's text."""
+    return final_text(output) if _is_state(output) else output
 
 
 def _is_state(value: Any) -> bool:
