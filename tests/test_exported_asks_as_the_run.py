@@ -104,7 +104,7 @@ def test_a_gguf_file_asks_and_samples_as_the_run(run: lightningrl.Run, tmp_path:
     words = ("--run", str(mine.folder), "--gguf", "f32", "--check", "4")
     ran = warm.run("lightningrl", "export", "model.gguf", *words, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert "the validation calls asked again are answered as the run did" in " ".join(ran.stdout.split())
+    assert "the validation calls, asked again of llama.cpp, are answered as the run did" in " ".join(ran.stdout.split())
     fields = GGUFReader(tmp_path / "model.gguf").fields
     sampling = [fields[f"general.sampling.{name}"].contents() for name in ("temp", "top_p", "top_k")]
     assert sampling == [pytest.approx(0.9), 1.0, 50]

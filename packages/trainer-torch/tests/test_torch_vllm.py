@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -324,6 +325,23 @@ def test_a_run_is_killed_goes_on_and_is_certified(
         assert {"version 0", "version 1", "version 2"} <= {part["part"] for part in parts}
     calls = {part["part"] for parts in found["gaps"].values() for part in parts}
     assert {"call 0", "call 1"} <= calls
+
+
+def test_an_exported_folder_is_checked_by_vllm(served_policy: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(PROJECT, encoding="utf-8")
+    recipe = RECIPE.format(policy=served_policy).partition('engine = "vllm"')[0]
+    (tmp_path / "recipe.toml").write_text(f'tasks.validation = "agent.py:tasks"{recipe}', encoding="utf-8")
+    command = [sys.executable, "-m", "lightningrl"]
+    run = ("--run", str(tmp_path / "run"))
+    subprocess.run([*command, "train", *run, "--steps", "1", str(tmp_path)], check=True)
+    words = ["export", str(tmp_path / "weights"), *run, "--check", "2"]
+    exported = subprocess.run(
+        [*command, *words], capture_output=True, check=False, env={**os.environ, "COLUMNS": "200"}
+    )
+    assert exported.returncode == 0, exported.stderr.decode()
+    assert "asked again of transformers and vLLM, are answered as the run did" in " ".join(
+        exported.stdout.decode().split()
+    )
 
 
 def wait_for(found: Callable[[], bool]) -> None:

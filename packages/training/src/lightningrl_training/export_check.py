@@ -1,14 +1,15 @@
 """Does what was exported answer as the run did? Its greedy calls are asked again, of others' code.
 
-store ─► greedy calls of the step's validation ─► transformers (a folder, an adapter) or llama.cpp (a GGUF file)
+store ─► greedy calls of the step's validation ─► transformers and vLLM (a folder, an adapter) or llama.cpp (a file)
 a conversation ─► the run's renderer │ the exported template ─► the first token that differs
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lightningrl_training.evaluation.recomputation import is_sampled, read_traje
 from lightningrl_training.run_sync import run_sync
 from lightningrl_viewer.reading.reader import open_run
 
-__all__ = ["check_export"]
+__all__ = ["check_export", "readers_of"]
 
 Answer = Callable[[Sequence[int], int], list[int]]
 """The greedy answer to a prompt, of at most so many tokens; a reader may leave out the token that ends it."""
@@ -98,14 +99,17 @@ def check_prompts(folder: Path, renderer: PolicyRenderer) -> Iterator[str]:
             )
 
 
-@contextmanager
-def _answering(target: Path, base: str | None, context: int) -> Iterator[tuple[str, Answer]]:
-    """Name of the reader and its answers: llama.cpp of a file, else transformers; of an adapter on its `base`. Raises
-    ConfigError where the reader is not installed."""
-    if target.is_file():
-        with _llama_cpp(target, context) as answer:
-            yield "llama.cpp", answer
-        return
+def readers_of(target: Path, base: str | None) -> tuple[str, ...]:
+    """Names of others' code that reads what was exported: llama.cpp a file, else transformers, and vLLM where it is
+    installed; of an adapter on a `base` transformers alone. Raises ConfigError where a file's is not installed."""
+    if not target.is_file():
+        return ("transformers", "vLLM") if base is None and importlib.util.find_spec("vllm") else ("transformers",)
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ConfigError(f"{target.name} was written and not checked: llama.cpp is missing; `pip install xllamacpp`")
+    return ("llama.cpp",)
+
+
+def _transformers(target: Path, base: str | None) -> Answer:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(base or target, dtype="auto")
@@ -114,18 +118,31 @@ def _answering(target: Path, base: str | None, context: int) -> Iterator[tuple[s
         model.generation_config = GenerationConfig.from_pretrained(target)
     tokenizer: Any = AutoTokenizer.from_pretrained(base or target)
 
-    def answer_by_transformers(prompt: Sequence[int], most: int) -> list[int]:
+    def answer(prompt: Sequence[int], most: int) -> list[int]:
         asked = tokenizer.pad({"input_ids": [list(prompt)]}, return_tensors="pt")
         whole = model.generate(**asked, do_sample=False, max_new_tokens=most)
         return [int(token) for token in whole[0, len(prompt) :]]
 
-    yield "transformers", answer_by_transformers
+    return answer
+
+
+def _vllm(folder: Path, context: int) -> Answer:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from vllm import LLM, SamplingParams
+
+    model = LLM(str(folder), max_model_len=context, enforce_eager=True)
+
+    def answer(prompt: Sequence[int], most: int) -> list[int]:
+        asked: Any = {"prompt_token_ids": list(prompt)}
+        (request,) = model.generate(asked, SamplingParams(temperature=0.0, max_tokens=most), use_tqdm=False)
+        return list(request.outputs[0].token_ids)
+
+    return answer
 
 
 @contextmanager
 def _llama_cpp(file: Path, context: int) -> Iterator[Answer]:
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise ConfigError(f"{file.name} was written and not checked: llama.cpp is missing; `pip install xllamacpp`")
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
@@ -145,6 +162,12 @@ def _llama_cpp(file: Path, context: int) -> Iterator[Answer]:
         del server  # which ends it
 
 
+def _answering(reader: str, target: Path, base: str | None, context: int) -> AbstractContextManager[Answer]:
+    if reader == "llama.cpp":
+        return _llama_cpp(target, context)
+    return nullcontext(_vllm(target, context) if reader == "vLLM" else _transformers(target, base))
+
+
 def check_export(
     run: Path, target: Path, *, policy: str, step: int, count: int, renderer: PolicyRenderer, base: str | None
 ) -> None:
@@ -153,8 +176,9 @@ def check_export(
     calls = run_sync(greedy_calls(run, policy, step, count))
     problems = [] if target.is_file() or base is not None else list(check_prompts(target, renderer))
     longest = max(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
-    with _answering(target, base, longest + 16) as (reader, answer):
-        problems += check_answers(calls, answer, renderer)
-    if problems:
-        more = f"; {len(problems) - 1} more differ" if len(problems) > 1 else ""
-        raise BackendError(f"{target} was written, and {reader} says otherwise than the run: {problems[0]}{more}")
+    for reader in readers_of(target, base):
+        with _answering(reader, target, base, longest + 16) as answer:
+            problems += check_answers(calls, answer, renderer)
+        if problems:
+            more = f"; {len(problems) - 1} more differ" if len(problems) > 1 else ""
+            raise BackendError(f"{target} was written, and {reader} says otherwise than the run: {problems[0]}{more}")

@@ -292,8 +292,8 @@ def export(
         int,
         typer.Option(
             min=0,
-            help="Ask what was written so many validation calls again, by transformers or llama.cpp; fail at the first "
-            "token that differs.",
+            help="Ask what was written so many validation calls again, by transformers, vLLM or llama.cpp; fail at the "
+            "first token that differs.",
             metavar="N",
         ),
     ] = 0,

@@ -8,6 +8,7 @@ from typing import Any
 from lightningrl.errors import ConfigError
 from lightningrl_training.checkpoints import best_checkpoint
 from lightningrl_training.commands.printing import Page
+from lightningrl_training.export_check import readers_of
 from lightningrl_training.run import Run
 from lightningrl_viewer.reading.origin import newest_run
 
@@ -24,7 +25,10 @@ def export_command(target: Path, *, run: Path | None, runs: Path, step: str | No
     )
     newer = f"; the newest are of step {source.steps}: --step newest" if source.steps > written and step is None else ""
     sent = f", and sent it to {form['push_to_hub']} of the hub" if form.get("push_to_hub") else ""
-    checked = "; the validation calls asked again are answered as the run did" if form.get("check") else ""
+    checked = ""
+    if form.get("check"):
+        readers = " and ".join(readers_of(target, "its base" if form.get("adapter") else None))
+        checked = f"; the validation calls, asked again of {readers}, are answered as the run did"
     Page().print(f"wrote {target}: weights after step {written}{which}{sent}{checked}{newer}")
 
 
