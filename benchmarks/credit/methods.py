@@ -61,7 +61,7 @@ def tool_status_at_the_end(trajectory: Trajectory) -> list[float | None]:
 
 STATUS: Final = {"tools": {"use": "tool_status"}}
 AT_THE_END: Final = {"tools": {"use": tool_status_at_the_end}}
-SHAPING: Final = {"tools": {"use": "tool_status_shaping"}}
+SHAPING: Final = {"tools": {"use": "tool_status", "form": "potential"}}
 
 METHODS: Final[tuple[Method, ...]] = (
     Method(name="reinforce", family="identical", use="reinforce"),

@@ -25,7 +25,7 @@ from lightningrl.types import ToolCall, ToolStatus, Trajectory
 from lightningrl_credit import TurnReturns
 from lightningrl_credit.baselines import Baseline
 from lightningrl_credit.reward_hacking import FarmingWatch
-from lightningrl_credit.rewards import NamedReward, RewardSet, ToolStatusReward, ToolStatusShaping, TurnReward
+from lightningrl_credit.rewards import NamedReward, RewardSet, ToolStatusReward, TurnReward
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
@@ -189,7 +189,7 @@ def test_noise_is_no_growth() -> None:
 
 
 def test_a_shaping_reward_is_not_watched_and_a_run_without_any_has_no_metric() -> None:
-    assert TurnReward(name="a", function=ToolStatusShaping()).is_potential
+    assert TurnReward(name="a", function=ToolStatusReward(), form="potential").is_potential
     assert FarmingWatch([]).finish_step([make_group((0.1,), rewards=(1.0,))]) == {}
     seen = FarmingWatch(["turn"])
     assert seen.finish_step([make_group((0.1,), (0.3,), rewards=(0.0, 1.0))]) == pytest.approx(

@@ -32,7 +32,6 @@ from lightningrl_credit.rewards import (
     RepeatedCalls,
     TokenBudget,
     ToolStatusReward,
-    ToolStatusShaping,
     TurnReward,
     ValidArguments,
 )
@@ -238,14 +237,11 @@ def test_what_a_call_is_paid_from_now_on_does_not_depend_on_what_it_does(which: 
     """Trap 10: the return to go of shaping is -Φ(s_t) in each lineage: nothing that the call can change. By order of
     arrival, a branch was paid for what its neighbour's tools did."""
     plain = TREES[which]
-    for shaping in (
-        TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=gamma),
-        TurnReward(name="air", function=ToolStatusShaping(scale=1), gamma=gamma),
-    ):
-        to_go = TurnReturns(gamma=gamma).returns(with_rewards(plain, shaping(plain))) - TurnReturns(
-            gamma=gamma
-        ).returns(plain)
-        np.testing.assert_allclose(to_go, [-potential for potential in before(plain)], atol=1e-9)
+    shaping = TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=gamma)
+    to_go = TurnReturns(gamma=gamma).returns(with_rewards(plain, shaping(plain))) - TurnReturns(gamma=gamma).returns(
+        plain
+    )
+    np.testing.assert_allclose(to_go, [-potential for potential in before(plain)], atol=1e-9)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.3, 0.0])
@@ -406,26 +402,19 @@ async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tm
 
 AHEAD = {"use": "states", "options": {"gamma": 0.5, "lam": 0.9}}
 """Credit that goes by a value ahead."""
-POTENTIALS: list[dict[str, Any]] = [
-    {"use": "tool_status", "options": {"ok": 1.0, "error": -1.0}, "form": "potential"},
-    {"use": "tool_status_shaping", "options": {"scale": 1.0}},
-]
+POTENTIAL: dict[str, Any] = {"use": "tool_status", "options": {"ok": 1.0, "error": -1.0}, "form": "potential"}
 
 
-@pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
-async def test_a_tool_that_works_pays_nothing_by_either_name_of_its_potential(
-    air: dict[str, Any], tmp_path: Path
-) -> None:
-    """`tool_status_shaping` had a γ of its own, 1: under 0.5 a tool that works in the first call paid 0.75, in the next
-    0.25."""
-    evaluator = make_evaluator(tmp_path, credit=AHEAD, **air)
+async def test_a_tool_that_works_pays_nothing_by_its_potential(tmp_path: Path) -> None:
+    """A potential with a γ of its own, 1, paid under 0.5 a tool that works in the first call 0.75, in the next 0.25."""
+    evaluator = make_evaluator(tmp_path, credit=AHEAD, **POTENTIAL)
     for statuses in ((OK, None, None), (None, OK, None), (None, None, None)):
         (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), statuses)])
         assert TurnReturns(gamma=0.5).returns(rewarded)[0] == 0.25, "of the outcome alone"
 
 
 async def test_credit_of_the_users_own_says_how_it_discounts_and_joins_branches(tmp_path: Path) -> None:
-    (rewarded,) = await make_evaluator(tmp_path, credit={"use": "turns.py:Mean"}, **POTENTIALS[0]).evaluate(
+    (rewarded,) = await make_evaluator(tmp_path, credit={"use": "turns.py:Mean"}, **POTENTIAL).evaluate(
         [TREES["two branches of one call"]]
     )
     assert [call.rewards["air"] for call in rewarded.transitions] == [
@@ -447,7 +436,7 @@ async def test_credit_of_the_users_own_says_how_it_discounts_and_joins_branches(
 async def test_a_potential_is_discounted_as_the_parts_of_the_credit_discount(
     use: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    evaluator = make_evaluator(tmp_path, credit={"use": use, "options": options}, **POTENTIALS[0])
+    evaluator = make_evaluator(tmp_path, credit={"use": use, "options": options}, **POTENTIAL)
     (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), (OK, None, None))])
     assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, -0.5, -1.0]
 
@@ -468,7 +457,6 @@ def test_parts_that_add_up_what_calls_are_paid_each_in_its_way_have_no_one_disco
 CRITIC = {"critic": {"model": "trunk"}}
 
 
-@pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
 @pytest.mark.parametrize(
     ("credit", "policy"),
     [
@@ -480,7 +468,7 @@ CRITIC = {"critic": {"model": "trunk"}}
     ids=["without gamma", "per token", "two gammas", "calls that are passed over"],
 )
 def test_a_potential_that_would_pay_is_refused_with_a_sentence(
-    air: dict[str, Any], credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path
+    credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path
 ) -> None:
     what = (
         "discounts nothing at calls that are not trained; set its gamma to 1"
@@ -489,10 +477,11 @@ def test_a_potential_that_would_pay_is_refused_with_a_sentence(
     )
     sentence = f"intermediate reward 'air' is a potential, which is discounted call by call as returns are, and credit.use '{credit['use']}'"
     with pytest.raises(ConfigError, match=re.escape(f"{sentence} {what}")):
-        make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC if "gae" in credit["use"] else {}, **air)
+        make_evaluator(
+            tmp_path, credit=credit, policy=policy, learner=CRITIC if "gae" in credit["use"] else {}, **POTENTIAL
+        )
 
 
-@pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
 @pytest.mark.parametrize(
     "credit",
     [
@@ -505,9 +494,7 @@ def test_a_potential_that_would_pay_is_refused_with_a_sentence(
     ],
     ids=["turns", "discounted", "states", "critic", "clip", "sum"],
 )
-def test_a_potential_that_is_noise_is_refused_with_a_sentence(
-    air: dict[str, Any], credit: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_potential_that_is_noise_is_refused_with_a_sentence(credit: dict[str, Any], tmp_path: Path) -> None:
     """Of what calls earn to the end a potential leaves -Φ(s_t): nothing that the call can change. With `turns` it took
     signal ÷ noise from 1.36 to 0.72."""
     sentence = (
@@ -518,7 +505,7 @@ def test_a_potential_that_is_noise_is_refused_with_a_sentence(
     if credit["use"] == "sum":  # states join branches otherwise with λ = 1
         sentence = "has no `gamma` per call"
     with pytest.raises(ConfigError, match=re.escape(sentence)):
-        make_evaluator(tmp_path, credit=credit, learner=CRITIC if "gae" in credit["use"] else {}, **air)
+        make_evaluator(tmp_path, credit=credit, learner=CRITIC if "gae" in credit["use"] else {}, **POTENTIAL)
 
 
 @pytest.mark.parametrize(
@@ -532,13 +519,13 @@ def test_a_potential_that_is_noise_is_refused_with_a_sentence(
 def test_a_potential_that_pays_nothing_is_taken_beside_a_critic(
     credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path
 ) -> None:
-    make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC, **POTENTIALS[0])
+    make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC, **POTENTIAL)
 
 
 def test_a_potential_is_computed_anew_where_the_credit_discounts_otherwise(tmp_path: Path) -> None:
     def digest(gamma: float) -> str:
         credit = {"use": "states", "options": {"gamma": gamma, "lam": 0.9}}
-        return make_evaluator(tmp_path, credit=credit, **POTENTIALS[0]).digests["intermediate_rewards.air"]
+        return make_evaluator(tmp_path, credit=credit, **POTENTIAL).digests["intermediate_rewards.air"]
 
     assert digest(0.5) == digest(0.5) != digest(0.9)
 

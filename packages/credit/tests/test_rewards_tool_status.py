@@ -15,7 +15,6 @@ from lightningrl_credit.rewards import (
     MalformedCalls,
     RepeatedCalls,
     ToolStatusReward,
-    ToolStatusShaping,
     TurnReward,
     ValidArguments,
 )
@@ -49,14 +48,6 @@ class TestToolStatusReward(IntermediateRewardConformance):
         return EPISODES
 
 
-class TestToolStatusShaping(IntermediateRewardConformance):
-    def make_reward(self) -> ToolStatusShaping:
-        return ToolStatusShaping()
-
-    def trajectories(self) -> list[Trajectory]:
-        return EPISODES
-
-
 def test_call_gets_the_mean_of_its_tools_and_none_without_any_known() -> None:
     assert ToolStatusReward(ok=1.0, error=-2.0)(EPISODES[0]) == [1.0, None, -0.5, None]
 
@@ -82,7 +73,9 @@ def test_tool_of_nobody_changes_nothing() -> None:
 
 
 def test_shaping_pays_the_change_of_the_last_share_of_successes() -> None:
-    values = TurnReward(name="air", function=ToolStatusShaping(scale=1.0))(episode((ERROR,), (), (OK,), ()))
+    values = TurnReward(name="air", function=ToolStatusReward(ok=1.0, error=-1.0), form="potential")(
+        episode((ERROR,), (), (OK,), ())
+    )
     assert values == [-1.0, 0.0, 2.0, -1.0]
 
 
@@ -104,9 +97,7 @@ def told(call: str, count: int, status: ToolStatus, *, ids: str = "extra") -> li
     return [ToolCall(id=f"{ids}-{number}", name="f", status=status, transition_id=call) for number in range(count)]
 
 
-@pytest.mark.parametrize(
-    "reward", [ToolStatusReward(), ToolStatusShaping(), ExecutionErrors(), RepeatedCalls(), ValidArguments()]
-)
+@pytest.mark.parametrize("reward", [ToolStatusReward(), ExecutionErrors(), RepeatedCalls(), ValidArguments()])
 @pytest.mark.parametrize("is_asked", [True, False], ids=["asked for by id", "in the answer's text"])
 def test_many_reports_of_tools_that_worked_do_not_outweigh_one_that_failed(
     reward: IntermediateReward, *, is_asked: bool

@@ -328,9 +328,10 @@ def test_a_run_is_killed_goes_on_and_is_certified(
 
 
 def test_an_exported_folder_is_checked_by_vllm(served_policy: str, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(PROJECT, encoding="utf-8")
+    held_out = """def held_out():\n    return [{"id": "held out", "input": "count back"}]\n"""
+    (tmp_path / "agent.py").write_text(PROJECT + held_out, encoding="utf-8")
     recipe = RECIPE.format(policy=served_policy).partition('engine = "vllm"')[0]
-    (tmp_path / "recipe.toml").write_text(f'tasks.validation = "agent.py:tasks"{recipe}', encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(f'tasks.validation = "agent.py:held_out"{recipe}', encoding="utf-8")
     command = [sys.executable, "-m", "lightningrl"]
     run = ("--run", str(tmp_path / "run"))
     subprocess.run([*command, "train", *run, "--steps", "1", str(tmp_path)], check=True)

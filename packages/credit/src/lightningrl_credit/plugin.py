@@ -97,7 +97,5 @@ def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     yield _plugin("token_budget", "charges calls that sample more tokens than a budget", "rewards.tools:TokenBudget")
     status = "pays for tools that work, charges for those that fail"
     yield _plugin("tool_status", status, "rewards.tools:ToolStatusReward")
-    shaping = "tool status as a potential: keeps the optimal policy; not shown to help in our study"
-    yield _plugin("tool_status_shaping", shaping, "rewards.tools:ToolStatusShaping")
     arguments = "charges for arguments that fit no schema of the tool"
     yield _plugin("valid_arguments", arguments, "rewards.tools:ValidArguments")

@@ -27,6 +27,14 @@ __all__ = ["check_export", "readers_of"]
 
 Answer = Callable[[Sequence[int], int], list[int]]
 """The greedy answer to a prompt, of at most so many tokens; a reader may leave out the token that ends it."""
+VLLM_VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+"""vLLM in this process, telling nobody; a gibibyte of keys and values on a CPU."""
 MOST_ROLLOUTS = 1000
 PATIENCE_S = 600.0
 CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
@@ -127,11 +135,11 @@ def _transformers(target: Path, base: str | None) -> Answer:
 
 
 def _vllm(folder: Path, context: int) -> Answer:
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    for name, value in VLLM_VARIABLES.items():
+        os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
 
-    model = LLM(str(folder), max_model_len=context, enforce_eager=True)
+    model = LLM(str(folder), max_model_len=context, enforce_eager=True, distributed_executor_backend="uni")
 
     def answer(prompt: Sequence[int], most: int) -> list[int]:
         asked: Any = {"prompt_token_ids": list(prompt)}

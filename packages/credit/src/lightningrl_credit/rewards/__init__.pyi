@@ -18,7 +18,6 @@ from lightningrl_credit.rewards.tools import MalformedCalls as MalformedCalls
 from lightningrl_credit.rewards.tools import RepeatedCalls as RepeatedCalls
 from lightningrl_credit.rewards.tools import TokenBudget as TokenBudget
 from lightningrl_credit.rewards.tools import ToolStatusReward as ToolStatusReward
-from lightningrl_credit.rewards.tools import ToolStatusShaping as ToolStatusShaping
 from lightningrl_credit.rewards.tools import ValidArguments as ValidArguments
 from lightningrl_credit.rewards.turn_reward import TurnReward as TurnReward
 from lightningrl_credit.rewards.value import RewardWeights as RewardWeights

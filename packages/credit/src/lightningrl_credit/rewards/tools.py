@@ -25,7 +25,6 @@ __all__ = [
     "RepeatedCalls",
     "TokenBudget",
     "ToolStatusReward",
-    "ToolStatusShaping",
     "ValidArguments",
     "tools_of_calls",
 ]
@@ -90,13 +89,6 @@ class ToolStatusReward:
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
         return mean_over_tools(trajectory, lambda tool: self._values.get(tool.status))
-
-
-class ToolStatusShaping(ToolStatusReward):
-    """`tool_status` in the potential form: a `TurnReward` of it pays the change of its values, whatever its `form`."""
-
-    def __init__(self, *, scale: float = 0.1) -> None:
-        super().__init__(ok=scale, error=-scale)
 
 
 class ExecutionErrors(ToolStatusReward):

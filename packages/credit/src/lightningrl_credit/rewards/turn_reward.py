@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.types import Trajectory
 from lightningrl_credit.rewards.lineages import Joins, shape
-from lightningrl_credit.rewards.tools import ToolStatusShaping
 from lightningrl_credit.rewards.value import Range, check_range, check_weight, read_value
 
 __all__ = ["Form", "TurnReward"]
@@ -58,7 +57,7 @@ class TurnReward:
     @property
     def is_potential(self) -> bool:
         """True if it pays its change."""
-        return self.form == "potential" or isinstance(self.function, ToolStatusShaping)
+        return self.form == "potential"
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
         """One value per call. Raises RewardError for a defect of the function (another type, or not one value per
