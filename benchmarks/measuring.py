@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -328,6 +328,19 @@ def result(*numbers: float) -> None:
     """Print a figure for the table, a line each; NaN = there is nothing of the kind."""
     for number in numbers:
         print(f"RESULT {number:.5g}", flush=True)
+
+
+def fill_page(page: Path, tables: Mapping[str, str]) -> None:
+    """Print tables, and put each between its marks in a page, `<!-- NAME: made by … -->` and `<!-- end -->`."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    for name, table in tables.items():
+        print(f"\n{table}")
+        begin, mark, rest = text.partition(f"<!-- {name}: ")
+        if mark:
+            told, _, rest = rest.partition("-->\n")
+            text = f"{begin}{mark}{told}-->\n\n{table}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    if text:
+        page.write_text(text, encoding="utf-8")
 
 
 def measure(tree: Path, benchmark: Benchmark) -> list[float] | str:

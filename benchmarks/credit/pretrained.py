@@ -7,8 +7,8 @@
     python benchmarks/credit/pretrained.py --steps 2 --only D        shorter runs, in a folder of their own
 
 Each run is a plain `lightningrl train benchmarks/credit/desk` with the arm's settings, in runs/table/desk; one that has
-ended is not made again, one that was killed goes on. The report is pretrained.json, pretrained.md and pretrained.svg;
-runs that `--out` has from before, of another machine perhaps, are kept in it, and are not made again either.
+ended is not made again, one that was killed goes on. The report is pretrained.json, pretrained.svg and the tables of
+pretrained.md; runs that `--out` has from before, of another machine perhaps, are kept in it, and are not made again.
 What is compared, and how, was written before the first run: pretrained_plan.md.
 """
 
@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "desk"))
 from desk_rewards import rights, valid
 from desk_tasks import validation
 from learning_table import has_ended
-from measuring import ENVIRONMENT, ROOT, lightningrl, metrics_of
+from measuring import ENVIRONMENT, ROOT, fill_page, lightningrl, metrics_of
 
 from lightningrl.records import RolloutFilter
 from lightningrl.types import RolloutMode
@@ -326,9 +326,9 @@ def report(runs: Sequence[Run], out: Path) -> None:
         "pairs": [asdict(pair) for pair in pairs],
     }
     (out / "pretrained.json").write_text(json.dumps(numbers) + "\n", encoding="utf-8")
-    text = f"{arms_table(runs)}\n\n{pairs_table(pairs)}\n"
-    (out / "pretrained.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}")
+    if not (page := out / "pretrained.md").is_file():
+        page.write_text("<!-- arms: -->\n<!-- end -->\n\n<!-- pairs: -->\n<!-- end -->\n", encoding="utf-8")
+    fill_page(page, {"arms": arms_table(runs), "pairs": pairs_table(pairs)})
     draw(runs, out / "pretrained.svg")
 
 

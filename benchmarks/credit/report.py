@@ -6,14 +6,19 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from agreement import kendall
 from learning import PLANS
+from measuring import fill_page
 from methods import BROADCAST, METHODS
 
 from lightningrl_training.evaluation.statistics import holm, rank_sum_p
@@ -182,15 +187,7 @@ def write_report(runs: Path, docs: Path) -> None:
     (docs / "study.json").write_text(
         re.sub(r"\b(NaN|Infinity)\b", "null", json.dumps(numbers, indent=1)) + "\n", encoding="utf-8"
     )
-    page = docs / "study.md"
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    for name, table in tables.items():
-        print(f"\n{table}")
-        pattern = rf"(<!-- {name}: .*?-->\n).*?(\n<!-- end -->)"
-        replacement = rf"\g<1>\n{table.replace(chr(92), chr(92) * 2)}\n\g<2>"
-        text = re.sub(pattern, replacement, text, flags=re.DOTALL)
-    if text:
-        page.write_text(text, encoding="utf-8")
+    fill_page(docs / "study.md", tables)
     draw(taus, trained, needed, docs / "study.png")
 
 

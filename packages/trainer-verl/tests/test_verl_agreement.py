@@ -18,7 +18,7 @@ def report(
     request: pytest.FixtureRequest, run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """On a policy without padding: what its padding weighs, the two count differently
-    (`lightningrl_verl.vocabulary`)."""
+    (`lightningrl_verl.losses`)."""
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 257}
     policy = save_policy(tmp_path_factory.mktemp("policy"), **shape)
     return dict(json.loads(run_script("process_agreement.py", policy, request.param).strip().splitlines()[-1]))

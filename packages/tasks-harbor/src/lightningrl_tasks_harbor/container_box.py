@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import shutil
 import subprocess
 import tarfile
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Final
 
 from lightningrl_tasks_harbor.boxes import LONGEST_OUTPUT, BoxError, BoxGone, CommandResult, pack
-from lightningrl_tasks_harbor.owner import is_living, name_owner
 
 __all__ = ["ContainerBox", "build_image", "find_engine", "remove_orphans", "try_engine"]
 
@@ -105,7 +105,7 @@ def remove_orphans(engine: str) -> int:
         else f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
     )
     listed = _ask(engine, "ps", "-a", "--filter", f"label={LABEL}", "--format", named).stdout.decode()
-    orphans = [line.split()[0] for line in listed.splitlines() if line.strip() and not is_living(line.split()[-1])]
+    orphans = [line.split()[0] for line in listed.splitlines() if line.strip() and not _is_living(line.split()[-1])]
     if orphans:
         _ask(engine, "rm", "-f", *orphans)
     return len(orphans)
@@ -131,7 +131,7 @@ class ContainerBox:
         limits += ["--memory", f"{memory_mb}m"] if memory_mb else []
         limits += ["--cpus", str(cpus)] if cpus else []
         limits += [] if network else ["--network", "none"]
-        marks = ["--name", self._name, "--label", f"{LABEL}={name_owner()}"]
+        marks = ["--name", self._name, "--label", f"{LABEL}={_name_owner()}"]
         self._process = subprocess.Popen(
             [
                 engine,
@@ -250,3 +250,34 @@ def _ask(
             f"`{engine} {arguments[0]}` failed: {complaint[-1]}; run `{engine} {json.dumps(arguments)}` by hand"
         )
     return process
+
+
+# ---------------------------------------------------------------------- marks that name a process for good
+
+
+def _name_owner() -> str:
+    """Name this process as no other is named, on this machine or another."""
+    return f"{_boot()}.{os.getpid()}.{_started(os.getpid())}"
+
+
+def _is_living(owner: str) -> bool:
+    """False = the process is of this boot of this machine and has ended; others are not ours to judge."""
+    boot, _, process = owner.partition(".")
+    pid, _, started = process.partition(".")
+    if boot != _boot() or not pid.isdigit():
+        return True
+    return _started(int(pid)) == started
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # no Linux: the container command's own end of stdin has to do
+        return "unknown"
+
+
+def _started(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count as count_from
@@ -20,14 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.types import Task
-from lightningrl_tasks_reasoning_gym.answers import read_answer
 
 if TYPE_CHECKING:
     from lightningrl.protocols import Reward
     from lightningrl.types import Trajectory
 
-__all__ = ["ReasoningGym"]
+__all__ = ["ReasoningGym", "read_answer"]
 
+TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+OPENED: Final = "<answer>"
 logger = logging.getLogger(__name__)
 
 BLOCK: Final = 1_000
@@ -155,3 +157,14 @@ class ReasoningGym:
 
     def _make_entry(self, name: str, split: str, seed: int, number: int) -> Any:
         return self._data_set(name, split, seed, number // BLOCK)[number % BLOCK]
+
+
+def read_answer(text: str) -> str:
+    """Return the text in the last pair of `<answer>` tags, after the last tag that is not closed where there is no
+    pair, else the last line that is not empty. Without white space around it; empty where there is nothing."""
+    if tagged := TAGGED.findall(text):
+        return str(tagged[-1]).strip()
+    if OPENED in text:
+        return text.rpartition(OPENED)[2].strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
@@ -26,7 +29,6 @@ from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._grammars import Grammars, GrammarState
 from lightningrl_torch._models import check_rotation
 from lightningrl_torch._requests import Running, TextOf
-from lightningrl_torch._seeds import RequestSeeds
 from lightningrl_torch.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "TorchEngine"]
 
 logger = logging.getLogger(__name__)
+
+_REMEMBERED = 50_000
+"""Prompts whose number of requests is remembered. Beyond it, a prompt that an attempt sends again may get its first
+seed again."""
 
 
 @runtime_checkable
@@ -116,7 +122,7 @@ class TorchEngine:
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._decoder.vocabulary)
         self._stop_token_ids = frozenset(stop_token_ids)
         self._text_of = text_of
-        self._seeds = RequestSeeds(seed)
+        self._seeds = _RequestSeeds(seed)
         self._waiting: deque[Running] = deque()
         self._cancelled: set[Running] = set()
         self._changed = threading.Condition()
@@ -310,3 +316,35 @@ class TorchEngine:
 def _describe(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+
+
+class _RequestSeeds:
+    """Seeds of the requests that bring none: one seed of a run gives one seed to each call of a rollout, whichever call
+    comes first. Not thread-safe."""
+
+    def __init__(self, seed: int) -> None:
+        self._key = blake2b(str(seed).encode(), digest_size=32).digest()
+        self._random = random.Random(seed)  # noqa: S311 - sampling, not secrets
+        self._asked: OrderedDict[bytes, int] = OrderedDict()
+
+    def draw(self, request: GenerateRequest) -> int:
+        """64 bits: of the run's seed, the session, the prompt, and how often the session has sent that prompt. Without
+        a session, the generator's next."""
+        if not request.session:
+            return self._random.getrandbits(64)
+        place = blake2b(request.session.encode(), digest_size=16, key=self._key)
+        place.update(np.asarray(request.prompt_ids, np.int64).tobytes())
+        asked = self._asked.pop(place.digest(), 0)
+        self._asked[place.digest()] = asked + 1
+        if len(self._asked) > _REMEMBERED:
+            self._asked.popitem(last=False)
+        place.update(asked.to_bytes(8, "little"))
+        return int.from_bytes(place.digest()[:8], "little")
+
+    def random_state(self) -> list[object]:
+        version, internal, gauss = self._random.getstate()
+        return [version, list(internal), gauss]
+
+    def set_random_state(self, state: list[object]) -> None:
+        version, internal, gauss = state
+        self._random.setstate((version, tuple(internal), gauss))  # type: ignore[arg-type]

@@ -24,7 +24,6 @@ from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.losses import LOSSES, Loss, TokenBatch, TokenLosses, approximate_kl, weigh_tokens
 from lightningrl_verl.environment import IMPORTANCE, OWN_LOSS
 from lightningrl_verl.settings import METRIC, loss_name
-from lightningrl_verl.vocabulary import leave_out_padding
 
 __all__ = ["ESTIMATOR", "call_numbers", "policy_loss", "precomputed"]
 
@@ -122,4 +121,33 @@ def _describe(old: Tensor, new: Tensor, losses: TokenLosses, importance: Tensor 
     return {f"{METRIC}{name}": value for name, value in metrics.items()}
 
 
-leave_out_padding()
+def _leave_out_padding() -> None:
+    """Make verl's FSDP engines compute logprobs and entropies over the tokenizer's tokens, which are sampled from. Safe
+    to call twice.
+
+    Embeddings are often padded (Qwen2.5: 151 936 rows, 151 665 tokens). verl's vLLM replicas never sample an id that
+    the tokenizer lacks (workers/rollout/vllm_rollout/utils.py `monkey_patch_compute_logits`), but its FSDP engines
+    count the padding's probability: each rollout logprob is too high by −log(1 − padding's mass), 2e-4 where the
+    padding was never trained down.
+    """
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    original = FSDPEngineWithLMHead.prepare_model_outputs
+    if not hasattr(original, "__wrapped__"):
+        FSDPEngineWithLMHead.prepare_model_outputs = _over_known_tokens(original)
+
+
+def _over_known_tokens(original: Any) -> Any:
+    @functools.wraps(original)
+    def prepare_model_outputs(self: Any, output: Any, *arguments: Any, **options: Any) -> Any:
+        logits, tokens = getattr(output, "logits", None), len(self.model_config.tokenizer)
+        # finite, not -inf: verl's entropy multiplies probabilities by logits, and 0 · -inf is NaN
+        if logits is not None and tokens < logits.shape[-1]:
+            padding = torch.arange(logits.shape[-1], device=logits.device) >= tokens
+            output.logits = logits.masked_fill(padding, torch.finfo(logits.dtype).min / 2)
+        return original(self, output, *arguments, **options)
+
+    return prepare_model_outputs
+
+
+_leave_out_padding()
