@@ -84,6 +84,7 @@ _REFUSED = {
     "conversation": "conversation is not supported; use previous_response_id, or send the whole input",
     "prompt": "prompt templates are not kept here; send their text as instructions and input",
 }
+_OWN = {"instructions": "instructions", "format": "text.format", "bound": "max_output_tokens", "tools": "tools"}
 _CALLS = ("fc", "ctc")
 """Prefixes of the ids of tool calls."""
 _ITEM = re.compile(r"[a-z]+_(lr-[^_]+)(?:_\d+)?")
@@ -129,7 +130,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         stream=bool(body.stream),
         max_tokens=limit,
         asked=checks.read_asked(temperature=body.temperature, top_p=body.top_p),
-        extras=checks.read_extras(data, _Body, form="text.format"),
+        extras=checks.read_extras(data, _Body, own=_OWN),
         edits=read_compaction(body.context_management),
         previous=previous.removeprefix("resp_") if previous else None,
         head=len(head),
@@ -324,4 +325,4 @@ def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> Ans
         update = item.get("text") if item.get("type") == "configuration_update" else None
         if isinstance(update, dict) and isinstance(update.get("format"), dict):
             wanted = update["format"]
-    return None if wanted is None else checks.read_format(wanted.get("type"), wanted.get("schema"), "text.format")
+    return None if wanted is None else checks.read_format(wanted, "text.format")
