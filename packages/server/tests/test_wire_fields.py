@@ -374,3 +374,33 @@ async def test_a_number_beyond_any_floats_range_is_refused_by_its_fields_name(ga
         body = '{"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_logits": 1e999}'
         answer = await client.post(f"{attempt.base_url}/chat/completions", content=body)
     assert answer.status_code == 400 and "top_logits cannot be read" in answer.json()["error"]["message"]
+
+
+async def test_a_report_by_an_items_id_is_of_the_call_that_the_item_asks_for(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    gateway.engine.enqueue(CALLS, "done")
+    async with client_of(attempt) as client:
+        body = {"model": "m", "input": "hi", "tools": [{"type": "function", **LOOK}]}
+        output = (await client.post(f"{attempt.base_url}/responses", json=body)).json()["output"]
+        told = [
+            {"name": "look", "status": status, "tool_call_id": item["id"]}
+            for item, status in zip(output, ("ok", "error"), strict=True)
+        ]
+        answer = await client.post(f"{attempt.base_url}/tool_calls", json={"tool_calls": told})
+        assert answer.status_code < 300, answer.text
+        results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "x"} for item in output]
+        await client.post(f"{attempt.base_url}/responses", json=body | {"input": [USER, *output, *results]})
+        url = f"{gateway.url}/api/v1/rollouts/{attempt.rollout_id}/attempts/1/result"
+        assert (await client.post(url, json={"outcome": "succeeded"})).status_code < 300
+    (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+    statuses = {(tool.id, tool.status) for tool in trajectory.tool_calls}
+    assert statuses == {(output[0]["call_id"], ToolStatus.OK), (output[1]["call_id"], ToolStatus.ERROR)}
+
+
+async def test_a_response_says_its_format_again_with_the_fields_that_were_left_out(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    asked = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    async with client_of(attempt) as client:
+        body = {"model": "m", "input": "hi", "text": {"format": asked}}
+        response = (await client.post(f"{attempt.base_url}/responses", json=body)).json()
+    assert response["text"]["format"] == {**asked, "description": None, "strict": False}

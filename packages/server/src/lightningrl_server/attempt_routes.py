@@ -25,7 +25,7 @@ from lightningrl.records import Lease
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, ToolCall, ToolStatus
 from lightningrl_server.access import Access
-from lightningrl_server.asked_calls import ReadAsked, join_reports
+from lightningrl_server.asked_calls import ReadAsked, join_reports, name_by_answers
 from lightningrl_server.gateway.model_call import while_connected
 from lightningrl_server.records import AttemptEnd, ToolCallRecord
 from lightningrl_server.routes import BodyError, attempt_of, is_gone, route
@@ -163,7 +163,7 @@ def agent_routes(
         transition_ids = await find_transitions(log, dialects, *place, [report.call for report in body.tool_calls])
         records = await asyncio.to_thread(lambda: list(map(_record, body.tool_calls, transition_ids)))
         if read_asked is not None:
-            records = join_reports(records, await read_asked(*place))
+            records = join_reports(await name_by_answers(records, log, place), await read_asked(*place))
         await log.append_tool_calls(*place, records)
 
     return [route(api.REPORT_REWARDS, access, rewards), route(api.REPORT_TOOL_CALLS, access, tool_calls)]
