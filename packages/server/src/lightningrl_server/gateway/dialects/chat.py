@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from lightningrl_server.gateway.dialects import checks
+from lightningrl_server.gateway.dialects.schemas import read_format, with_instruction
 from lightningrl_server.gateway.dialects.synonyms import ROLES, THOUGHT_KEYS, THOUGHT_PARTS, text_of
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
@@ -118,7 +119,7 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
     wanted = _format(body.response_format) if body.response_format else None
     call = CallRequest(
         model=body.model or "",
-        messages=checks.with_instruction(messages, wanted),
+        messages=with_instruction(messages, wanted),
         format=wanted,
         parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
         n=choices,
@@ -236,4 +237,4 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _format(wanted: str | dict[str, Any]) -> AnswerFormat | None:
-    return checks.read_format(wanted if isinstance(wanted, dict) else {"type": wanted}, "response_format")
+    return read_format(wanted if isinstance(wanted, dict) else {"type": wanted}, "response_format")

@@ -1,4 +1,4 @@
-"""Checks of all dialects: bodies, ranges, text parts, tool-call ids, answer formats, and fields of no API's own.
+"""Checks of all dialects: bodies, ranges, text parts, tool-call ids, and fields of no API's own.
 
 What servers of open models take beside an API, and what nobody here reads:
 
@@ -13,7 +13,6 @@ the same within `extra_body`, `nvext`, `sampling_params`          ─► as if i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,8 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lightningrl.sanitize import is_deeper
-from lightningrl_server.gateway.dialects.schemas import check_schema
-from lightningrl_server.gateway.request import AnswerFormat, Extras, Refusal
+from lightningrl_server.gateway.request import Extras, Refusal
 from lightningrl_server.rendering.arguments import MAX_DEPTH, TooDeep, parse_arguments
 
 __all__ = [
@@ -39,12 +37,10 @@ __all__ = [
     "read_arguments",
     "read_asked",
     "read_extras",
-    "read_format",
     "read_stop",
     "read_top_logprobs",
     "read_whole",
     "refuse_fields",
-    "with_instruction",
 ]
 
 T = TypeVar("T")
@@ -111,8 +107,6 @@ _NO_MATTER = frozenset(
 """Fields that say nothing of prompt or answer."""
 _WRAPPERS = ("extra_body", "nvext", "sampling_params")
 """Objects in which some clients and servers have these fields, one level deep."""
-_OF_FORMATS = ("type", "schema", "json_schema", "name", "description", "strict")
-"""Keys of an answer's format, in any of the APIs."""
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _HIGH, _LOW = rb"\\u[dD][89aAbB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -286,44 +280,6 @@ def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool 
                 raise Refusal(f"the tool call {call_id!r} has two results; send one", param="messages")
             open_calls.discard(call_id)
             answered.add(call_id)
-
-
-def read_format(wanted: Mapping[str, Any], param: str) -> AnswerFormat | None:
-    """The format that a request asks its answer in. The policy reads it in its prompt, because a policy that expects
-    its format loses less to being bound to it, and because not every engine binds. None = plain text."""
-    kind, named = wanted.get("type"), wanted.get("json_schema")
-    parts = {**wanted, **named} if isinstance(named, dict) else wanted
-    schema, about = parts.get("schema"), parts.get("description")
-    if kind in (None, "text"):
-        return None
-    if kind == "json_object" and schema not in (None, {}):  # as Together, Fireworks and llama.cpp have it
-        kind = "json_schema"
-    unread = sorted(key for key, value in wanted.items() if key not in _OF_FORMATS and not is_nothing(value))
-    if kind in ("json_object", "json_schema") and unread:
-        raise Refusal.at(param, f"has {unread[0]!r}, which is not read; give a JSON schema as its 'schema'")
-    if kind == "json_object":
-        sentence = "Answer with one JSON object only, without any text around it."
-        return AnswerFormat(param=param, schema={"type": "object"}, instruction=sentence)
-    if kind != "json_schema":
-        raise Refusal(f"the format {kind!r} is not supported; use 'text', 'json_object' or 'json_schema'", param=param)
-    if not isinstance(schema, dict):
-        raise Refusal.at(param, "has no schema; give a JSON schema as an object")
-    check_schema(schema, param)
-    shown = json.dumps(schema, ensure_ascii=False)
-    sentence = f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{shown}"
-    if isinstance(about, str) and about:
-        sentence = f"{sentence}\nDescription of the answer: {about}"
-    return AnswerFormat(param=param, schema=schema, instruction=sentence)
-
-
-def with_instruction(messages: Sequence[dict[str, Any]], wanted: AnswerFormat | None) -> tuple[dict[str, Any], ...]:
-    """The conversation with the instruction of a format at the end of its system message."""
-    if wanted is None:
-        return tuple(messages)
-    if messages and messages[0]["role"] == "system":
-        first = messages[0]
-        return ({**first, "content": f"{first['content']}\n\n{wanted.instruction}".lstrip("\n")}, *messages[1:])
-    return ({"role": "system", "content": wanted.instruction}, *messages)
 
 
 def read_extras(data: bytes, body: type[msgspec.Struct], *, own: Mapping[str, str]) -> Extras:

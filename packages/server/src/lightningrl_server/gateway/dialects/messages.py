@@ -19,6 +19,7 @@ import msgspec
 
 from lightningrl_server.gateway.dialects import checks
 from lightningrl_server.gateway.dialects.context_edits import read_edits
+from lightningrl_server.gateway.dialects.schemas import read_format, with_instruction
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
 
@@ -105,7 +106,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
     wanted = _format(body)
     call = CallRequest(
         model=body.model,
-        messages=checks.with_instruction(messages, wanted),
+        messages=with_instruction(messages, wanted),
         format=wanted,
         parallel_tools=choice.get("disable_parallel_tool_use") is not True,
         stream=bool(body.stream),
@@ -248,4 +249,4 @@ def _with_examples(tool: dict[str, Any], where: str) -> str | None:
 
 def _format(body: _Body) -> AnswerFormat | None:
     wanted = (body.output_config or {}).get("format") or body.output_format
-    return checks.read_format(wanted, "output_config.format") if isinstance(wanted, dict) else None
+    return read_format(wanted, "output_config.format") if isinstance(wanted, dict) else None

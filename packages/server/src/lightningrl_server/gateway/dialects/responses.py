@@ -27,6 +27,7 @@ import msgspec
 from lightningrl_server.gateway.dialects import checks
 from lightningrl_server.gateway.dialects.context_edits import read_compaction
 from lightningrl_server.gateway.dialects.responses_tools import OfferedTools, read_offered
+from lightningrl_server.gateway.dialects.schemas import read_format, with_instruction
 from lightningrl_server.gateway.dialects.tools import read_choice
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, FindAnswer, HoldsAnswer, Referring, Refusal
 
@@ -108,7 +109,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         raise Refusal("the request has no input; send a text or at least one item", param="input")
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     wanted = _format(body.text, items)
-    head = checks.with_instruction(instructions, wanted)
+    head = with_instruction(instructions, wanted)
     offered = read_offered(body.tools, items, drops_hosted=drops_hosted)
     previous = body.previous_response_id
 
@@ -325,4 +326,4 @@ def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> Ans
         update = item.get("text") if item.get("type") == "configuration_update" else None
         if isinstance(update, dict) and isinstance(update.get("format"), dict):
             wanted = update["format"]
-    return None if wanted is None else checks.read_format(wanted, "text.format")
+    return None if wanted is None else read_format(wanted, "text.format")
