@@ -19,6 +19,7 @@ from lightningrl_credit.rewards import ReportedReward, ReportedTurnReward
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.store import SqlStore
+from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.loopback import serving
 from lightningrl_testing.store_conformance import make_call, make_spec
 from lightningrl_testing.whole_path import WholePath, running_services
@@ -121,6 +122,37 @@ async def test_an_evaluation_finds_its_call_by_the_answers_id_then_by_the_spans_
     assert trajectory.reported == {"whole": 0.75}
     assert ReportedTurnReward(name="by span")(trajectory) == [1.0, None, None]
     assert ReportedReward(name="whole")(trajectory.task, None, trajectory) == 0.75
+
+
+async def test_an_evaluation_within_a_tool_is_of_the_call_that_asked_whatever_id_the_tools_span_has(
+    tmp_path: Path,
+) -> None:
+    """By the tool's item in a response (Agno), or by its name where it has no id."""
+    async with live_gateway(tmp_path) as gateway:
+        attempt = await gateway.attempt()
+        asked = "".join(
+            f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>' for name in ("look", "add")
+        )
+        gateway.engine.enqueue(asked)
+        tools = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("look", "add")]
+        headers = {"authorization": f"Bearer {attempt.key}"}
+        async with httpx.AsyncClient(trust_env=False, headers=headers) as http:
+            body = {"model": "m", "input": "hi", "tools": tools}
+            items = (await http.post(f"{attempt.base_url}/responses", json=body)).json()["output"]
+            of_tool = {"gen_ai__operation__name": "execute_tool"}
+            named = {"gen_ai__tool__name": "look", "gen_ai__tool__call__id": items[0]["id"]}
+            spans = [
+                span("execute_tool look", "aa", "", told("by item", 1.0), **of_tool, **named),
+                span("execute_tool add", "bb", "", told("by name", 0.5), **of_tool, gen_ai__tool__name="add"),
+            ]
+            export = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "agno"}, "spans": spans}]}]}
+            url = f"{gateway.url}/api/v1/rollouts/{attempt.rollout_id}/attempts/1/v1/traces"
+            assert (await http.post(url, json=export)).status_code == 200
+            ended = await http.post(url.replace("v1/traces", "result"), json={"outcome": "succeeded"})
+            assert ended.status_code < 300, ended.text
+        (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+    (call,) = trajectory.transitions
+    assert call.reported == {"by item": 1.0, "by name": 0.5}
 
 
 async def test_an_answer_that_this_attempt_was_not_given_is_looked_for_around_the_span(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from lightningrl_testing.tokenizers import tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
-AGENT = """
-import asyncio, multiprocessing, queue, threading
+AGENT = '''
+import asyncio, contextvars, multiprocessing, queue, subprocess, sys, threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import httpx
 
@@ -45,10 +46,10 @@ async def serve(jobs, call):
 async def within(call):
     return await asyncio.create_task(call())
 
-async def by_task(_, call=ask):
+async def by_task(_, call=ask, context=None):
     if "jobs" not in kept:
         kept["jobs"] = asyncio.Queue()
-        kept["task"] = asyncio.create_task(serve(kept["jobs"], call))
+        kept["task"] = asyncio.create_task(serve(kept["jobs"], call), context=context)
     await meet()
     done = asyncio.get_running_loop().create_future()
     kept["jobs"].put_nowait(done)
@@ -58,6 +59,45 @@ async def by_task(_, call=ask):
 
 async def by_inner_task(_):
     return await by_task(_, lambda: within(ask))
+
+async def by_task_of_own_context(_):
+    return await by_task(_, lambda: within(ask), contextvars.copy_context())
+
+async def by_uvloop(_):
+    import uvloop
+    if "loop" not in kept:
+        kept["loop"], kept["jobs"] = uvloop.new_event_loop(), asyncio.Queue()
+        threading.Thread(target=kept["loop"].run_forever, daemon=True).start()
+        asyncio.run_coroutine_threadsafe(serve(kept["jobs"], ask), kept["loop"])
+    await meet()
+    async def hand_in():
+        done = asyncio.get_running_loop().create_future()
+        kept["jobs"].put_nowait(done)
+        return await done
+    status = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(hand_in(), kept["loop"]))
+    await meet()
+    return status
+
+PROGRAM = """
+import os, sys, urllib.request
+for line in sys.stdin:
+    url, key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    print(urllib.request.urlopen(urllib.request.Request(url, line.encode(), headers)).status, flush=True)
+"""
+LINE = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}' + bytes([10])
+
+async def by_program(_):
+    if "program" not in kept:
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        kept["lock"] = asyncio.Lock()
+        kept["program"] = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, **pipes)
+    await meet()
+    async with kept["lock"]:
+        kept["program"].stdin.write(LINE)
+        status = int(await kept["program"].stdout.readline())
+    await meet()
+    return status
 
 async def by_thread(_):
     if "jobs" not in kept:
@@ -84,7 +124,7 @@ async def by_processes(_):
 async def of_its_own(_):
     jobs = asyncio.Queue()
     task, idle = asyncio.create_task(serve(jobs, ask)), asyncio.create_task(asyncio.Event().wait())
-    kept.setdefault("idle", []).append(idle)
+    kept.setdefault("idle", []).append((idle, subprocess.Popen(["sleep", "100"])))
     done = asyncio.get_running_loop().create_future()
     await meet()
     jobs.put_nowait(done)
@@ -96,10 +136,13 @@ async def of_its_own(_):
     task.cancel()
     await meet()
     return status
-"""
+'''
 NAMES = {
     "by_task": "task 'serve'",
     "by_inner_task": "task 'serve'",
+    "by_task_of_own_context": "task 'serve'",
+    "by_uvloop": "task 'serve'",
+    "by_program": f"program '{sys.executable} -c",
     "by_thread": "job 'by_thread.<locals>.work'",
     "by_processes": "process 'ForkProcess",
 }
@@ -107,7 +150,7 @@ NAMES = {
 
 @pytest.mark.parametrize("agent", [*NAMES, "of_its_own"])
 async def test_what_outlives_its_rollout_and_asked_for_others_is_told_and_nothing_of_it_is_trained(
-    agent: str, tmp_path: Path
+    agent: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     engine = ScriptedEngine(tiny_tokenizer(), reply=lambda _: "hello")
@@ -135,5 +178,6 @@ async def test_what_outlives_its_rollout_and_asked_for_others_is_told_and_nothin
     assert len(starter.transitions) == 2, "a call of each, and both under the rollout that started it"
     assert starter.outcome is Outcome.INFRASTRUCTURE_ERROR
     assert f"{NAMES[agent]}" in (starter.error or "") and "nothing is trained on this rollout" in (starter.error or "")
-    assert f"rollout {starter.rollout_id}: " in log and NAMES[agent] in log
+    logs = log + caplog.text  # programs' calls are the server's to know
+    assert f"rollout {starter.rollout_id}: " in logs and NAMES[agent] in logs
     assert [len(record.attempts) for record in records] == [1, 1], "tried again, it would be no better"

@@ -284,7 +284,6 @@ async def test_a_policy_without_tool_markup_is_offered_no_tools_in_any_dialect(t
         attempt = await gateway.attempt()
         tools = {"messages": [{"name": "f"}], "responses": [{"type": "function", "name": "f"}]}
         for path, offered in tools.items():
-            answer = await post(
-                attempt, path, {"model": "m", "max_tokens": 5, "messages": [USER], "input": "hi", "tools": offered}
-            )
+            body = {"model": "m", "max_tokens": 5, "max_output_tokens": 5, "messages": [USER], "input": "hi"}
+            answer = await post(attempt, path, body | {"tools": offered})
             assert answer.status_code == 400 and "no tool-call markup" in answer.json()["error"]["message"]

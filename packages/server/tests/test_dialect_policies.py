@@ -47,12 +47,16 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 async def test_each_policy_answers_to_its_name(two: Two, path: str) -> None:
     for model in ("writer", "critic"):
-        answer = await two.post(path, {"model": model, "messages": [USER], "input": "hi", "max_tokens": 9})
+        answer = await two.post(
+            path, {"model": model, "messages": [USER], "input": "hi", "max_tokens": 9, "max_output_tokens": 9}
+        )
         assert answer.status_code == 200 and answer.json()["model"] == model
     first, second = await two.attempt.transitions()
     assert (first.policy, first.policy_version, first.trainable) == ("writer", 0, True)
     assert (second.policy, second.policy_version, second.trainable) == ("critic", 7, False)
-    unknown = await two.post(path, {"model": "gpt", "messages": [USER], "input": "hi", "max_tokens": 9})
+    unknown = await two.post(
+        path, {"model": "gpt", "messages": [USER], "input": "hi", "max_tokens": 9, "max_output_tokens": 9}
+    )
     assert unknown.status_code == 404
     assert "it serves critic, writer" in unknown.json()["error"]["message"]
     assert "configure [upstream]" in unknown.json()["error"]["message"]

@@ -219,6 +219,33 @@ async def test_what_stands_behind_a_question_mark_goes_to_the_upstream_with_the_
     assert provider.queries == ["api-version=2026-01-01", "api-version=2026-01-01&seen=a+b%26c", "beta=true"]
 
 
+async def test_a_policys_reasoning_is_left_out_of_what_a_provider_reads(
+    gateway: LiveGateway, provider: Provider
+) -> None:
+    """OpenAI refuses items of ids that it never gave, Anthropic thoughts without its signature."""
+    attempt = await gateway.attempt()
+    gateway.engine.enqueue(*["<think>\nhm\n</think>\n\nyes"] * 2)
+    async with openai.AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+        first = await client.responses.create(model="m", input="hi")
+        items: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+        assert [item["type"] for item in items] == ["reasoning", "message"]
+        foreign = {"type": "reasoning", "id": "rs_68af", "summary": []}
+        await client.responses.create(model="judge", input=[USER, *items, foreign, USER])
+    url = attempt.base_url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=attempt.key) as claude:
+        asked: Any = {"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+        async with claude.messages.stream(model="m", messages=[USER], **asked) as events:
+            said = await events.get_final_message()
+        blocks = [block.model_dump(exclude_none=True) for block in said.content]
+        assert [block["type"] for block in blocks] == ["thinking", "text"]
+        theirs = {"type": "thinking", "thinking": "ours", "signature": "Eo8B"}
+        turns = [USER, {"role": "assistant", "content": [*blocks, theirs]}, USER]
+        await claude.messages.create(model="claude-judge", messages=turns, **asked)
+    (_, _, to_openai), (_, _, to_anthropic) = provider.requests
+    assert to_openai["input"] == [USER, items[1], foreign, USER]
+    assert to_anthropic["messages"] == [USER, {"role": "assistant", "content": [blocks[1], theirs]}, USER]
+
+
 async def test_the_upstreams_errors_are_the_agents_and_recorded(gateway: LiveGateway) -> None:
     attempt = await gateway.attempt()
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key, max_retries=0) as client:

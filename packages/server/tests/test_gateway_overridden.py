@@ -12,7 +12,13 @@ from lightningrl.types import SamplingSettings
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
 
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 9}
+BODY = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "input": "hi",
+    "max_tokens": 9,
+    "max_output_tokens": 9,
+}
 ASKED: list[tuple[dict[str, Any], dict[str, int]]] = [
     ({"temperature": 0, "top_p": 0.5}, {"temperature=0": 1, "top_p=0.5": 1}),
     ({"temperature": 0.7, "top_p": 1}, {}),

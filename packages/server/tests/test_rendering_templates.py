@@ -193,7 +193,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 
 async def post(attempt: LiveAttempt, path: str, **more: Any) -> httpx.Response:
-    body = {"model": "m", "messages": [USER], "input": "hi", "max_tokens": 9, **more}
+    body = {"model": "m", "messages": [USER], "input": "hi", "max_tokens": 9, "max_output_tokens": 9, **more}
     async with httpx.AsyncClient() as client:
         return await client.post(
             f"{attempt.base_url}/{path}", json=body, headers={"authorization": f"Bearer {attempt.key}"}

@@ -310,3 +310,97 @@ async def test_a_tool_is_one_record_by_its_items_id_and_none_that_nobody_knows(g
     ids = [item["call_id"] for item in output]
     assert {tool for tool in named if tool[0] == "look"} == {("look", name, ToolStatus.OK) for name in ids}
     assert sorted(name for name, _, _ in named) == ["helper", "look", "look", "own"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "sentence"),
+    [
+        ("responses", {"response_format": {"type": "json_object"}}, "send text.format in its place"),
+        ("responses", {"max_tokens": 5}, "max_tokens is not read in this API; send max_output_tokens in its place"),
+        ("responses", {"stop": ["x"]}, "stop is not read in this API; leave it out"),
+        ("responses", {"system": "Be brief."}, "send instructions in its place"),
+        ("chat/completions", {"system": "Be brief."}, "system is not read in this API; send a system message in its"),
+        ("chat/completions", {"stop_sequences": ["x"]}, "send stop in its place"),
+        ("chat/completions", {"sampling_params": {"max_new_tokens": 5}}, "sampling_params.max_new_tokens is not read"),
+        ("chat/completions", {"extra_body": {"seed": 5}}, "extra_body.seed is not read in this API; send seed in its"),
+        ("messages", {"response_format": {"type": "json_object"}}, "send output_config.format in its place"),
+        ("messages", {"stop": "x", "n": 1}, "send stop_sequences in its place"),
+        ("messages", {"n": 2}, "n is not read in this API; leave it out"),
+    ],
+)
+async def test_another_apis_field_that_changes_prompt_or_answer_is_refused_with_this_apis(
+    gateway: LiveGateway, path: str, asked: dict[str, Any], sentence: str
+) -> None:
+    said: dict[str, Any] = {"input" if path == "responses" else "messages": [USER]}
+    assert sentence in await refusal_of(gateway, path, **said, **asked)
+    bounds = {"max_tokens": 9, "max_output_tokens": 9}  # both, for whichever API it is
+    await prompt_of(gateway, path, **said, **bounds, n=1, stop_sequences=[], functions=[], extra_body={"user": "u"})
+
+
+@pytest.mark.parametrize("mark", ["prefix", "partial"])
+async def test_a_beginning_of_the_answer_is_refused_and_not_taken_for_a_turn(gateway: LiveGateway, mark: str) -> None:
+    begun = {"role": "assistant", "content": "Sure, ", mark: True}
+    sentence = await refusal_of(gateway, "chat/completions", messages=[USER, begun])
+    assert f"messages[1] has {mark}: a policy does not go on with an answer" in sentence
+    await prompt_of(gateway, "chat/completions", messages=[USER, begun | {mark: False}])
+
+
+async def test_examples_of_a_tools_input_reach_the_policy(gateway: LiveGateway) -> None:
+    tool = {"name": "look", "description": "Looks.", "input_schema": LOOK["parameters"]}
+    said: dict[str, Any] = {"messages": [USER], "max_tokens": 9}
+    prompt = await prompt_of(gateway, "messages", **said, tools=[{**tool, "input_examples": [{"q": "lakes"}]}])
+    assert "Looks." in prompt and "Examples of its input:" in prompt and "lakes" in prompt
+    sentence = await refusal_of(gateway, "messages", **said, tools=[{**tool, "input_examples": ["lakes"]}])
+    assert sentence == "tools[0] has input_examples that are no list of objects"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+async def test_a_formats_description_is_shown_and_what_nobody_reads_of_it_refused(
+    gateway: LiveGateway, path: str
+) -> None:
+    parts = {"name": "a", "description": "The lake's name.", "schema": {"type": "object"}}
+    chat = {"response_format": {"type": "json_schema", "json_schema": parts}}
+    asked: dict[str, Any] = {"text": {"format": {"type": "json_schema", **parts}}} if path == "responses" else chat
+    said: dict[str, Any] = {"input" if path == "responses" else "messages": [USER]}
+    assert "Description of the answer: The lake's name." in await prompt_of(gateway, path, **said, **asked)
+    wrong = {"type": "json_object", "response_schema": {"type": "object"}}
+    asked = {"text": {"format": wrong}} if path == "responses" else {"response_format": wrong}
+    assert "has 'response_schema', which is not read" in await refusal_of(gateway, path, **said, **asked)
+
+
+async def test_a_number_beyond_any_floats_range_is_refused_by_its_fields_name(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        body = '{"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_logits": 1e999}'
+        answer = await client.post(f"{attempt.base_url}/chat/completions", content=body)
+    assert answer.status_code == 400 and "top_logits cannot be read" in answer.json()["error"]["message"]
+
+
+async def test_a_report_by_an_items_id_is_of_the_call_that_the_item_asks_for(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    gateway.engine.enqueue(CALLS, "done")
+    async with client_of(attempt) as client:
+        body = {"model": "m", "input": "hi", "tools": [{"type": "function", **LOOK}]}
+        output = (await client.post(f"{attempt.base_url}/responses", json=body)).json()["output"]
+        told = [
+            {"name": "look", "status": status, "tool_call_id": item["id"]}
+            for item, status in zip(output, ("ok", "error"), strict=True)
+        ]
+        answer = await client.post(f"{attempt.base_url}/tool_calls", json={"tool_calls": told})
+        assert answer.status_code < 300, answer.text
+        results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "x"} for item in output]
+        await client.post(f"{attempt.base_url}/responses", json=body | {"input": [USER, *output, *results]})
+        url = f"{gateway.url}/api/v1/rollouts/{attempt.rollout_id}/attempts/1/result"
+        assert (await client.post(url, json={"outcome": "succeeded"})).status_code < 300
+    (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+    statuses = {(tool.id, tool.status) for tool in trajectory.tool_calls}
+    assert statuses == {(output[0]["call_id"], ToolStatus.OK), (output[1]["call_id"], ToolStatus.ERROR)}
+
+
+async def test_a_response_says_its_format_again_with_the_fields_that_were_left_out(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    asked = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    async with client_of(attempt) as client:
+        body = {"model": "m", "input": "hi", "text": {"format": asked}}
+        response = (await client.post(f"{attempt.base_url}/responses", json=body)).json()
+    assert response["text"]["format"] == {**asked, "description": None, "strict": False}

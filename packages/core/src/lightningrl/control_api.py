@@ -145,6 +145,9 @@ class Result(_Body):
     """Where the agent called models past the gateway."""
     left_threads: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
     """Bare threads that still ran when the agent had returned, by name."""
+    left_programs: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
+    """Programs with the attempt's key that did, where other attempts run beside it. If one of them called a model, for
+    whichever attempt, a success is an `infrastructure_error`, which is not tried again."""
     spans: bytes | None = None
     """OTLP in protobuf, as it could be exported before. Where it cannot be read, the result is not taken either."""
     then: ThenLease | None = None

@@ -8,6 +8,7 @@ POST {OPENAI_BASE_URL}/tool_calls    {"tool_calls": [{"name": "search", "status"
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from lightningrl.records import Lease
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, ToolCall, ToolStatus
 from lightningrl_server.access import Access
-from lightningrl_server.asked_calls import ReadAsked, join_reports
+from lightningrl_server.asked_calls import ReadAsked, join_reports, name_by_answers
 from lightningrl_server.gateway.model_call import while_connected
 from lightningrl_server.records import AttemptEnd, ToolCallRecord
 from lightningrl_server.routes import BodyError, attempt_of, is_gone, route
@@ -34,6 +35,8 @@ from lightningrl_server.telemetry_routes import ExportContents, ExportReader
 from lightningrl_server.workers import Workers
 
 __all__ = ["AttemptMemory", "agent_routes", "attempt_routes"]
+
+logger = logging.getLogger(__name__)
 
 
 class AttemptMemory(Protocol):
@@ -80,6 +83,8 @@ def attempt_routes(
         except ServerError as error:
             sentence = "the attempt has not ended: send its result without them"
             raise BodyError(f"the spans of the result: {error}; {sentence}") from error
+        if shared := await _describe_shared(log, place, body):
+            body.outcome, body.error, is_of_worker = Outcome.INFRASTRUCTURE_ERROR, shared, False
         end = await _end_of(place, body, contents, memory, may_go_again=is_of_worker)
         if then is None or workers.is_stopping(then.worker_id):
             state, lease = await queue.finish_and_lease(*place, end, None)
@@ -101,6 +106,22 @@ def attempt_routes(
             lambda request, body: log.add_rewards(*attempt_of(request), body.rewards, body.transition_id),
         ),
     ]
+
+
+async def _describe_shared(log: CallLog, place: tuple[str, int], body: api.Result) -> str:
+    """Say which of an attempt's programs go on after its success and called models, perhaps for attempts beside it.
+    Empty = none. A worker's own clients give their calls an id, programs do not."""
+    if body.outcome is not Outcome.SUCCEEDED or not body.left_programs:
+        return ""
+    if all(call.call_key.startswith(("id:", "broken:")) for call in await log.calls(*place)):
+        return ""
+    sentence = (
+        f"{', '.join(sorted(set(body.left_programs))[:10])}, started by this rollout, goes on after it; model calls in "
+        "it are recorded here, though other rollouts may have asked for them, so nothing is trained on this rollout; "
+        "let each rollout start and end its own"
+    )
+    logger.warning("rollout %s: %s", place[0], sentence)
+    return sentence
 
 
 async def _end_of(
@@ -142,7 +163,7 @@ def agent_routes(
         transition_ids = await find_transitions(log, dialects, *place, [report.call for report in body.tool_calls])
         records = await asyncio.to_thread(lambda: list(map(_record, body.tool_calls, transition_ids)))
         if read_asked is not None:
-            records = join_reports(records, await read_asked(*place))
+            records = join_reports(await name_by_answers(records, log, place), await read_asked(*place))
         await log.append_tool_calls(*place, records)
 
     return [route(api.REPORT_REWARDS, access, rewards), route(api.REPORT_TOOL_CALLS, access, tool_calls)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.requests import Request
@@ -100,7 +100,12 @@ class ExportReader:
             asked = await self.read_asked(*place)
             tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
             tool_calls = await self._without_phantoms(place, tool_calls, export.unoffered)
-        rewards = await find_rewards(self.log, self.dialects, *place, export.evaluations) if export.evaluations else {}
+        tools = {record.span_id: record.tool_call.id for record in tool_calls}
+        evaluations = [
+            replace(one, tool_call_ids=(*one.tool_call_ids, *(tools[span] for span in one.span_ids if span in tools)))
+            for one in export.evaluations
+        ]
+        rewards = await find_rewards(self.log, self.dialects, *place, evaluations) if evaluations else {}
         spans = [*export.spans, *await self._named_calls(place, export.answers)]
         return ExportContents(
             tool_calls=tool_calls, spans=spans, rewards=rewards, rejected=export.rejected, request=export.request

@@ -58,10 +58,13 @@ class Redirection(ModelCalls):
 
     def _create_task(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         context, work = self.scope.begin_work(f"task {_name_of(args[:1])}")
-        if work is None or kwargs.get("context") is not None or instance.get_task_factory() is not None:
+        if work is None:
             return wrapped(*args, **kwargs)
-        task = wrapped(*args, **{**kwargs, "context": context})
+        has_own = kwargs.get("context") is not None or instance.get_task_factory() is not None
+        task = wrapped(*args, **(kwargs if has_own else {**kwargs, "context": context}))
         work.watch(task)
+        if has_own:
+            self.scope.works_of_tasks[task] = work
         return task
 
     def _start_process(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> None:
@@ -79,6 +82,8 @@ class Redirection(ModelCalls):
 
         patches.when_imported("httpx", patch_httpx)
         patches.when_imported("httpx2", patch_httpx)
+        if not self.scope.exclusive:
+            patches.when_imported("uvloop", lambda module: patches.wrap(module.Loop, "create_task", self._create_task))
         patches.when_imported("requests", lambda module: patches.wrap(module.Session, "send", self._send_requests))
         patches.when_imported(
             "aiohttp", lambda module: patches.wrap(module.ClientSession, "_request", self._send_aiohttp)

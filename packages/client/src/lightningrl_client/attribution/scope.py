@@ -15,6 +15,7 @@ A forked process starts its own ledger: what it asks is never a retry of its par
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import weakref
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -113,6 +114,8 @@ class ActiveRollout:
     """Whose models it called past the gateway."""
     works: set[Work] = field(default_factory=set["Work"])
     """Tasks, jobs and processes that it started and that called models, where several rollouts run in the process."""
+    programs: dict[int, str] = field(default_factory=dict[int, str])
+    """Names by pid of programs that it started with its key, where several rollouts run in the process."""
     is_over: bool = False
 
     def __repr__(self) -> str:
@@ -143,6 +146,8 @@ class RolloutScope:
         self._process: ActiveRollout | None = None
         self._context: ContextVar[ActiveRollout | None] = ContextVar("lightningrl_rollout", default=None)
         self._works: ContextVar[tuple[Work, ...]] = ContextVar("lightningrl_works", default=())
+        self.works_of_tasks: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
+        """Of tasks whose context is not ours to make."""
 
     def current(self) -> ActiveRollout | None:
         """The rollout that the caller works for; None = it works for no rollout, so its calls fail closed."""
@@ -158,13 +163,21 @@ class RolloutScope:
         if rollout is None:
             return context, None
         work = Work(name=name, rollout=rollout)
-        around = (outer for outer in self._works.get() if not outer.is_done())
+        around = (outer for outer in self._works_here() if not outer.is_done())
         context.run(self._works.set, (*around, work))
         return context, work
 
     def note_call(self, rollout: ActiveRollout) -> None:
         """Note that the caller asks a model for the rollout, and within which work of it."""
-        rollout.works.update(work for work in self._works.get() if work.rollout is rollout)
+        rollout.works.update(work for work in self._works_here() if work.rollout is rollout)
+
+    def _works_here(self) -> tuple[Work, ...]:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop runs in this thread
+            task = None
+        work = None if task is None else self.works_of_tasks.get(task)
+        return self._works.get() if work is None else (*self._works.get(), work)
 
     def is_within(self) -> bool:
         """True if the caller's context was given a rollout, be it over or not."""

@@ -112,7 +112,7 @@ PLACE: Final = list(inspect.signature(subprocess.Popen.__init__).parameters).ind
 def programs_attributed(redirection: Redirection) -> Iterator[None]:
     """While it is open, programs that are started within a rollout find its attempt."""
 
-    def start(wrapped: Callable[..., None], _: Any, args: Args, kwargs: Kwargs) -> None:
+    def start(wrapped: Callable[..., None], program: Any, args: Args, kwargs: Kwargs) -> None:
         given = args[PLACE] if len(args) > PLACE else kwargs.get("env")
         # an exclusive process has the variables of its rollout
         inherited = {} if redirection.scope.exclusive else os.environ
@@ -124,6 +124,10 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
         elif ours:
             kwargs = {**kwargs, "env": {**before, **ours}}
         wrapped(*args, **kwargs)
+        rollout = redirection.scope.current()
+        if ours and rollout is not None and not redirection.scope.exclusive:
+            words = program.args if isinstance(program.args, list | tuple) else [program.args]
+            rollout.programs[program.pid] = f"program {' '.join(map(str, words))[:100]!r}"
 
     def prepare(wrapped: Callable[..., dict[str, Any]], _: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
         data = wrapped(*args, **kwargs)

@@ -27,7 +27,7 @@ import msgspec
 
 from lightningrl.control_api import Result, ThenLease
 from lightningrl.errors import LightningError, ServerError
-from lightningrl.processes import die_with_parent
+from lightningrl.processes import die_with_parent, list_living
 from lightningrl.records import Lease, WorkerState
 from lightningrl.types import Outcome
 from lightningrl_client.attribution.redirect import Redirection
@@ -220,8 +220,8 @@ class Worker:
             shared = self._describe_shared(rollout) if report.outcome is Outcome.SUCCEEDED else ""
             if shared:
                 report.outcome, report.error = Outcome.INFRASTRUCTURE_ERROR, clean_text(shared)
-            if left:
-                report.left_threads = [clean_text(name, LONGEST_NAME) for name in left[:MOST_THREADS]]
+            report.left_threads = [clean_text(name, LONGEST_NAME) for name in left[:MOST_THREADS]]
+            report.left_programs = [clean_text(name, LONGEST_NAME) for name in _programs_left(rollout)[:MOST_THREADS]]
             if rollout.unseen_hosts:
                 report.unseen_hosts = sorted(rollout.unseen_hosts)[:MOST_HOSTS]
             if self._telemetry is not None:
@@ -246,15 +246,13 @@ class Worker:
     def _describe_shared(self, rollout: ActiveRollout) -> str:
         """Say which of what it started goes on and has called models, where several rollouts run in this process: these
         calls may be other rollouts', so that nothing is trained on them. Empty = none."""
-        until = time.monotonic() + SHARED_GRACE_S
-        while (left := [work.name for work in rollout.works if not work.is_done()]) and time.monotonic() < until:
-            time.sleep(0.01)
+        left = _wait_for_end(lambda: [work.name for work in rollout.works if not work.is_done()])
         if not left:
             return ""
         sentence = (
             f"{', '.join(sorted(set(left))[:10])}, started by this rollout, goes on after it; model calls in it are "
             "recorded here, though other rollouts may have asked for them, so nothing is trained on this rollout; let "
-            "each rollout start and end its own, or set runtime.concurrency = 1"
+            "each rollout start and end its own"
         )
         logger.warning("rollout %s: %s", rollout.rollout_id, sentence)
         return sentence
@@ -317,6 +315,24 @@ class Worker:
             self._heart.say(WorkerState.REVOKED)
         finally:
             kill_own_group()
+
+
+def _programs_left(rollout: ActiveRollout) -> list[str]:
+    """Names of the programs that it started with its key and that go on after it."""
+
+    def living() -> list[str]:
+        alive = set(list_living(os.getpid()))
+        return [name for pid, name in rollout.programs.items() if pid in alive]
+
+    return _wait_for_end(living) if rollout.programs else []
+
+
+def _wait_for_end(look: Callable[[], list[str]]) -> list[str]:
+    """Give what is left a moment to end; the names of what does not."""
+    until = time.monotonic() + SHARED_GRACE_S
+    while (left := look()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return left
 
 
 def log_to_stderr() -> None:

@@ -45,6 +45,8 @@ _KEPT_BYTES = 2**20
 others are recorded by their size."""
 _LAST_EVENT = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _TIMEOUT_S = 600.0
+_REASONING = re.compile(rb'"rs_lr-|"signature"\s*:\s*""')
+"""Part of a policy's reasoning in a history: providers refuse it, as it has neither their ids nor their signature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -209,9 +211,32 @@ def _url(upstream: Upstream, call: ReceivedCall) -> str:
 
 
 def _body(upstream: Upstream, body: bytes) -> bytes:
-    """The body as the agent sent it, but for the model's name where the upstream has another."""
-    fields = _parse(body) if upstream.model is not None else None
-    return json.dumps({**fields, "model": upstream.model}).encode() if isinstance(fields, dict) else body
+    """The body as the agent sent it, but for the model's name where the upstream has another, and a policy's reasoning
+    in the history."""
+    has_reasoning = _REASONING.search(body) is not None
+    fields = _parse(body) if upstream.model is not None or has_reasoning else None
+    if not isinstance(fields, dict):
+        return body
+    if upstream.model is not None:
+        fields["model"] = upstream.model
+    for key in ("input", "messages"):
+        if has_reasoning and isinstance(fields.get(key), list):
+            fields[key] = [_without_reasoning(item) for item in fields[key] if not _is_reasoning(item)]
+    return json.dumps(fields).encode()
+
+
+def _without_reasoning(message: Any) -> Any:
+    blocks = message.get("content") if isinstance(message, dict) and message.get("role") == "assistant" else None
+    if not isinstance(blocks, list):
+        return message
+    return {**message, "content": [block for block in blocks if not _is_reasoning(block)]}
+
+
+def _is_reasoning(part: Any) -> bool:
+    if not isinstance(part, dict):
+        return False
+    is_item = part.get("type") == "reasoning" and str(part.get("id")).startswith("rs_lr-")
+    return is_item or (part.get("type") == "thinking" and part.get("signature") == "")
 
 
 def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:

@@ -7,7 +7,7 @@ spans of ours ─► kind, input and output as OpenInference's viewers read them
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from lightningrl import conventions
 from lightningrl.types import Transition
-from lightningrl_server.rendering.completion import read_recorded
+from lightningrl_server.rendering.completion import Choice, read_recorded
 from lightningrl_server.rendering.renderer import PolicyRenderer
 
 __all__ = ["complete_spans"]
@@ -36,16 +36,20 @@ def complete_spans(
     request: ExportTraceServiceRequest, calls: Iterable[Transition], renderers: Mapping[str, PolicyRenderer]
 ) -> None:
     """Add attributes, in place; what a span says already stays. `renderers`: by policy; a call of another has no texts.
-    Of several calls of one span the last counts."""
-    by_span = {call.span_id: call for call in calls if call.span_id is not None}
+    Of several calls of one span the last counts, with all of its choices."""
+    by_span: dict[str, list[Transition]] = {}
+    for call in calls:
+        if call.span_id is not None:
+            choices = by_span.setdefault(call.span_id, [])
+            choices[:] = [*(earlier for earlier in choices if earlier.started_at == call.started_at), call]
     for resource in request.resource_spans:
         for scope in resource.scope_spans:
             is_ours = scope.scope.name.startswith("lightningrl")
             for span in scope.spans:
                 texts = {pair.key: pair.value.string_value for pair in span.attributes}
                 added: dict[str, Any] = {}
-                if (call := by_span.get(span.span_id.hex())) is not None:
-                    added |= _describe(call, renderers.get(call.policy))
+                if (choices := by_span.get(span.span_id.hex())) is not None:
+                    added |= _describe(choices, renderers.get(choices[0].policy))
                 if is_ours:
                     added |= _for_viewers({**added, **texts})
                 for key, value in added.items():
@@ -53,33 +57,41 @@ def complete_spans(
                         span.attributes.append(KeyValue(key=key, value=_any(value)))
 
 
-def _describe(call: Transition, renderer: PolicyRenderer | None) -> dict[str, Any]:
-    """A call in the GenAI conventions."""
-    reason = "tool_calls" if call.tool_call_ids else str(call.finish_reason.value)
+def _describe(choices: Sequence[Transition], renderer: PolicyRenderer | None) -> dict[str, Any]:
+    """A call, by its choices, in the GenAI conventions."""
+    call = choices[0]
+    reasons = ["tool_calls" if choice.tool_call_ids else str(choice.finish_reason.value) for choice in choices]
     facts: dict[str, Any] = {
         conventions.PROVIDER_NAME: PROVIDER,
         conventions.RESPONSE_ID: call.id,
         "gen_ai.response.model": call.policy,
-        "gen_ai.response.finish_reasons": [reason],
+        "gen_ai.response.finish_reasons": reasons,
         "gen_ai.usage.input_tokens": len(call.prompt_ids),
-        "gen_ai.usage.output_tokens": len(call.completion_ids),
+        "gen_ai.usage.output_tokens": sum(len(choice.completion_ids) for choice in choices),
         "lightningrl.policy.version": call.policy_version,
     }
     if renderer is None:
         return facts
-    choice = read_recorded(renderer, call)
-    parts: list[dict[str, Any]] = [{"type": "reasoning", "content": choice.reasoning}] if choice.reasoning else []
-    parts += [{"type": "text", "content": choice.content}] if choice.content else []
-    parts += [
-        {"type": "tool_call", "id": tool.id, "name": tool.name, "arguments": tool.arguments}
-        for tool in choice.tool_calls
+    read = [read_recorded(renderer, choice) for choice in choices]
+    answers = [
+        {"role": "assistant", "parts": _parts(choice), "finish_reason": reason}
+        for choice, reason in zip(read, reasons, strict=True)
     ]
     prompt = renderer.decode(call.prompt_ids[-LONGEST:].tolist())[-LONGEST:]
     asked = {"role": "user", "parts": [{"type": "text", "content": prompt}]}
-    answer = {"role": "assistant", "parts": parts, "finish_reason": reason}
-    messages = {"gen_ai.input.messages": [asked], "gen_ai.output.messages": [answer]}
+    messages = {"gen_ai.input.messages": [asked], "gen_ai.output.messages": answers}
     texts = {key: json.dumps(value, ensure_ascii=False) for key, value in messages.items()}
-    return {**facts, **texts, "input.value": prompt, "output.value": choice.content or json.dumps(parts)}
+    output = "\n".join(choice.content or json.dumps(_parts(choice)) for choice in read)
+    return {**facts, **texts, "input.value": prompt, "output.value": output}
+
+
+def _parts(choice: Choice) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "reasoning", "content": choice.reasoning}] if choice.reasoning else []
+    parts += [{"type": "text", "content": choice.content}] if choice.content else []
+    calls = choice.tool_calls
+    return parts + [
+        {"type": "tool_call", "id": tool.id, "name": tool.name, "arguments": tool.arguments} for tool in calls
+    ]
 
 
 def _for_viewers(texts: Mapping[str, Any]) -> dict[str, Any]:

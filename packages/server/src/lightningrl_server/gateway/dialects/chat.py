@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from lightningrl_server.gateway.dialects import checks
+from lightningrl_server.gateway.dialects.schemas import read_format, with_instruction
 from lightningrl_server.gateway.dialects.synonyms import ROLES, THOUGHT_KEYS, THOUGHT_PARTS, text_of
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
@@ -61,6 +62,8 @@ class _Message(msgspec.Struct):
     refusal: str | None = None
     function_call: Any = None
     audio: Any = None
+    prefix: Any = None
+    partial: Any = None
 
 
 class _Body(msgspec.Struct):
@@ -90,6 +93,13 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_OWN = {
+    "instructions": "a system message",
+    "format": "response_format",
+    "bound": "max_tokens",
+    "stop": "stop",
+    "tools": "tools",
+}
 
 
 def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = False) -> ChatRequest:
@@ -109,7 +119,7 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
     wanted = _format(body.response_format) if body.response_format else None
     call = CallRequest(
         model=body.model or "",
-        messages=checks.with_instruction(messages, wanted),
+        messages=with_instruction(messages, wanted),
         format=wanted,
         parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
         n=choices,
@@ -119,7 +129,7 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
         # each choice is sampled with a seed of its own
         seed=checks.read_whole("seed", body.seed, -(2**63), 2**63 - choices),
         asked=checks.read_asked(temperature=body.temperature, top_p=body.top_p),
-        extras=checks.read_extras(data, _Body, form="response_format"),
+        extras=checks.read_extras(data, _Body, own=_OWN),
         **offer,
     )
     return ChatRequest(
@@ -165,6 +175,7 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": role, "content": text}
     if message.audio:
         raise Refusal.at(where, "speaks in audio; the policy reads text only: send its text", field=".audio")
+    _refuse_prefill(message, where)
     if role == "assistant":
         if message.refusal and not plain["content"]:
             plain["content"] = message.refusal
@@ -179,6 +190,13 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
     if message.name:
         plain["name"] = message.name
     return plain
+
+
+def _refuse_prefill(message: _Message, where: str) -> None:
+    for name in ("prefix", "partial"):  # as Mistral and DeepSeek, and Moonshot and Qwen have it
+        if getattr(message, name):
+            problem = f"has {name}: a policy does not go on with an answer that was written for it"
+            raise Refusal.at(where, f"{problem}; end with the user's message", field=f".{name}")
 
 
 def _reasoning(message: _Message) -> str:
@@ -218,9 +236,5 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     )
 
 
-def _format(wanted: str | dict[str, Any] | None) -> AnswerFormat | None:
-    if not isinstance(wanted, dict):
-        return checks.read_format(wanted or None, None, "response_format")
-    named = wanted.get("json_schema")
-    schema = named.get("schema") if isinstance(named, dict) else wanted.get("schema")
-    return checks.read_format(wanted.get("type"), schema, "response_format")
+def _format(wanted: str | dict[str, Any]) -> AnswerFormat | None:
+    return read_format(wanted if isinstance(wanted, dict) else {"type": wanted}, "response_format")

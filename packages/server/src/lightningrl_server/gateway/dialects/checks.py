@@ -1,4 +1,4 @@
-"""Checks of all dialects: bodies, ranges, text parts, tool-call ids, answer formats, and fields of no API's own.
+"""Checks of all dialects: bodies, ranges, text parts, tool-call ids, and fields of no API's own.
 
 What servers of open models take beside an API, and what nobody here reads:
 
@@ -6,13 +6,13 @@ sampling that is the run's (`min_p`, `repetition_penalty`)        ─► counted
 `chat_template_kwargs`, `enable_thinking`                         ─► taken where they are the policy's own, else refused
 `stop_token_ids`                                                  ─► honoured
 what would change prompt or answer (`guided_json`, `min_tokens`)  ─► refused by name
+another API's name for a field (`stop` of messages)               ─► refused with this API's
 anything else                                                     ─► counted as ignored
 the same within `extra_body`, `nvext`, `sampling_params`          ─► as if it stood beside them
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lightningrl.sanitize import is_deeper
-from lightningrl_server.gateway.dialects.schemas import check_schema
-from lightningrl_server.gateway.request import AnswerFormat, Extras, Refusal
+from lightningrl_server.gateway.request import Extras, Refusal
 from lightningrl_server.rendering.arguments import MAX_DEPTH, TooDeep, parse_arguments
 
 __all__ = [
@@ -38,12 +37,10 @@ __all__ = [
     "read_arguments",
     "read_asked",
     "read_extras",
-    "read_format",
     "read_stop",
     "read_top_logprobs",
     "read_whole",
     "refuse_fields",
-    "with_instruction",
 ]
 
 T = TypeVar("T")
@@ -59,7 +56,7 @@ _TEXT_KEYS = {"text": "data", "content": "content"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MOST_MESSAGES = 4096
 _MOST_STOPS = 16
-_LONGEST_STOP = 1024
+_LONGEST_STOP, _MOST_STOP_IDS = 1024, 64
 _NEUTRAL = {"top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 """Sampling settings that are the run's, and the value by which each asks for nothing."""
 _CONSTRAINED = "answers are bound to JSON schemas alone; give one by {form}, or say the format in the messages"
@@ -89,7 +86,16 @@ _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("use_beam_search", "best_of", "length_penalty"), _ONE_BY_ONE),
 }
 """Why, by name."""
-_NOTHING = {"add_generation_prompt": True, "best_of": 1, "length_penalty": 1}
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("system", "instructions"), "instructions"),
+    **dict.fromkeys(("response_format", "output_format"), "format"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"), "bound"),
+    **dict.fromkeys(("stop", "stop_sequences"), "stop"),
+    **dict.fromkeys(("functions", "function_call"), "tools"),
+    **{name: name for name in ("n", "logit_bias")},
+}
+"""Fields of one API or another that change prompt or answer, and what each is about."""
+_NOTHING = {"add_generation_prompt": True, "best_of": 1, "length_penalty": 1, "n": 1}
 """Values by which a field asks for nothing, where it is another than of all fields."""
 _NO_MATTER = frozenset(
     {
@@ -101,7 +107,6 @@ _NO_MATTER = frozenset(
 """Fields that say nothing of prompt or answer."""
 _WRAPPERS = ("extra_body", "nvext", "sampling_params")
 """Objects in which some clients and servers have these fields, one level deep."""
-_MOST_STOP_IDS = 64
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _HIGH, _LOW = rb"\\u[dD][89aAbB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -277,43 +282,16 @@ def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool 
             answered.add(call_id)
 
 
-def read_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
-    """The format that a request asks its answer in. The policy reads it in its prompt, because a policy that expects
-    its format loses less to being bound to it, and because not every engine binds. None = plain text."""
-    if kind in (None, "text"):
-        return None
-    if kind == "json_object" and schema not in (None, {}):  # as Together, Fireworks and llama.cpp have it
-        kind = "json_schema"
-    if kind == "json_object":
-        sentence = "Answer with one JSON object only, without any text around it."
-        return AnswerFormat(param=param, schema={"type": "object"}, instruction=sentence)
-    if kind != "json_schema":
-        raise Refusal(f"the format {kind!r} is not supported; use 'text', 'json_object' or 'json_schema'", param=param)
-    if not isinstance(schema, dict):
-        raise Refusal.at(param, "has no schema; give a JSON schema as an object")
-    check_schema(schema, param)
-    shown = json.dumps(schema, ensure_ascii=False)
-    sentence = f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{shown}"
-    return AnswerFormat(param=param, schema=schema, instruction=sentence)
-
-
-def with_instruction(messages: Sequence[dict[str, Any]], wanted: AnswerFormat | None) -> tuple[dict[str, Any], ...]:
-    """The conversation with the instruction of a format at the end of its system message."""
-    if wanted is None:
-        return tuple(messages)
-    if messages and messages[0]["role"] == "system":
-        first = messages[0]
-        return ({**first, "content": f"{first['content']}\n\n{wanted.instruction}".lstrip("\n")}, *messages[1:])
-    return ({"role": "system", "content": wanted.instruction}, *messages)
-
-
-def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras:
-    """Fields of a request beside those of its dialect's `body`; `form` is its field for a format. Raises Refusal."""
+def read_extras(data: bytes, body: type[msgspec.Struct], *, own: Mapping[str, str]) -> Extras:
+    """Fields of a request beside those of its dialect's `body`. `own`: where it has its `instructions`, its answer's
+    `format` and `bound`, and `stop`; without those that it has not. Raises Refusal."""
     raw = decode_body(_decode, data, "request")
-    names = sorted(raw.keys() - set(body.__struct_encode_fields__) - _NO_MATTER)
-    fields = {name: msgspec.json.decode(raw[name]) for name in names}
+    named = set(body.__struct_encode_fields__)
+    names = sorted(raw.keys() - named - _NO_MATTER)
+    fields = {name: _decode_extra(name, raw[name]) for name in names}
     if not fields:
         return Extras()
+    _refuse_misplaced(fields, raw, named, own)
     fields = _unwrapped(fields)
     kwargs = fields.pop("chat_template_kwargs", None) or {}
     if not isinstance(kwargs, dict):
@@ -322,7 +300,7 @@ def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras
         kwargs = {"enable_thinking": thinks, **kwargs}
     asking = {name: value for name, value in fields.items() if value is not None and not _asks_nothing(name, value)}
     for name in sorted(asking.keys() & _REFUSED):
-        raise Refusal.at(name, f"is not supported: {_REFUSED[name].format(form=form)}")
+        raise Refusal.at(name, f"is not supported: {_REFUSED[name].format(form=own['format'])}")
     asked = read_asked(**{name: asking.pop(name, None) for name in _NEUTRAL})
     return Extras(
         template_kwargs={name: value for name, value in kwargs.items() if value is not None},
@@ -330,6 +308,30 @@ def read_extras(data: bytes, body: type[msgspec.Struct], *, form: str) -> Extras
         asked={name: value for name, value in asked.items() if value > 0 or name.endswith("penalty")},
         ignored=tuple(asking),
     )
+
+
+def _decode_extra(name: str, raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.MsgspecError as error:  # a number beyond any float's range
+        raise Refusal.at(name, f"cannot be read: {error}") from error
+
+
+def _refuse_misplaced(
+    fields: Mapping[str, Any], raw: Mapping[str, msgspec.Raw], named: set[str], own: Mapping[str, str]
+) -> None:
+    """Refuse what another API calls so, unless this API's field is there as well; and a field of this one's (`named`)
+    within a wrapper."""
+    given = {_ELSEWHERE[name] for name in raw.keys() & _ELSEWHERE.keys() & named}
+    inner = [(f"{name}.", fields[name]) for name in _WRAPPERS if isinstance(fields.get(name), dict)]
+    for place, values in [("", fields), *inner]:
+        for name in sorted(values.keys() & {*_ELSEWHERE, *named} - _NO_MATTER - {"temperature", "top_p"}):
+            about = _ELSEWHERE.get(name, "")
+            if about in given or (name in named and name in raw) or _asks_nothing(name, values[name]):
+                continue
+            here = own.get(about, name if name in named else "")
+            remedy = f"send {here} in its place" if here else "leave it out"
+            raise Refusal.at(f"{place}{name}", f"is not read in this API; {remedy}")
 
 
 def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:

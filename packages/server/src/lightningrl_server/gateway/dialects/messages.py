@@ -10,6 +10,7 @@ Fields that change nothing here (`metadata`, `cache_control`, `service_tier`, â€
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import msgspec
 
 from lightningrl_server.gateway.dialects import checks
 from lightningrl_server.gateway.dialects.context_edits import read_edits
+from lightningrl_server.gateway.dialects.schemas import read_format, with_instruction
 from lightningrl_server.gateway.dialects.tools import function_tool, hosted_hint, read_offer
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, Refusal
 
@@ -64,6 +66,13 @@ class _Body(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(_Body).decode
 _CHOICES = "'auto', 'none', 'any', or 'tool' with its name"
+_OWN = {
+    "instructions": "system",
+    "format": "output_config.format",
+    "bound": "max_tokens",
+    "stop": "stop_sequences",
+    "tools": "tools",
+}
 _REFUSED = {
     "previous_response_id": "a message goes on from no previous_response_id; send the whole history in messages, or "
     "use /responses",
@@ -97,7 +106,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
     wanted = _format(body)
     call = CallRequest(
         model=body.model,
-        messages=checks.with_instruction(messages, wanted),
+        messages=with_instruction(messages, wanted),
         format=wanted,
         parallel_tools=choice.get("disable_parallel_tool_use") is not True,
         stream=bool(body.stream),
@@ -106,7 +115,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         edits=read_edits(body.context_management, messages),
         asked=checks.read_asked(temperature=body.temperature, top_p=body.top_p),
         failed_tools=_failed_tools(body.messages),
-        extras=checks.read_extras(data, _Body, form="output_config.format"),
+        extras=checks.read_extras(data, _Body, own=_OWN),
         **offer,
     )
     manages, shows = body.context_management is not None, (body.thinking or {}).get("type") not in (None, "disabled")
@@ -224,11 +233,20 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if kind not in (None, "custom"):
         remedy = f"give it with an input_schema{hosted_hint(kind)}"
         raise Refusal.at(where, f"is of type {kind!r}; only tools of the agent's own are supported: {remedy}")
-    return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
+    return function_tool(where, tool.get("name"), _with_examples(tool, where), tool.get("input_schema"))
+
+
+def _with_examples(tool: dict[str, Any], where: str) -> str | None:
+    """The description, and the examples of the tool's input, which a model reads."""
+    description, examples = tool.get("description"), tool.get("input_examples") or []
+    if not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples):
+        raise Refusal.at(where, "has input_examples that are no list of objects")
+    if not examples:
+        return description
+    shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
+    return f"{description or ''}\n\nExamples of its input:\n{shown}".lstrip()
 
 
 def _format(body: _Body) -> AnswerFormat | None:
     wanted = (body.output_config or {}).get("format") or body.output_format
-    if not isinstance(wanted, dict):
-        return None
-    return checks.read_format(wanted.get("type"), wanted.get("schema"), "output_config.format")
+    return read_format(wanted, "output_config.format") if isinstance(wanted, dict) else None

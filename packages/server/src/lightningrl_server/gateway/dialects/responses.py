@@ -27,6 +27,7 @@ import msgspec
 from lightningrl_server.gateway.dialects import checks
 from lightningrl_server.gateway.dialects.context_edits import read_compaction
 from lightningrl_server.gateway.dialects.responses_tools import OfferedTools, read_offered
+from lightningrl_server.gateway.dialects.schemas import read_format, with_instruction
 from lightningrl_server.gateway.dialects.tools import read_choice
 from lightningrl_server.gateway.request import AnswerFormat, CallRequest, FindAnswer, HoldsAnswer, Referring, Refusal
 
@@ -84,6 +85,7 @@ _REFUSED = {
     "conversation": "conversation is not supported; use previous_response_id, or send the whole input",
     "prompt": "prompt templates are not kept here; send their text as instructions and input",
 }
+_OWN = {"instructions": "instructions", "format": "text.format", "bound": "max_output_tokens", "tools": "tools"}
 _CALLS = ("fc", "ctc")
 """Prefixes of the ids of tool calls."""
 _ITEM = re.compile(r"[a-z]+_(lr-[^_]+)(?:_\d+)?")
@@ -107,7 +109,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         raise Refusal("the request has no input; send a text or at least one item", param="input")
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     wanted = _format(body.text, items)
-    head = checks.with_instruction(instructions, wanted)
+    head = with_instruction(instructions, wanted)
     offered = read_offered(body.tools, items, drops_hosted=drops_hosted)
     previous = body.previous_response_id
 
@@ -129,7 +131,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         stream=bool(body.stream),
         max_tokens=limit,
         asked=checks.read_asked(temperature=body.temperature, top_p=body.top_p),
-        extras=checks.read_extras(data, _Body, form="text.format"),
+        extras=checks.read_extras(data, _Body, own=_OWN),
         edits=read_compaction(body.context_management),
         previous=previous.removeprefix("resp_") if previous else None,
         head=len(head),
@@ -324,4 +326,4 @@ def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> Ans
         update = item.get("text") if item.get("type") == "configuration_update" else None
         if isinstance(update, dict) and isinstance(update.get("format"), dict):
             wanted = update["format"]
-    return None if wanted is None else checks.read_format(wanted.get("type"), wanted.get("schema"), "text.format")
+    return None if wanted is None else read_format(wanted, "text.format")

@@ -31,8 +31,11 @@ __all__ = ["ResponsesFormat", "ResponsesStream"]
 
 _encode = msgspec.json.Encoder().encode
 
-_UNSAID = {"description": None, "parameters": None, "strict": False}
-"""Fields of a function that a request may leave out and a response may not."""
+_UNSAID = {
+    "function": {"description": None, "parameters": None, "strict": False},
+    "json_schema": {"description": None, "strict": False},
+}
+"""Fields of a function, or of a format, that a request may leave out and a response may not."""
 _KINDS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
@@ -182,9 +185,9 @@ def _response(request: ResponsesRequest, start: AnswerStart, status: str) -> dic
         "reasoning": {"effort": None, "summary": None},
         "store": body.store is not False,
         "temperature": start.sampling.temperature,
-        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+        "text": {"format": _whole((body.text.format if body.text else None) or {"type": "text"})},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [_UNSAID | tool if tool.get("type") == "function" else tool for tool in body.tools or ()],
+        "tools": [_whole(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": start.sampling.top_p,
         "presence_penalty": 0.0,
@@ -197,6 +200,11 @@ def _response(request: ResponsesRequest, start: AnswerStart, status: str) -> dic
         "usage": None,
         "user": None,
     }
+
+
+def _whole(asked: dict[str, Any]) -> dict[str, Any]:
+    """A tool or a format as a response says it again."""
+    return _UNSAID.get(str(asked.get("type")), {}) | {key: value for key, value in asked.items() if value is not None}
 
 
 def _ended(request: ResponsesRequest, answer: Answer, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
