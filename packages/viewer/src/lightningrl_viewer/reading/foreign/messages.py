@@ -8,6 +8,7 @@ conventions and LangChain.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -157,7 +158,7 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     if isinstance(item, str):
         return [{"role": role, "content": item}]
     if isinstance(item, Sequence) and _is_pair(item):
-        return [{"role": _ROLES.get(item[0], item[0]), "content": item[1]}]
+        item = {"role": item[0], "content": item[1]}
     if not isinstance(item, dict):
         return []
     item = _unwrapped(item)
@@ -169,7 +170,7 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     for side in sides:
         note_unread(side, _READ | _TELLS_NOTHING, notes)
     text, calls, results, thoughts = _read_parts(item.get("parts", item.get("content", item.get("value"))), notes)
-    text = item.get("refusal") or None if text is None else text
+    text = as_text(item["refusal"]) if text is None and item.get("refusal") else text
     calls = _told_apart([*(_read_calls(side.get(key), notes) for side in sides for key in _CALL_LISTS), calls])
     named = {"name": item["name"]} if isinstance(item.get("name"), str) and item["name"] and "role" in item else {}
     if who == "tool" and not results:
@@ -207,12 +208,19 @@ _OLD_CALL: Final = "function-"
 def _told_apart(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Join what several keys of a message say of its calls: a call is there once, by its id."""
     calls: list[dict[str, Any]] = []
+    alike: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for more in lists:
-        keys = {_key(call) for call in calls}
+        told = {*alike}
         for call in more:
-            if _key(call) not in keys and not (call["id"] and call in calls):
+            key = _key(call)
+            if key not in told and not (call["id"] and call in alike[key][:_ALIKE]):
                 calls.append(call)
+                alike[key].append(call)
     return calls
+
+
+_ALIKE: Final = 8
+"""Calls of one id with which another of that id is compared."""
 
 
 def _key(call: Mapping[str, Any]) -> str:
