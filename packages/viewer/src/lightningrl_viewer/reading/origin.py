@@ -107,7 +107,11 @@ def read_run_file(folder: Path) -> dict[str, Any]:
 def read_import(folder: Path) -> dict[str, Any] | None:
     """Where an imported run is from: `source`, `formats`; None for any other run."""
     traces = read_run_file(folder).get("traces")
-    return traces if isinstance(traces, dict) else None
+    if not isinstance(traces, dict):
+        return None
+    formats = traces.get("formats")
+    listed = [str(name) for name in formats] if isinstance(formats, list) else []
+    return {**traces, "source": str(traces.get("source", "")), "formats": listed}
 
 
 def read_object(path: Path) -> dict[str, Any]:
