@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
+from lightningrl.conventions import parse_attribute
 from lightningrl.sanitize import as_text
 from lightningrl.tool_schemas import canonical
 from lightningrl_server.gateway.dialects.checks import is_nothing
@@ -304,11 +305,7 @@ _CALL_KEYS: Final = frozenset(
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
     """Read tools that a request offered as OpenAI's schemas, of OpenAI's, Anthropic's or Responses' form; None = the
     trace does not say."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+    value = parse_attribute(value)
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -323,8 +320,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         schema = next(
             (function[key] for key in ("parameters", "input_schema", "json_schema") if function.get(key)), None
         )
-        if isinstance(schema, str):
-            schema = _parsed(schema)
+        schema = parse_attribute(schema)
         if not function.get("name"):
             continue
         described = {key: function[key] for key in ("name", "description") if function.get(key)}
@@ -332,13 +328,6 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         parameters = {"parameters": schema} if isinstance(schema, dict) else {}
         tools.append({"type": "function", "function": {**described, **parameters, **strict}})
     return tools
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def digest_text(messages: Iterable[Message]) -> str:
