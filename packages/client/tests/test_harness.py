@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from sizes import PATIENCE_S
 from small_harness import ROW, reply
 
 from lightningrl.types import Outcome, SamplingSettings, Task, Trajectory
+from lightningrl_client.runtime.harnesses.folder import FolderError, Room
+from lightningrl_client.runtime.harnesses.guard import clear
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_testing.whole_path import WholePath, running_services
@@ -317,6 +320,29 @@ async def test_disk_and_output_are_bounded_and_a_link_leads_no_file_of_the_check
     assert "the file '../there' cannot be written: give a path within the folder" in (bad.error or "")
     assert "OPENAI" not in check.output["check"]["said"] and "HOME=" in check.output["check"]["said"]
     await emptied(rooms)
+
+
+async def test_folders_nested_by_the_thousand_and_files_full_of_holes_stop_neither_the_worker_nor_the_clearing(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path / "room")
+    room.furnish(None, tmp_path, None, {})
+    for number in range(8):
+        file = room.work / f"{number}.txt"
+        file.write_text("word\n" * 2_000)
+        os.truncate(file, 15 * 2**20)
+    tracemalloc.start()
+    assert room.diff().endswith("the diff was cut at 262144 characters\n")
+    assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    tracemalloc.stop()
+    assert room.used_bytes() < 2**20
+    nest = f"import os; os.chdir({str(room.work)!r}); [(os.mkdir('a'), os.chdir('a')) for _ in range(1_200)]; os.chmod('.', 0)"
+    subprocess.run([sys.executable, "-c", nest], check=True)
+    assert room.used_bytes() < 2**20
+    subprocess.run([sys.executable, "-c", nest.replace("'a'", "'b' * 200")], check=True)
+    with pytest.raises(FolderError, match="nested folders more than 3000 characters deep"):
+        room.used_bytes()
+    assert clear(str(room.place)) and not room.place.exists()
 
 
 async def test_a_harness_that_fails_says_why(path: WholePath, rooms: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from processes import is_alive, wait_for
 from sizes import PATIENCE_S, sized
 
 from lightningrl_tasks_harbor.boxes import PLAIN_PATH, BoxError, BoxGone, CommandResult, pack
+from lightningrl_tasks_harbor.container_box import ContainerBox
 from lightningrl_tasks_harbor.namespace_box import NamespaceBox
 
 HOLDER = """
@@ -157,3 +159,23 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").replace("\0", " ")
     except OSError:
         return ""
+
+
+def test_what_the_programs_of_a_container_print_is_bounded_whoever_wrote_them(tmp_path: Path) -> None:
+    engine = tmp_path / "podman"
+    flood = "head -c 200000000 /dev/zero; head -c 200000000 /dev/zero >&2"
+    engine.write_text(
+        f"#!/bin/sh\ncase $1 in run) echo ready; cat;; exec) [ $5 = /bin/sh ] || {{ {flood}; }};; cp) {flood};; esac\n"
+    )
+    engine.chmod(0o755)
+    box = ContainerBox(str(engine), "image", storage_mb=4)
+    tracemalloc.start()
+    try:
+        assert len(box.run("true", folder="", environment={}, timeout_s=60).output) == 2**20
+        assert box.read("/logs/verifier/reward.json", 100) is None
+        with pytest.raises(BoxError, match="holds more than 8 MiB; it is not read"):
+            box.take("/app")
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+    finally:
+        tracemalloc.stop()
+        box.close()

@@ -114,6 +114,25 @@ def unlisted(rng: random.Random) -> list[tuple[str, str]]:
         ("P<UTOERIKSSON<<ANNA<MARIA<<<<<<<<<<<<<<<<<<<", ""),
         (f'{{"name": "ADMIN_PASSWORD", "value": "{word}"}}', word),
         ("your PIN is 4711", "4711"),
+        (f"env:\n  - name: DB_PASSWORD\n    value: {word}", word),
+        (f'<input type="password" name="p" value="{word}">', word),
+        (f"data-x=&quot;password&quot;: &quot;{word}&quot;", word),
+        (f"/next?x=password%3D{word}", word),
+        (f"CREATE USER ada IDENTIFIED BY '{word}'", word),
+        (f"mysql -u root -p{word} shop", word),
+        (f"sshpass -p '{word}' ssh host", word),
+        (f"redis-cli -a {word} ping", word),
+        (f"ada:{word}@tcp(db:3306)/shop", word),
+        (f"| password | {word} |", word),
+        (f"password: >-\n  {word}", word),
+        (f"password: \x1b[32m{word}\x1b[0m", word),
+        (f"AKIA\ufe0f{draw(rng, 16, string.ascii_uppercase + '234567')}", ""),
+        (f"p\uff41ssword\uff1d{word}", word),
+        (json.dumps(json.dumps(json.dumps(json.dumps({"password": word})))), word),
+        (f"password\\u003d{word}", word),
+        ("ada.lovelace\\u0040example.org", ""),
+        (base64.b64encode(f"password={word};".encode("utf-16-le")).decode(), ""),
+        (f"https://acme.webhook.office.com/webhookb2/{draw(rng, 24)}", ""),
     ]
 
 
@@ -212,6 +231,38 @@ def test_planted_secrets_of_all_kinds_and_places_are_masked(tmp_path: Path) -> N
     assert [secret for secret in secrets if is_in(secret.strip("."), kept) and secret not in EXPLAINED] == []
 
 
+def test_secrets_are_masked_by_their_place_in_json_too() -> None:
+    word, long = "tr0ub4dor&3", "0123456789abcdef" * 3
+    for value in (
+        {"password": 12345678},
+        {"passwords": [word]},
+        {"password": {"value": word}},
+        {"name": "DB_PASSWORD", "value": word},
+        {"headers": [["X-Api-Key", long]]},
+        {"argv": ["mysql", "--password", word]},
+        ["curl", "-u", f"ada:{word}"],
+        {"card": 4111111111111111},
+        {"ssn": 536228726},
+        {"kty": "oct", "k": long},
+    ):
+        text = json.dumps({"deep": [json.dumps({"er": value})]})
+        secret = next(part for part in (word, long, "12345678", "4111111111111111", "536228726") if part in text)
+        for written in (text, text.replace("a", "\\u0061")):
+            message = {"role": "assistant", "content": "", "tool_calls": arguments(written)}
+            masked = mask_call(Call(id="c", trace_id="t", messages=[message], answer=message))
+            assert secret not in json.dumps(masked.messages) and secret not in json.dumps(masked.answer)
+            kept = json.loads((masked.messages or [])[0]["tool_calls"][0]["function"]["arguments"])
+            assert set(masked.notes) & {"secret masked", "personal data masked"} and "[" in kept["deep"][0]
+    harmless = {
+        "required": ["name", "password"],
+        "max_tokens": 123456,
+        "at": 1732873554000,
+        "secret": True,
+        "n": [1, 2],
+    }
+    assert mask_text(json.dumps(harmless)) == (json.dumps(harmless), False, False, False)
+
+
 def test_harmless_ids_hashes_and_prose_are_left_alone() -> None:
     rng = random.Random(2)
     ids = [
@@ -233,6 +284,7 @@ def test_harmless_ids_hashes_and_prose_are_left_alone() -> None:
         "The secret is to listen. A basic understanding of tokens helps; the key is patience.",
         "getUserByIdFromDatabaseTable2 and AbstractSingletonProxyFactoryBean in sklearn, task-12345, risk-assessment-2024",
         "Python 3.11.4, 2026-11-28T21:10:30Z, 12:30:45, 1,234,567.89 USD, room 101-2034, ISBN 978-3-16-148410-0",
+        "app.py:1204: unused:name, docker run -p 8080:80 ghcr.io/org/app:1.2, mailto:x, mysql -h db -P 3306, \\d{4}\\w+",
         "self.password = settings.db_password; if not password: raise ValueError",
     ):
         assert mask_text(text) == (text, False, False, False)
@@ -268,6 +320,19 @@ PIECES = (
         "+1",
     ),
     *("bearer ", "=>", '\\"password\\": ', "//a:", "phone ", "\u200b", "x" * 63 + "@", "token is ", "authorization: a"),
+    *(
+        "mysql -",
+        "redis-cli ",
+        "a/a",
+        "\\\\\\",
+        "\\u0041",
+        "&#65;",
+        'password" ',
+        "password|",
+        "%3d",
+        "\x1b[",
+        "a:5432:",
+    ),
 )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import subprocess
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -14,9 +17,11 @@ from planted_traces import TOOL, Ids, openinference, otlp_export, span, write_li
 from typer.testing import CliRunner
 
 from lightningrl.commands import app
+from lightningrl.conventions import parse_attribute
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
 from lightningrl.records import RolloutFilter
+from lightningrl.tool_schemas import canonical
 from lightningrl.types import Trajectory
 from lightningrl_traces.curation.curation import curate
 from lightningrl_traces.curation.rules import Rules
@@ -358,3 +363,54 @@ def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps([row, row], indent=1))
     import_traces(tmp_path / "rows.json", tmp_path / "run", None, load_plugins())
     assert read(tmp_path / "run")[0].other_calls[0].request["messages"] == row["messages"][:1]
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
+
+
+def _field(number: int, inside: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(inside)) + inside
+
+
+_EMPTY = b",".join([b"[]"] * 6_000_000)
+BOMBS = {
+    "whole.json": b'{"resourceSpans":' + b"\n" + b"[" + _EMPTY + b"]}",
+    "line.jsonl": b'{"a": 1}\n{"x":[' + _EMPTY + b"]}\n",
+    "list.json": b'[{"x":[' + _EMPTY + b"]}]",
+    "below.json": b'{"observations":[{"x":[' + _EMPTY + b"]}]}",
+    "spans.otlp": _field(
+        1, _field(2, _field(2, b"\n\x10" + b"t" * 16 + b"\x12\x08" + b"s" * 8 + b"\x4a\x00" * 6_000_000))
+    ),
+}
+IMPORTED = """
+import resource, sys, time
+from pathlib import Path
+from lightningrl.errors import LightningError
+from lightningrl.plugins import load_plugins
+from lightningrl_traces.importing import import_traces
+
+resource.setrlimit(resource.RLIMIT_DATA, (1_200 * 2**20,) * 2)
+try:
+    import_traces(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] or None, load_plugins())
+except LightningError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_of_a_few_kilobytes_takes_no_gigabytes(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(BOMBS[name]))
+    assert path.stat().st_size < 60_000
+    form = "otlp" if name in ("whole.json", "spans.otlp") else "langfuse"
+    command = [sys.executable, "-c", IMPORTED, str(path), str(tmp_path / "run"), form]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "more than" in ended.stdout, ended.stderr[-2000:]
+
+
+def test_json_in_a_text_is_bounded_too() -> None:
+    before = time.process_time()
+    assert parse_attribute("[" + "[]," * 2_000_000 + "[]]") is None
+    assert canonical("[" + "[]," * 2_000_000 + "[]]")[:3] == "[[]" and time.process_time() - before < 2.0
+    assert parse_attribute("[" * 300 + "]" * 300) is not None

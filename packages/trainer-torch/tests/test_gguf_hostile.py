@@ -149,3 +149,18 @@ def test_a_head_that_the_file_does_not_bear_out_is_refused_by_name(
 def test_weights_of_a_type_that_nobody_reads_are_refused(sound: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", sound, {}, types=24)
     assert "I8" in outcome(file, tmp_path / "read")
+
+
+def test_tensors_that_lie_over_each_other_make_no_large_model_of_a_small_file(tmp_path: Path) -> None:
+    def text(word: str) -> bytes:
+        return struct.pack("<Q", len(word)) + word.encode()
+
+    head = (
+        b"GGUF" + struct.pack("<IQQ", 3, 100, 1) + text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    )
+    for number in range(100):
+        head += text(f"blk.{number}.w") + struct.pack("<IQQIQ", 2, 64, 64, 0, 0)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(head + b"\0" * (-len(head) % 32 + 64 * 64 * 4))
+    with pytest.raises(ConfigError, match="is damaged: its head cannot be read"):
+        read_header(file)

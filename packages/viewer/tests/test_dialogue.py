@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -134,3 +135,42 @@ def test_a_state_with_one_users_text_and_nothing_else_asks_it(state: Any, questi
 @pytest.mark.parametrize("output", ["15", 15, {"total": 15}, [["a", "b"]], {"messages": "15"}, {"messages": []}, []])
 def test_an_output_that_is_no_state_is_shown_as_it_is(output: Any) -> None:
     assert final_text(output) == (output if isinstance(output, str) else json.dumps(output))
+
+
+ODD = (
+    {"role": "assistant", "content": None, "refusal": {"why": ["no"]}},
+    {"role": "tool", "content": None, "refusal": [1]},
+    ["tool", "of a pair"],
+    {"role": {"a": 1}, "content": [{"type": "text", "text": ["x"]}, 5, [], {"type": ["tool_use"]}]},
+    {"type": "tool_result", "content": {"a": None}, "tool_use_id": ["c"]},
+    {"role": "assistant", "tool_calls": [{"id": {"a": 1}, "function": {"name": [1], "arguments": {"b": [2]}}}, 7]},
+    {"kwargs": {"role": 5, "content": {}}, "id": [1]},
+    {"data": {"content": 5}, "type": []},
+)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_messages_of_any_shape_are_read_or_left_out(odd: Any) -> None:
+    calls = (
+        forwarded("chat/completions", {"messages": [odd, USER, odd]}, {"choices": [{"message": odd}]}),
+        forwarded("responses", {"instructions": odd, "input": [odd]}, {"output": [odd, odd], "status": odd}),
+        forwarded("messages", {"system": odd, "messages": odd}, {"type": "message", "content": [odd], "id": odd}),
+        forwarded("chat/completions", {"input": odd}, events({"choices": [{"delta": odd, "finish_reason": "stop"}]})),
+    )
+    for exchange in read(*calls):
+        assert all(isinstance(speech.text, str) and isinstance(speech.who, str) for speech in exchange.speeches)
+        assert all(isinstance(tool.name, str) and isinstance(tool.arguments, str) for tool in exchange.tool_calls)
+    assert isinstance(final_text({"messages": [odd]}), str)
+
+
+def test_a_message_of_a_hundred_thousand_calls_and_a_stream_of_as_many_pieces_are_read_at_once() -> None:
+    wanted = [{"id": f"c{number}", "function": {"name": "f", "arguments": ""}} for number in range(100_000)]
+    pieces = [{"index": 0, "delta": {"type": "input_json_delta", "partial_json": "0" * 20}}] * 100_000
+    start = {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "name": "f"}}
+    streamed = events({"type": "message_start", "message": {}}, start, *pieces, {"type": "message_stop"})
+    before = time.process_time()
+    many, _ = read(
+        forwarded("chat/completions", {"messages": [USER]}, {"choices": [{"message": {"tool_calls": wanted}}]}),
+        forwarded("messages", {"messages": [USER]}, streamed),
+    )
+    assert len(many.tool_calls) == 100_000 and time.process_time() - before < 20.0

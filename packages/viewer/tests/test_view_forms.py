@@ -6,9 +6,12 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -19,6 +22,8 @@ from lightningrl.errors import RunFolderError
 from lightningrl_server.store import SqlStore
 from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
+from lightningrl_viewer.reading.origin import read_models
+from lightningrl_viewer.reading.runs import read_runs
 from lightningrl_viewer.removal import remove_run
 from lightningrl_viewer.runs import OneFolder, Runs, RunsFolder
 
@@ -223,6 +228,24 @@ async def test_deletion_of_a_hostile_folder_follows_no_link_out_of_it(folder: Pa
     (whole / "checkpoints").symlink_to(victim / "checkpoints")
     assert remove_run(whole) == ["checkpoints"]
     assert sorted(path for path in victim.rglob("*")) == before
+
+
+@pytest.mark.parametrize("odd", [None, True, 5, "a\0b", ["a\0/b", "x" * 5_000 + "/b", 7], {"policy": [1], "a": "a\0b"}])
+async def test_a_folder_whose_files_say_anything_is_listed_and_deleted(folder: Path, odd: Any) -> None:
+    first = folder / "first"
+    for name in ("made", "models", "files", "settings", "traces", "store", "run", "folder"):
+        origin = {"source": None, "models": {}, "settings": {}, name: odd}
+        (first / "run.json").write_text(json.dumps(origin))
+        assert len(read_runs(folder)) == 2 and isinstance(read_models(first), dict)
+    (first / "run.json").write_text(json.dumps({"source": None, "models": {}, "settings": {}, "made": odd}))
+    checkpoint = first / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "files.json").write_text(json.dumps({"files of this checkpoint": odd}))
+    deep = "import os, sys; os.chdir(sys.argv[1]); [(os.mkdir('a'), os.chdir('a')) for _ in range(1_200)]"
+    subprocess.run([sys.executable, "-c", deep, str(first)], check=True)
+    assert {*remove_run(first)} <= {"a", "checkpoints"}
+    assert not (first / "store.sqlite").exists()
+    subprocess.run(["rm", "-r", str(first)], check=True)
 
 
 async def test_a_name_that_reorders_text_is_shown_and_not_obeyed(folder: Path) -> None:

@@ -356,3 +356,79 @@ def test_a_recipe_that_writes_markup_is_shown_as_values(tmp_path: Path, text: st
                 check_page(await read_page(client, address))
 
     asyncio.run(look())
+
+
+def forwarded(path: str, text: str, request: Any, answer: Any) -> OtherCall:
+    return OtherCall(
+        kind=OtherCallKind.FORWARDED,
+        path=path,
+        model=text,
+        agent=text,
+        code=text,
+        message=text,
+        request=request,
+        answer=answer,
+        started_at=2e9,
+    )
+
+
+def dialogues(text: str) -> list[OtherCall]:
+    """Calls of each API whose every word is hostile; roles are made to look like what a policy sampled, too."""
+    asked = [{"id": text, "type": "function", "function": {"name": text, "arguments": text}}]
+    said = {"role": text, "name": text, "content": text, "reasoning_content": text, "tool_calls": asked}
+    told = {"role": "tool", "tool_call_id": text, "content": [{"type": "text", "text": text}, {"type": text}]}
+    looks = [{"role": role, "content": text} for role in ("sampled", "a\tsampled", 'x" onclick="alert(1)')]
+    answer = {"role": "assistant", "content": None, "refusal": {text: text}, "tool_calls": asked}
+    stream = f"data: {json.dumps({'choices': [{'delta': {'content': text}, 'finish_reason': text}]})}\n\n"
+    block = {"type": "tool_use", "id": text, "name": text, "input": {text: [text]}}
+    return [
+        forwarded("chat/completions", text, {"messages": [said, told, *looks]}, {"choices": [{"message": answer}]}),
+        forwarded("v1/responses", text, {"instructions": {text: text}, "input": [[text, text], said]}, stream),
+        forwarded("messages", text, {"system": [text], "messages": [said]}, {"type": "message", "content": [block]}),
+    ]
+
+
+ORIGINS: tuple[Any, ...] = ({}, {"source": 7, "formats": 7}, {"source": [], "formats": {"a": 1}})
+"""Where an import says that it is from, in somebody else's folder."""
+
+
+@settings(max_examples=sized(4, 100), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@example(MARK + "".join(WRITTEN[:12]) + MARK)
+@example(MARK + "[" * 50_000)
+@given(hostile)
+def test_an_imported_dialogue_that_writes_markup_is_shown_and_never_obeyed(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    folder, text = tmp_path_factory.mktemp("imported"), clean_text(text)
+
+    def write(traces: Any) -> None:
+        origin = {"source": None, "folder": str(folder), "run": str(folder), "models": {}, "settings": {}}
+        (folder / "run.json").write_text(json.dumps({**origin, "traces": traces}), encoding="utf-8")
+
+    async def look() -> None:
+        write({"source": text, "formats": [text, text]})
+        (folder / "grades.jsonl").write_text(json.dumps({"grade": text}) + "\n", encoding="utf-8")
+        async with live_gateway(folder) as server, ServerClient(server.url, server.run_key) as control:
+            state = {"messages": [{"role": "user", "content": text}]}
+            await control.create_rollouts([RolloutSpec(id="r", task=Task(id="t", input=state), group_id="g")])
+            assert await control.lease("w", 3600.0) is not None
+            end = {"messages": [{"role": "assistant", "content": text}]}
+            await control.finish_attempt("r", 1, Outcome.SUCCEEDED, output=end)
+            await control.set_scores([Score(rollout_id="r", attempt=1, reward=1.0, asked=dialogues(text))])
+        async with viewing(folder) as client:
+            texts = [
+                f"/rollouts/r/text?part={part}" for part in ("task", "output-1", "talk-0-0", "talk-0-tool-0-arguments")
+            ]
+            for address in ("/", "/rollouts", "/rollouts?peek=r", "/rollouts/r", "/rollouts/r?call=2", *texts):
+                page = await read_page(client, address)
+                check_page(page)
+                turns = [attributes.get("class", "").split() for _, attributes in page.tags]
+                assert sum("sampled" in turn for turn in turns) <= 2, "what a message says of itself is no answer"
+            async with open_run(folder) as run:
+                check_page(parse_page(await make_report(run, folder)), is_report=True)
+        for traces in ORIGINS:
+            write(traces)
+            async with viewing(folder) as client:
+                check_page(await read_page(client, "/"))
+
+    asyncio.run(look())

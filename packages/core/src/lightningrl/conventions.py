@@ -263,6 +263,8 @@ _NO_ID: Final = re.compile(r"^<.*>$")
 """Placeholder for an id: `<not specified>`."""
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LLAMA_INDEX_AGENT: Final = re.compile(r"current_agent_name='([^']{1,200})'\)\"\}$")
+MOST_VALUES: Final = 1_000_000
+"""Values of JSON that is in a text. Each takes 100 bytes or so once read."""
 _PYTHON_CALL: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
 
 
@@ -333,9 +335,11 @@ def _unwrap(result: str) -> tuple[str, str, bool]:
 
 
 def parse_attribute(text: Any) -> Any:
-    """The JSON in an attribute that holds some; None for a text that is none."""
+    """The JSON in an attribute that holds some; None for a text that is none, or of more than `MOST_VALUES` values."""
     if not isinstance(text, str):
         return text
+    if len(text) > MOST_VALUES and sum(map(text.count, "[{,")) > MOST_VALUES:
+        return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

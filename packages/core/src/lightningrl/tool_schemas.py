@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from lightningrl.conventions import parse_attribute
 from lightningrl.errors import ConfigError
 
 __all__ = ["build_check", "canonical", "fit_offered", "fits", "is_offered", "load_jsonschema", "offered_check"]
@@ -21,9 +22,10 @@ logger = logging.getLogger(__name__)
 
 def canonical(arguments: str) -> str:
     """Write equal arguments as equal texts: JSON with sorted keys and no spaces; other text as it is."""
+    value = parse_attribute(arguments)
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError):
+        return arguments if value is None else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
         return arguments
 
 

@@ -6,20 +6,23 @@ lives no more.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from lightningrl_tasks_harbor.boxes import LONGEST_OUTPUT, BoxError, BoxGone, CommandResult, pack
 
@@ -34,7 +37,8 @@ EMPTY: Final = "localhost/lightningrl-harbor-empty:1"
 NO_PROGRAM: Final = 127
 """Status of a container that was started and has not the program that it should run."""
 PATIENCE_S: Final = 60.0
-LONGEST_ARCHIVE: Final = 1 << 20
+MOST_BYTES: Final = 1 << 20
+"""Bytes of a container command's output that are read: programs of the box write them, which an agent may replace."""
 KILL: Final = "kill -9 -1"
 KILLED: Final = 137
 # podman would raise both to the kernel's own, which a machine within another may not
@@ -93,7 +97,17 @@ def build_image(engine: str, environment: Path, timeout_s: float) -> str:
             digest.update(oct(path.stat().st_mode).encode() + hashlib.sha256(path.read_bytes()).digest())
     image = f"localhost/lightningrl-harbor:{digest.hexdigest()[:24]}"
     if _ask(engine, "image", "inspect", image, check=False).returncode != 0:
-        _ask(engine, "build", "--label", f"{LABEL}.image=1", "-t", image, str(environment), timeout_s=timeout_s)
+        _ask(
+            engine,
+            "build",
+            "--label",
+            f"{LABEL}.image=1",
+            "-t",
+            image,
+            str(environment),
+            timeout_s=timeout_s,
+            most=64 * MOST_BYTES,
+        )
     return image
 
 
@@ -127,6 +141,7 @@ class ContainerBox:
         """Open it. Raises BoxError with what the command said."""
         self.kind = engine
         self._name = f"lightningrl-{uuid.uuid4().hex[:16]}"
+        self._most_bytes = 2 * storage_mb << 20
         limits = [*PLAIN_LIMITS, "--ulimit", f"fsize={storage_mb << 20}:{storage_mb << 20}"]
         limits += ["--memory", f"{memory_mb}m"] if memory_mb else []
         limits += ["--cpus", str(cpus)] if cpus else []
@@ -184,19 +199,19 @@ class ContainerBox:
         self._checked(self._exec([], "/bin/sh", "-c", f'{remove}mkdir -p "{target}"'))
         if not files.strip(b"\0"):  # podman takes an archive of nothing for none
             return
-        copied = [self.kind, "cp", "-", f"{self._name}:{target}"]
-        self._checked(subprocess.run(copied, input=files, capture_output=True, timeout=PATIENCE_S, check=False))
+        self._checked(_ask(self.kind, "cp", "-", f"{self._name}:{target}", check=False, content=files))
 
     def take(self, path: str) -> bytes | None:
         """Pack a folder or a file under its own name, None = there is none."""
-        process = _ask(self.kind, "cp", f"{self._name}:{path}", "-", check=False)
+        process = _ask(self.kind, "cp", f"{self._name}:{path}", "-", check=False, most=self._most_bytes)
+        if len(process.stdout) == self._most_bytes:
+            raise BoxError(f"{path!r} in the box holds more than {self._most_bytes >> 20} MiB; it is not read")
         return process.stdout if process.returncode == 0 else None
 
     def read(self, path: str, limit: int) -> bytes | None:
         """Read the beginning of a regular file, None = there is none; links are not followed."""
-        copied = [self.kind, "cp", f"{self._name}:{path}", "-"]
-        process = subprocess.run(copied, capture_output=True, timeout=PATIENCE_S, check=False)
-        if process.returncode != 0 or len(process.stdout) > LONGEST_ARCHIVE:
+        process = _ask(self.kind, "cp", f"{self._name}:{path}", "-", check=False)
+        if process.returncode != 0:
             return None
         with tarfile.open(fileobj=io.BytesIO(process.stdout)) as archive:
             member = archive.next()
@@ -235,21 +250,52 @@ class ContainerBox:
 
 
 def _ask(
-    engine: str, *arguments: str, check: bool = True, timeout_s: float = PATIENCE_S, content: bytes = b""
+    engine: str,
+    *arguments: str,
+    check: bool = True,
+    timeout_s: float = PATIENCE_S,
+    content: bytes = b"",
+    most: int = MOST_BYTES,
 ) -> subprocess.CompletedProcess[bytes]:
-    try:
-        command = [engine, *arguments]
-        process = subprocess.run(command, input=content, capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise BoxError(
-            f"`{engine} {arguments[0]}` took longer than {timeout_s:g} s; look whether it still answers"
-        ) from None
-    if check and process.returncode != 0:
-        complaint = process.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+    """Run a container command; one that prints `most` bytes is ended there."""
+    command = [engine, *arguments]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, process_group=0, **pipes) as process, ThreadPoolExecutor(3) as threads:
+
+        def read_head(stream: IO[bytes] | None) -> bytes:
+            head = b"" if stream is None else stream.read(most)
+            if len(head) == most:
+                _end_group(process.pid)
+            return head
+
+        reading = [threads.submit(read_head, stream) for stream in (process.stdout, process.stderr)]
+        threads.submit(_feed, process.stdin, content)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BoxError(
+                f"`{engine} {arguments[0]}` took longer than {timeout_s:g} s; look whether it still answers"
+            ) from None
+        finally:
+            _end_group(process.pid)
+        output, errors = (head.result() for head in reading)
+    if check and status != 0:
+        complaint = errors.decode(errors="replace").strip().splitlines() or ["no message"]
         raise BoxError(
             f"`{engine} {arguments[0]}` failed: {complaint[-1]}; run `{engine} {json.dumps(arguments)}` by hand"
         )
-    return process
+    return subprocess.CompletedProcess(command, status, output, errors)
+
+
+def _end_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _feed(stdin: IO[bytes] | None, content: bytes) -> None:
+    if stdin is not None:
+        with contextlib.suppress(BrokenPipeError), stdin:  # it does not read it
+            stdin.write(content)
 
 
 # ---------------------------------------------------------------------- marks that name a process for good

@@ -19,6 +19,7 @@ import ijson
 
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import clean_json
+from lightningrl_server.inflate import BadBody, check_values
 from lightningrl_viewer.reading.foreign import dict_of, dicts_of
 
 __all__ = [
@@ -36,6 +37,9 @@ __all__ = [
 
 LONGEST: Final = 256 * 2**20
 """Bytes of one document."""
+MOST_VALUES: Final = 4_000_000
+"""Values of one document. Each takes 100 bytes or so once read."""
+_TOO_MUCH: Final = f"a document of more than {LONGEST // 2**20} MiB, or of more than {MOST_VALUES} values"
 _HEAD: Final = 65_536
 _EVENTS: Final = 100_000
 """Parts of a file's first document, at most, by which its format is told."""
@@ -57,10 +61,12 @@ LISTS: Final = ("data", "observations", "spans", "runs")
 
 
 class _Shallow:
-    """A file of JSON that is refused where it is nested too deeply, before a parser builds that."""
+    """A file of JSON that is refused where it is nested too deeply or holds too much, before a parser builds that."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self.values = self.bytes = 0
+        """Values and bytes since somebody set both to 0."""
         self._depth = 0
         self._rest = b""
         """Beginning of a text, or of an escape in it, that the next piece goes on with."""
@@ -68,6 +74,10 @@ class _Shallow:
     def read(self, size: int = -1) -> bytes:
         piece = self._file.read(size)
         plain = _TEXTS.sub(rb"\1", self._rest + piece)
+        self.values += plain.count(b",") + plain.count(b"[") + plain.count(b"{")
+        self.bytes += len(piece)
+        if self.values > MOST_VALUES or self.bytes > LONGEST:
+            raise ValueError(_TOO_MUCH)
         brackets, mark, text = plain.partition(b'"')
         is_escape = (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
         self._rest = mark + (b"\\" if is_escape else b"")
@@ -119,8 +129,9 @@ def _first_line(file: IO[bytes]) -> tuple[bytes, Any]:
     """The first line, as far as it is read, and the document that it is; None where it is none."""
     try:
         line = file.readline(_LINE)
+        check_values(line)
         document = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError, *UNREADABLE):
+    except (ValueError, RecursionError, BadBody, *UNREADABLE):
         return b"", None
     return line, document if isinstance(document, dict | list) else None
 
@@ -162,8 +173,9 @@ def read_items(file: IO[bytes], prefix: str, path: Path) -> Iterator[Any]:
     """Read the values at a place of one large document (`ijson`'s prefix). Raises ConfigError."""
     number = 0
     try:
-        items = ijson.items(_Shallow(file), prefix, use_float=True, multiple_values=True)
-        for number, item in enumerate(items, 1):  # noqa: B007
+        shallow = _Shallow(file)
+        for number, item in enumerate(ijson.items(shallow, prefix, use_float=True, multiple_values=True), 1):  # noqa: B007
+            shallow.values = shallow.bytes = 0
             yield clean_json(item, cut=True)
     except (ijson.JSONError, ValueError, *UNREADABLE) as error:
         raise refuse(path, f"after document {number}", error) from error
@@ -194,12 +206,23 @@ def _read_lines(file: IO[bytes], path: Path) -> Iterator[Any]:
     try:
         while line := file.readline(LONGEST + 1):
             number += 1
-            if len(line) > LONGEST:
-                raise ValueError(f"a line of more than {LONGEST // 2**20} MiB")
             if line.strip():
-                yield clean_json(json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")), cut=True)
+                yield _parse(line)
     except (ValueError, RecursionError, *UNREADABLE) as error:
         raise refuse(path, f"at line {number}", error) from error
+
+
+def _parse(text: bytes) -> Any:
+    """Parse a document. Raises ValueError or RecursionError."""
+    try:
+        if len(text) > LONGEST:
+            raise ValueError(_TOO_MUCH)
+        decoded = text.decode(json.detect_encoding(text))
+        if len(text) > MOST_VALUES:
+            check_values(decoded.encode(), MOST_VALUES)
+        return clean_json(json.loads(decoded), cut=True)
+    except BadBody:
+        raise ValueError(_TOO_MUCH) from None
 
 
 def _list_key(file: IO[bytes], path: Path) -> str | None:
@@ -217,9 +240,6 @@ def _list_key(file: IO[bytes], path: Path) -> str | None:
 
 def _whole(file: IO[bytes], path: Path) -> Any:
     try:
-        text = file.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise ValueError(f"one document of more than {LONGEST // 2**20} MiB")
-        return clean_json(json.loads(text), cut=True)
+        return _parse(file.read(LONGEST + 1))
     except (ValueError, RecursionError, *UNREADABLE) as error:
         raise refuse(path, "as JSON", error) from error

@@ -57,7 +57,7 @@ _TOKEN: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)*|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{40,}"
     r"|[A-Za-z0-9_~.]{3}\dQ~[\w.~-]{31,34}|A3-[A-Z0-9]{6}(?:-[A-Z0-9]{5,11}){3,5}"
     r"|\$(?:2[abxy]|[156y]|apr1|argon2\w{1,2})\$[^\s:\"']{20,200}"
-    r"|https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/[\w/-]{8,200}"
+    r"|https://(?:hooks\.[\w.-]{4,80}|[\w-]{1,63}\.webhook\.office\.com|discord(?:app)?\.com/api/webhooks)/[\w/@-]{8,200}"
     rf"|(?P<sign>{'|'.join(sorted(map(re.escape, _PREFIXES.split()), key=len, reverse=True))})"
     r"(?P<tail>[\w-]{6,}(?:\.[\w-]{8,})*=*))"
 )
@@ -68,7 +68,8 @@ _PRIVATE_KEY: Final = re.compile(
     re.DOTALL,
 )
 _KEY: Final = re.compile(
-    r"(?P<password>pass(?:word|wd|phrase|code|wort)?(?![a-z])|passwords?|pwd|kennwort|mot de passe|contrase[nñ]a|senha"
+    r"(?P<password>pass(?:word|wd|phrase|code|wort)?(?![a-z])|passwords?|pwd|(?<![a-z])pw(?![a-z])"
+    r"|identified by|kennwort|mot de passe|contrase[nñ]a|senha"
     r"|secret|credentials?|connection[ _-]?string|seed[ _-]?phrase|mnemonic|recovery[ _-]?(?:code|phrase))"
     r"|(?P<header>authorization|cookie)"
     r"|(?P<key>api[ _-]?key|(?:access|account|app|auth|client|deploy|encryption|license|master|private|service|session"
@@ -80,20 +81,36 @@ _KEY: Final = re.compile(
 _KEY_SIGNS: Final = tuple(
     re.compile(sign)
     for sign in (
-        *("pass", "pwd", "kennwort", "contrase", "senha", "secret", "credential", "connection", "seed", "mnemonic"),
+        *(
+            "pass",
+            "pw",
+            "identified",
+            "kennwort",
+            "contrase",
+            "senha",
+            "secret",
+            "credential",
+            "connection",
+            "seed",
+            "mnemonic",
+        ),
         *("recovery", "authorization", "cookie", "key", "token", "jwt", "sig", "session", "pin", "cvv", "cvc", "otp"),
     )
 )
 """Texts of which each key has one: found many times faster than the keys."""
+_QUOTE: Final = r"(?:\\{0,31}(?:[\"'`]|u002[27])|%2[27]|&(?:quot|apos|#0?3[49]);)"
+"""Quotes, also within texts of JSON, URLs and HTML."""
 _GIVEN: Final = re.compile(
-    r"[\w-]{0,24}\\{0,3}[\"'\])*`]{0,3}(?:(?P<sep>\s{0,4}(?:=>|:=|={1,3}|:)\s{0,4}|>"
+    rf"[\w-]{{0,24}}(?:{_QUOTE}|[\])*]){{0,3}}"
+    rf"(?:(?P<sep>\s{{0,4}}(?:=>|:=|={{1,3}}|[:：|]|%3[ad])\s{{0,4}}(?:[|>][+-]?\s{{1,40}}|\[\s{{0,40}}|-\s)?|>"
     r"|\s{1,4}(?:is|was|lautet|ist)\s{1,4}:?)"
-    r"|\s?,\s?\\{0,3}\"value\\{0,3}\"\s?:\s?|\s{1,3}(?=[\"'`])|(?P<flag>\s))\\{0,3}"
-    r"(?:(?P<quote>[\"'`]{1,3})(?P<quoted>[^\"'`\n\\]{1,512})|(?P<bare>[^\s\"'`,;&<>)}\]\\]{1,512}))",
+    rf"|(?:\s?,?\s{{0,40}}|(?<=\")[^<>\n]{{0,80}}\s){_QUOTE}?value{_QUOTE}?\s?[:=]\s?"
+    rf"|\s{{1,3}}(?={_QUOTE})|(?P<flag>\s))"
+    rf"(?:(?P<quote>{_QUOTE}{{1,3}})(?P<quoted>[^\"'`\n\\]{{1,512}})|\\{{0,3}}(?P<bare>[^\s\"'`,;&<>)}}\]\\]{{1,512}}))",
     re.IGNORECASE,
 )
 """Forms in which a value follows a key: `=`, `:`, `=>`, JSON in JSON, `is`, a flag's value."""
-_FLAG: Final = re.compile(r"(?:--[\w-]{0,12}|\blogin\s\S{1,30}\s)$")
+_FLAG: Final = re.compile(r"(?:--[\w-]{0,12}|\blogin\s\S{1,30}\s|\b(?:ENV|setx?)\s{1,4}\w{0,30})$")
 _REST_OF_LINE: Final = re.compile(r"[^\"'`\n\\<>]{0,512}")
 _REST: Final = re.compile(r"[^\s\"'`,;&<>)}\]\\]*")
 _NO_VALUE: Final = frozenset(
@@ -114,6 +131,17 @@ _SCHEME: Final = re.compile(
 _SCHEME_SIGNS: Final = ("bearer", "basic", "digest", "negotiate", "apikey", "token")
 _URL: Final = re.compile(r"(?<=://)([^\s/?#:@\"'<>]{0,100}):([^\s\"'<>]{1,300})@")
 _USER: Final = re.compile(r"(?<!\S)((?:-u|--user)[ =]?[\"']?[\w.@-]{1,64}:)([^\s\"']{3,200})")
+_OPTION: Final = re.compile(
+    r"\b(?:sshpass\s{1,4}-p\s?|redis-cli\b[^\n|;&]{0,80}?\s-a\s|(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,80}?\s-p"
+    r"|docker login\b[^\n|;&]{0,80}?\s-p\s)[\"']?([^\s\"']{3,200})"
+)
+"""A password behind an option that other programs have for something else."""
+_LOGIN: Final = re.compile(
+    r"(?<![\w/.-])(?:[\w.-]{1,64}[:/]([^\s:@/\"'<>]{3,128})@(?:(?:tcp|unix)\(|[\w.-]{1,100}:\d{2,5}\b)"
+    r"|[\w.*-]{1,100}:(?:\d{4,5}|\*):[\w*-]{1,63}:[\w.-]{1,63}:(\S{3,200})$)",
+    re.MULTILINE,
+)
+"""A user with a password before a host, without a scheme; a line of `.pgpass`."""
 _RUN: Final = re.compile(r"[A-Za-z0-9]+")
 _KINDS: Final = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 _BASE64: Final = re.compile(r"(?<![\w+/-])[A-Za-z0-9+/_-]{16,}={0,2}")
@@ -139,6 +167,10 @@ def mask_secrets(text: str, *, decodes: bool = True) -> str:
         text = _SCHEME.sub(_mask_scheme, text)
     if "-u" in text:
         text = _USER.sub(r"\1[secret: password]", text)
+    if " -" in text:
+        text = _OPTION.sub(_mask_password, text)
+    if ":" in text:
+        text = _LOGIN.sub(_mask_password, text)
     for detector in _DETECTORS:
         for secret in detector.analyze_string(text):
             text = text.replace(secret, f"[secret: {detector.secret_type}]") if secret else text
@@ -148,6 +180,11 @@ def mask_secrets(text: str, *, decodes: bool = True) -> str:
 def _mask_address(match: re.Match[str]) -> str:
     is_port = re.match(r"\d{1,5}(?:[/?#]|$)", match[2]) is not None
     return match[0] if is_port or match[2].startswith("[secret") else f"{match[1]}:[secret: password]@"
+
+
+def _mask_password(match: re.Match[str]) -> str:
+    value = match[match.lastindex or 0]
+    return match[0] if value.startswith("[secret") else match[0].replace(value, "[secret: password]")
 
 
 def _mask_token(match: re.Match[str]) -> str:
@@ -239,7 +276,7 @@ def _decode(text: str) -> str | None:
     """The text that a text is in base64; None where it is none."""
     try:
         plain = base64.b64decode(text.rstrip("=").translate({45: 43, 95: 47}) + "=" * (-len(text.rstrip("=")) % 4))
-        decoded = plain.decode()
+        decoded = plain.replace(b"\0", b"").decode()  # PowerShell's is in UTF-16
     except (ValueError, binascii.Error):
         return None
     return decoded if all(letter.isprintable() or letter in "\r\n\t" for letter in decoded) else None

@@ -6,12 +6,15 @@ an id that holds one               ─►  "masked-4f1c…", the same wherever t
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from lightningrl.sanitize import parse_json
 from lightningrl_server.lru import LruCache
 from lightningrl_traces.grades import Reason
 from lightningrl_traces.personal_rules import mask_personal
@@ -31,8 +34,22 @@ class MaskedText(NamedTuple):
     """True where it has a random string that no rule names."""
 
 
-_HIDDEN: Final = re.compile("[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufeff]")
-"""Characters of no width, which hide a secret from every rule."""
+_HIDDEN: Final = re.compile(
+    "\x1b\\[[0-?]*[ -/]*[@-~]|[\0-\x08\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
+"""Colours of a terminal and characters of no width, which hide a secret from every rule."""
+_ESCAPED: Final = re.compile(
+    r"\\{1,31}u00(2[013-9a-f]|[3-7][0-9a-f])|&#(?:x0*([2-7][0-9a-f])|0*(\d{2,3}));"
+    r"|([\uff0d\uff0e\uff10-\uff19\uff1d\uff20-\uff3a\uff3f\uff41-\uff5a\U0001d400-\U0001d7ff]+)",
+    re.IGNORECASE,
+)
+"""Letters and signs that JSON and HTML can write as numbers, and Unicode in other widths and scripts."""
+_LABELS: Final = ("name", "key", "header", "field", "variable")
+_LABELLED: Final = frozenset({"value", "values", "default"})
+"""Keys of a value whose name stands beside it."""
+_NAME: Final = re.compile(r"-{0,2}[\w.-]{1,64}")
+_OF_JWK: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "k"})
 _IDS: Final = frozenset({"id", "tool_call_id", "call_id"})
 _SHORTEST: Final = 6
 _LONG: Final = 16_384
@@ -53,10 +70,24 @@ def mask_text(text: str) -> MaskedText:
 
 
 def _mask(text: str) -> MaskedText:
-    plain = text if text.isascii() else _HIDDEN.sub("", text)
+    inside = _Mask()
+    text = inside.document(text)
+    plain = _ESCAPED.sub(_unescape, _HIDDEN.sub("", text))
     masked = mask_secrets(plain)
     private = mask_personal(masked)
-    return MaskedText(text if private == plain else private, masked != plain, private != masked, is_doubtful(private))
+    return MaskedText(
+        text if private == plain else private,
+        masked != plain or Reason.SECRET.value in inside.notes,
+        private != masked or Reason.PERSONAL.value in inside.notes,
+        is_doubtful(private),
+    )
+
+
+def _unescape(match: re.Match[str]) -> str:
+    if match[4]:
+        return unicodedata.normalize("NFKC", match[4])
+    letter = chr(int(match[3]) if match[3] else int(match[1] or match[2], 16))
+    return letter if letter.isprintable() and letter not in "\"'\\" else match[0]
 
 
 def mask_id(text: str) -> str:
@@ -77,10 +108,46 @@ class _Mask:
         if isinstance(value, str):
             return self._text(value, key)
         if isinstance(value, Mapping):
-            return {self(name): self(inner, str(name)) for name, inner in value.items()}
+            label = next((name for given in _LABELS if isinstance(name := value.get(given), str)), key)
+            of_jwk = _OF_JWK if "kty" in value else ()
+            return {
+                self(str(name)): self(
+                    inner, label if name in _LABELLED else "private key" if name in of_jwk else str(name)
+                )
+                for name, inner in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self(inner) for inner in value]
+            return [self._item(value, place, key) for place in range(len(value))]
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 999:
+            return self._beside(f"{key}: ", str(value), value)
         return value
+
+    def document(self, text: str) -> str:
+        """Mask a text that is JSON by its keys and values."""
+        if text.lstrip()[:1] not in ("{", "[", '"'):
+            return text
+        try:
+            value = parse_json(text.encode())
+        except ValueError:
+            return text
+        masked = self(value) if isinstance(value, dict | list | str) else value
+        return text if masked == value else json.dumps(masked, ensure_ascii=False)
+
+    def _item(self, items: Sequence[Any], place: int, key: str) -> Any:
+        """Mask an item of a list: of a command's words, where a flag stands before it, or of a name with its value."""
+        item, before = items[place], items[place - 1] if place else None
+        if isinstance(item, str) and isinstance(before, str) and _NAME.fullmatch(before):
+            sign = " " if before.startswith("-") else ": " if len(items) == 2 else ""
+            item = self._beside(before + sign, item, item) if sign else item
+        return self(item, key)
+
+    def _beside(self, name: str, text: str, value: Any) -> Any:
+        """Return the value, or a mask where its text is secret or personal behind a name."""
+        masked = mask_text(name + text)
+        if not (masked.has_secret or masked.has_personal) or not masked.text.startswith(name):
+            return value
+        self.notes.add((Reason.SECRET if masked.has_secret else Reason.PERSONAL).value)
+        return masked.text.removeprefix(name)
 
     def _text(self, text: str, key: str) -> str:
         if key in _IDS:

@@ -7,6 +7,7 @@ what run.json says loggers made      tensorboard/events.out.… · wandb/run-202
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -45,6 +46,9 @@ _NAMES: Final = re.compile(
     r"|tune/(rows\.json|reference(_validation)?\.npy)"
     rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
 )
+
+_LEVELS: Final = 4
+"""Folders above a file of `_NAMES`, at most."""
 
 
 def remove_made(run: Path) -> None:
@@ -101,10 +105,16 @@ def _list_below(folder: Path) -> list[str]:
 
 
 def _list_files(folder: Path) -> Iterator[str]:
-    """Files below a folder by their path from there; links to folders are not followed."""
-    for above, _, files in os.walk(folder):
-        for name in files:
-            yield (Path(above) / name).relative_to(folder).as_posix()
+    """Files below a folder, as deep as ours lie, by their path from there; links to folders are not followed."""
+    left = [""]
+    while left:
+        above = left.pop()
+        with suppress(OSError), os.scandir(folder / above) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    yield f"{above}{entry.name}"
+                elif above.count("/") < _LEVELS:
+                    left.append(f"{above}{entry.name}/")
 
 
 def _is_evaluation(report: Path) -> bool:
@@ -137,7 +147,7 @@ def _remove(run: Path, *names: str, whole: bool = False) -> None:
     them. What a link leads to stays."""
     for name in names:
         parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts:
+        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
             continue
         try:
             with _open_folder(run, parts[:-1]) as place:
@@ -147,8 +157,10 @@ def _remove(run: Path, *names: str, whole: bool = False) -> None:
                     shutil.rmtree(parts[-1], dir_fd=place)
                 else:
                     _remove_empty(parts[-1], place)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+                continue
+            raise
         for above in range(len(parts) - 1, 0, -1):
             with suppress(OSError), _open_folder(run, parts[: above - 1]) as place:
                 _remove_empty(parts[above - 1], place)

@@ -44,9 +44,10 @@ def remove_run(folder: Path) -> list[str]:
                 (folder / name).unlink(missing_ok=True)
         if not left:
             folder.rmdir()
-    except OSError as error:
+    except (OSError, RecursionError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "folders are nested too deeply in it"
         raise RunFolderError(
-            f"run {str(folder)!r} cannot be deleted: {error.strerror}; make its folder writable, then delete it again"
+            f"run {str(folder)!r} cannot be deleted: {problem}; make its folder writable, then delete it again"
         ) from error
     return left
 

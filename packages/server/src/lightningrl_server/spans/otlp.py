@@ -42,6 +42,7 @@ __all__ = [
     "PROTOBUF",
     "Export",
     "ParsedExport",
+    "check_fields",
     "decode_export",
     "encode_answer",
     "parse_export",
@@ -195,7 +196,7 @@ def decode_export(body: bytes, media_type: str, encoding: str, limit: int, reque
         return request
     try:
         if len(plain) > 2 * MOST_VALUES:  # a field has two bytes at least
-            _check_fields(plain, request.DESCRIPTOR)
+            check_fields(plain, request.DESCRIPTOR)
         request.ParseFromString(plain)
     except (DecodeError, IndexError):
         raise ServerError(
@@ -204,7 +205,7 @@ def decode_export(body: bytes, media_type: str, encoding: str, limit: int, reque
     return request
 
 
-def _check_fields(body: bytes, kind: Descriptor) -> None:
+def check_fields(body: bytes, kind: Descriptor) -> None:
     """Walk protobuf's wire format and build nothing. Raises ServerError for more than `MOST_VALUES` fields, DecodeError
     or IndexError for bytes that are no message of the kind."""
     messages, left = [(0, len(body), _messages_in(kind))], MOST_VALUES

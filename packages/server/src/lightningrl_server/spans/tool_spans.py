@@ -300,9 +300,10 @@ class _Waiting:
 
 def comparable(arguments: str) -> str:
     """The same text for the same arguments."""
+    value = parse_attribute(arguments or "{}")
     try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
-    except (ValueError, RecursionError):
+        return arguments if value is None else json.dumps(value, sort_keys=True)
+    except RecursionError:
         return arguments
 
 

@@ -17,7 +17,11 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord as ProtoLog
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from lightningrl.errors import ServerError
+from lightningrl_server.inflate import MOST_VALUES
+from lightningrl_server.spans.otlp import check_fields
 from lightningrl_traces.documents import (
+    LONGEST,
     UNREADABLE,
     dict_of,
     dicts_of,
@@ -186,14 +190,19 @@ def _read_protobuf(path: Path) -> Iterator[TraceRecord]:
                 seen = 0
                 for start, end in _exports(data):
                     for first, last in _bodies(data, start, end):
+                        if last - first > LONGEST:
+                            raise ValueError(f"a record of more than {LONGEST // 2**20} MiB")
                         body = data[first:last]
-                        record = _proto_span(body) if body[:2] == b"\n\x10" else _proto_log(body)
+                        kind, read = (ProtoSpan, _proto_span) if body[:2] == b"\n\x10" else (ProtoLog, _proto_log)
+                        if len(body) > MOST_VALUES:
+                            check_fields(body, kind.DESCRIPTOR)
+                        record = read(body)
                         if not _is_other_log(record):
                             yield record
                         if first - seen > _RESIDENT:
                             data.madvise(mmap.MADV_DONTNEED)
                             seen = first
-            except (ValueError, IndexError, DecodeError) as error:
+            except (ValueError, IndexError, DecodeError, ServerError) as error:
                 raise refuse(path, "as OTLP in protobuf", error) from error
 
 

@@ -192,6 +192,8 @@ def _parse(file: Path, data: _Bytes, size: int) -> GgufHeader:
         tensors[name] = StoredTensor(name=name, shape=shape, type=kind, start=start + offset, size=count)
         if start + offset + count > size:
             raise EOFError
+    if start + sum(tensor.size for tensor in tensors.values()) > size:
+        raise ValueError  # tensors that lie over each other: a small file would become a large model
     return GgufHeader(file=file, metadata=metadata, tensors=tensors)
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pydantic
 
@@ -35,6 +35,14 @@ __all__ = [
     "read_values",
     "template_of",
 ]
+
+
+_KINDS: Final = {
+    **dict.fromkeys(("folder", "run", "store"), str),
+    **dict.fromkeys(("models", "files", "settings", "traces"), dict),
+    "source": str | None,
+    "made": list,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +108,19 @@ def newest_run(root: Path) -> Path:
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:
-    """Values of `run.json`, as they were written; empty where there is none. Another program may have one, too."""
-    return read_object(folder / "run.json")
+    """Values of `run.json`, as they were written; empty where there is none. Another program may have one, too: what is
+    of another kind than ours is left out."""
+    values = read_object(folder / "run.json")
+    return {name: value for name, value in values.items() if isinstance(value, _KINDS.get(name, object))}
 
 
 def read_import(folder: Path) -> dict[str, Any] | None:
     """Where an imported run is from: `source`, `formats`; None for any other run."""
-    traces = read_run_file(folder).get("traces")
-    return traces if isinstance(traces, dict) else None
+    if (traces := read_run_file(folder).get("traces")) is None:
+        return None
+    formats = traces.get("formats")
+    listed = [str(name) for name in formats] if isinstance(formats, list) else []
+    return {**traces, "source": str(traces.get("source", "")), "formats": listed}
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -123,12 +136,11 @@ def read_models(folder: Path) -> dict[str, str]:
     """Hub name or absolute folder, where it lies now, by policy. A model file is read again where its folder has gone
     from the cache."""
     run_file = read_run_file(folder)
-    models = run_file.get("models")
-    if not isinstance(models, dict):
-        return {}
-    files = run_file.get("files", {})
+    models, files = run_file.get("models", {}), run_file.get("files", {})
     places = {
-        name: _find(model, folder, run_file) if Path(model).is_absolute() else model for name, model in models.items()
+        name: _find(model, folder, run_file) if Path(model).is_absolute() else model
+        for name, model in models.items()
+        if isinstance(model, str)
     }
     return {
         name: str(reopen_model(Path(place), files[name]) if name in files else place) for name, place in places.items()

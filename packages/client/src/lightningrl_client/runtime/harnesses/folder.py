@@ -24,6 +24,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -37,6 +38,10 @@ T = TypeVar("T")
 GIT_S: Final = 120.0
 LONGEST_DIFF: Final = 256 * 1024
 """Characters."""
+MOST_OUTPUT: Final = 4 * LONGEST_DIFF + 1
+"""Bytes of git's output that are read; a file with a hole in it may be of any size."""
+LONGEST_PATH: Final = 3_000
+"""Characters of a folder's path, of which the system names 4,095."""
 WHO: Final = ("-c", "user.name=lightningrl", "-c", "user.email=lightningrl@localhost", "-c", "commit.gpgsign=false")
 
 
@@ -46,13 +51,15 @@ NOBODYS: Final = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_COUNT": "3",
     "GIT_CONFIG_KEY_0": "core.fsmonitor",
     "GIT_CONFIG_VALUE_0": "false",
     "GIT_CONFIG_KEY_1": "core.hooksPath",
     "GIT_CONFIG_VALUE_1": os.devnull,
+    "GIT_CONFIG_KEY_2": "core.bigFileThreshold",
+    "GIT_CONFIG_VALUE_2": "16m",
 }
-"""Variables of a git that runs no program but its own."""
+"""Variables of a git that runs no program but its own, and reads a large file in pieces."""
 
 
 class FolderError(LightningError):
@@ -130,15 +137,25 @@ class Room:
         text = git(*state, "diff", "--cached", *PLAIN, self.commit, cwd=self.work, boxed=boxed)
         if len(text) <= LONGEST_DIFF:
             return text
-        return f"{text[:LONGEST_DIFF]}\n... the diff was cut at {LONGEST_DIFF} of {len(text)} characters\n"
+        return f"{text[:LONGEST_DIFF]}\n... the diff was cut at {LONGEST_DIFF} characters\n"
 
     def used_bytes(self) -> int:
-        """Bytes that its files take on the disk."""
-        total = 0
-        for folder, _, names in os.walk(self.place):
-            for name in names:
-                with contextlib.suppress(OSError):  # it has gone meanwhile
-                    total += os.lstat(os.path.join(folder, name)).st_blocks * 512  # noqa: PTH118
+        """Bytes that its files take on the disk. Raises FolderError where folders are nested beyond what can be
+        named."""
+        total, left = 0, [str(self.place)]
+        while left:
+            folder = left.pop()
+            if len(folder) > LONGEST_PATH:
+                raise FolderError(
+                    f"the harness nested folders more than {LONGEST_PATH} characters deep; look at what it runs"
+                )
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:  # it has gone meanwhile
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        if entry.is_dir(follow_symlinks=False):
+                            left.append(entry.path)
+                        else:
+                            total += entry.stat(follow_symlinks=False).st_blocks * 512
         return total
 
 
@@ -210,21 +227,30 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def git(*arguments: str | Path, cwd: Path | None = None, boxed: Sequence[str] = ()) -> str:
-    """Stdout of a git that reads nobody's settings and runs nobody's hooks; `boxed`: words that run it in a box. Raises
-    FolderError with what it says."""
+    """Stdout, at most `MOST_OUTPUT` bytes of it, of a git that reads nobody's settings and runs nobody's hooks;
+    `boxed`: words that run it in a box. Raises FolderError with what it says."""
     command = (*boxed, "git", *map(str, arguments))
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=cwd,
             env={"PATH": os.environ.get("PATH", os.defpath), **NOBODYS},
-            capture_output=True,
             stdin=subprocess.DEVNULL,
-            timeout=GIT_S,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError) as error:
         raise FolderError(f"git cannot be run for a rollout's folder: {error}; install git") from error
-    if done.returncode:
-        words = " ".join(command[-3:])
-        raise FolderError(f"git {words!r} failed: {done.stderr.decode(errors='replace').strip()[-500:]}")
-    return done.stdout.decode(errors="replace")
+    words = " ".join(command[-3:])
+    with process, ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(stream.read, MOST_OUTPUT) for stream in (process.stdout, process.stderr) if stream]
+        is_late = bool(wait(reading[:1], GIT_S).not_done)
+        is_cut = not is_late and len(reading[0].result()) == MOST_OUTPUT
+        if is_late or is_cut:
+            process.kill()
+    output, errors = (end.result().decode(errors="replace") for end in reading)
+    if is_late:
+        raise FolderError(f"git {words!r} took longer than {GIT_S:g} s in a rollout's folder; look at what lies in it")
+    if process.returncode and not is_cut:
+        raise FolderError(f"git {words!r} failed: {errors.strip()[-500:]}")
+    return output

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 __all__ = ["clear", "end_inhabitants"]
 
@@ -51,22 +51,55 @@ def clear(folder: str, patience_s: float = PATIENCE_S) -> bool:
     until = time.monotonic() + patience_s
     while True:
         was_inhabited = end_inhabitants(folder)
-        if os.path.islink(folder):  # noqa: PTH114  put there by a program: what it leads to is not ours
-            os.unlink(folder)  # noqa: PTH108
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         if not was_inhabited and not os.path.lexists(folder):
             return True
         if time.monotonic() > until:
             return False
-        _open_folders(folder)
         time.sleep(PAUSE_S)
 
 
-def _open_folders(folder: str) -> None:
-    """Make folders writable that a program has closed, as Go's module cache."""
-    for place, _, _ in os.walk(folder):
-        with contextlib.suppress(OSError):
-            os.chmod(place, 0o700)  # noqa: PTH101
+def _remove(folder: str) -> None:
+    """Remove what is there, also folders that a program has closed (Go's module cache) or nested by the thousand: each
+    is moved up before it is emptied. A link is removed, and what it leads to stays."""
+    with contextlib.suppress(OSError):
+        os.unlink(folder)  # noqa: PTH108  no folder: put there by a program
+    left, prefix, number = ["."], os.urandom(8).hex(), 0
+    with contextlib.suppress(OSError):
+        _open(folder, os.lstat(folder).st_mode)
+    with contextlib.suppress(OSError), _opened(folder) as top:
+        while left:
+            name = left.pop()
+            with contextlib.suppress(OSError), _opened(name, top) as place:
+                for entry in list(os.scandir(place)):
+                    number += 1
+                    with contextlib.suppress(OSError):
+                        if not entry.is_dir(follow_symlinks=False):
+                            os.unlink(entry.name, dir_fd=place)
+                            continue
+                        _open(entry.name, entry.stat(follow_symlinks=False).st_mode, place)
+                        os.rename(entry.name, f"{prefix}{number}", src_dir_fd=place, dst_dir_fd=top)
+                        left.append(f"{prefix}{number}")
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=top)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)  # noqa: PTH106
+
+
+def _open(folder: str, mode: int, place: int | None = None) -> None:
+    """Make a folder writable that a program has closed."""
+    if mode & 0o700 != 0o700:
+        os.chmod(folder, 0o700, dir_fd=place)
+
+
+@contextlib.contextmanager
+def _opened(folder: str, place: int | None = None) -> Iterator[int]:
+    """Open a folder that is no link. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def main() -> None:

@@ -8,10 +8,12 @@ conventions and LangChain.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
+from lightningrl.conventions import parse_attribute
 from lightningrl.sanitize import as_text
 from lightningrl.tool_schemas import canonical
 from lightningrl_server.gateway.dialects.checks import is_nothing
@@ -157,7 +159,7 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     if isinstance(item, str):
         return [{"role": role, "content": item}]
     if isinstance(item, Sequence) and _is_pair(item):
-        return [{"role": _ROLES.get(item[0], item[0]), "content": item[1]}]
+        item = {"role": item[0], "content": item[1]}
     if not isinstance(item, dict):
         return []
     item = _unwrapped(item)
@@ -169,7 +171,7 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     for side in sides:
         note_unread(side, _READ | _TELLS_NOTHING, notes)
     text, calls, results, thoughts = _read_parts(item.get("parts", item.get("content", item.get("value"))), notes)
-    text = item.get("refusal") or None if text is None else text
+    text = as_text(item["refusal"]) if text is None and item.get("refusal") else text
     calls = _told_apart([*(_read_calls(side.get(key), notes) for side in sides for key in _CALL_LISTS), calls])
     named = {"name": item["name"]} if isinstance(item.get("name"), str) and item["name"] and "role" in item else {}
     if who == "tool" and not results:
@@ -207,12 +209,19 @@ _OLD_CALL: Final = "function-"
 def _told_apart(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Join what several keys of a message say of its calls: a call is there once, by its id."""
     calls: list[dict[str, Any]] = []
+    alike: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for more in lists:
-        keys = {_key(call) for call in calls}
+        told = {*alike}
         for call in more:
-            if _key(call) not in keys and not (call["id"] and call in calls):
+            key = _key(call)
+            if key not in told and not (call["id"] and call in alike[key][:_ALIKE]):
                 calls.append(call)
+                alike[key].append(call)
     return calls
+
+
+_ALIKE: Final = 8
+"""Calls of one id with which another of that id is compared."""
 
 
 def _key(call: Mapping[str, Any]) -> str:
@@ -296,11 +305,7 @@ _CALL_KEYS: Final = frozenset(
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
     """Read tools that a request offered as OpenAI's schemas, of OpenAI's, Anthropic's or Responses' form; None = the
     trace does not say."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+    value = parse_attribute(value)
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -315,8 +320,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         schema = next(
             (function[key] for key in ("parameters", "input_schema", "json_schema") if function.get(key)), None
         )
-        if isinstance(schema, str):
-            schema = _parsed(schema)
+        schema = parse_attribute(schema)
         if not function.get("name"):
             continue
         described = {key: function[key] for key in ("name", "description") if function.get(key)}
@@ -324,13 +328,6 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         parameters = {"parameters": schema} if isinstance(schema, dict) else {}
         tools.append({"type": "function", "function": {**described, **parameters, **strict}})
     return tools
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def digest_text(messages: Iterable[Message]) -> str:

@@ -59,10 +59,10 @@ def _join_chat(events: Sequence[Event]) -> dict[str, Any] | None:
         old = dict_of(delta.get("function_call"))
         for number, part in enumerate([{"function": old}] if old else dicts_of(delta.get("tool_calls"))):
             place, function = part.get("index"), dict_of(part.get("function"))
-            call = calls.setdefault(place if isinstance(place, int) else number, {"name": "", "arguments": ""})
+            call = calls.setdefault(place if isinstance(place, int) else number, {"name": "", "arguments": []})
             call["id"] = part.get("id") or call.get("id")
             call["name"] = function.get("name") or call["name"]
-            call["arguments"] += str(function.get("arguments") or "")
+            call["arguments"].append(str(function.get("arguments") or ""))
     if reason is None:
         return None
     message: dict[str, Any] = {name: "".join(pieces) for name, pieces in texts.items() if name != "text"}
@@ -72,7 +72,7 @@ def _join_chat(events: Sequence[Event]) -> dict[str, Any] | None:
             {
                 "id": calls[place]["id"],
                 "type": "function",
-                "function": {name: calls[place][name] for name in ("name", "arguments")},
+                "function": {"name": calls[place]["name"], "arguments": "".join(calls[place]["arguments"])},
             }
             for place in sorted(calls)
         ]
@@ -84,6 +84,7 @@ def _join_messages(events: Sequence[Event]) -> dict[str, Any]:
     """Join the content blocks of Anthropic's Messages."""
     body = dict_of(next(event for event in events if event.get("type") == "message_start").get("message"))
     blocks: dict[int, dict[str, Any]] = {}
+    pieces: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
     for event in events:
         place, delta = event.get("index"), dict_of(event.get("delta"))
         if event.get("type") == "message_delta":
@@ -94,8 +95,10 @@ def _join_messages(events: Sequence[Event]) -> dict[str, Any]:
             blocks[place] = dict(dict_of(event.get("content_block")))
         for name, field in (("text", "text"), ("thinking", "thinking"), ("partial_json", "input")):
             if isinstance(delta.get(name), str) and place in blocks:
-                before = blocks[place].get(field)
-                blocks[place][field] = (before if isinstance(before, str) else "") + delta[name]
+                pieces[place, field].append(delta[name])
+    for (place, field), more in pieces.items():
+        before = blocks[place].get(field)
+        blocks[place][field] = "".join([before if isinstance(before, str) else "", *more])
     for block in blocks.values():
         if isinstance(block.get("input"), str):
             with suppress(ValueError, RecursionError):  # malformed arguments stay as they were written
