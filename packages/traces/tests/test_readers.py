@@ -64,6 +64,8 @@ def test_a_call_that_parts_and_keys_of_a_message_tell_is_there_once(calls: str) 
     more = {calls: listed if calls == "tool_calls" else {"tool_calls": listed}}
     (message,) = read_message({"role": "assistant", "content": parts, **more}, set())
     assert [call["id"] for call in message["tool_calls"]] == ["toolu_1", "toolu_2"]
+    (old,) = read_message(says(None, tool_calls=[use("a")], function_call={**use("")["function"]}), set())
+    assert [call["id"] for call in old["tool_calls"]] == ["a"], "a key that tells no id"
     twins = [{**use(""), "function": {"name": "look", "arguments": "{}"}}] * 2
     assert len(read_message(says(None, tool_calls=twins), set())[0]["tool_calls"]) == 2, "two calls that have no ids"
 
@@ -111,6 +113,9 @@ def test_a_function_call_of_2023_is_a_call_with_its_result() -> None:
         [user("a"), says("b", additional_kwargs={"plan": ["c"]})],
         [{"role": "critic", "content": "a"}, says("b")],
         [user("a"), {"type": "web_search_call", "action": {"q": "x"}}, says("b")],
+        [user("a"), says("b", weight=0.5)],
+        [user("a"), says("b", train_detail=[{"begin_offset": 0, "end_offset": 1, "train": False}])],
+        [user("a"), says("b", tool_calls="look()")],
     ],
 )
 def test_a_key_or_a_form_that_no_reader_knows_is_told_and_lowers_the_grade(messages: list[Any]) -> None:
@@ -130,6 +135,7 @@ def test_a_key_or_a_form_that_no_reader_knows_is_told_and_lowers_the_grade(messa
         {"tool_choice": "required"},
         {"previous_response_id": "resp_1"},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"extra_body": {"enable_thinking": False}},
         {"extra_body": {"guided_json": {"type": "object"}}},
         {"something_new": 1},
     ],
@@ -154,6 +160,23 @@ def test_what_says_nothing_is_no_note() -> None:
     assert notes == set()
 
 
+def test_a_message_is_read_as_the_gateway_reads_it_and_whichever_of_its_keys_are_filled() -> None:
+    parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
+    assert read_message(user(parts), set()) == [user("A\nB")]
+    cited = [parts[0], {**parts[1], "citations": [{"title": "c"}]}]
+    assert read_message(says(cited), set()) == [says("AB")]
+    failed = {"type": "tool_result", "tool_use_id": "c", "content": "no such file", "is_error": True}
+    assert read_message(user([failed]), set())[0]["content"] == "Error: no such file"
+    filled = {"role": "assistant", "from": None, "value": None, "parts": [], "content": "x"}
+    assert read_message(filled, set()) == [says("x")]
+    assert read_message({"from": "gpt", "content": None, "value": "x"}, set()) == [says("x")]
+    (asks,) = read_message(says(None, tool_calls=json.dumps([use("c")])), set())
+    assert asks["tool_calls"] == [use("c")], "a column of JSON"
+    thoughts = [{"type": "reasoning", "content": [{"text": text}]} for text in ("first", "second")]
+    (turn,) = read_request({"input": [*thoughts, says("x")]}, set())["messages"]
+    assert turn["reasoning_content"] == "first\nsecond"
+
+
 def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
     body = {"system": [{"type": "text", "text": "Be brief."}], "messages": [user("a")], "functions": [TOOL["function"]]}
     fields = read_request(body, set())
@@ -162,7 +185,11 @@ def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}]
+    "mark",
+    [
+        *({"weight": 0}, {"weight": 0.0}, {"weight": -1}, {"train": False}, {"training": False}, {"loss": "no"}),
+        *({"loss_mask": 0}, {"train_on_turn": False}, {"metadata": {"weight": 0}}),
+    ],
 )
 def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Path, mark: dict[str, Any]) -> None:
     write_lines(
@@ -174,7 +201,7 @@ def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Pat
     assert [message["content"] for message in row["messages"]] == ["a", "BAD", "b", "GOOD"]
     assert row["messages"][1]["weight"] == 0, "and whoever trains on each answer of a row is told"
     graded = grade_call(
-        Call(id="c", trace_id="t", messages=[user("a")], answer=says("BAD", **mark), finish_reason="stop")
+        Call(id="c", trace_id="t", messages=[user("a")], answer=says("BAD", weight=0), finish_reason="stop")
     )
     assert graded.grade is Grade.JUDGE and "marked as not to be trained on" in graded.reasons
 

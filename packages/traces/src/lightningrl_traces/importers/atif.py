@@ -72,7 +72,7 @@ def _message(step: Mapping[str, Any], notes: set[str]) -> Message:
         texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         if len(texts) < len(content):
             notes.add(NO_TEXT)
-        content = "".join(text for text in texts if text)
+        content = "\n".join(text for text in texts if text)
     if step.get("source") != "agent":
         return {"role": _SOURCES.get(str(step.get("source")), "user"), "content": as_text(content or "")}
     message: Message = {"role": "assistant", "content": as_text(content or "")}

@@ -171,7 +171,8 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "tool_calls" in message:
             last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
         if "reasoning_content" in message:
-            last["reasoning_content"] = message["reasoning_content"]
+            thoughts = (last.get("reasoning_content"), message["reasoning_content"])
+            last["reasoning_content"] = "\n".join(filter(None, thoughts))
     return joined
 
 

@@ -16,14 +16,14 @@ from lightningrl.sanitize import as_text
 from lightningrl.tool_schemas import canonical
 from lightningrl_server.gateway.dialects.checks import is_nothing
 from lightningrl_server.gateway.dialects.synonyms import (
-    MARKS,
     ROLES,
     THOUGHT_KEYS,
     THOUGHT_PARTS,
+    is_mark,
     is_untrained,
     text_of,
 )
-from lightningrl_viewer.reading.foreign import Message, dict_of
+from lightningrl_viewer.reading.foreign import Message, dict_of, dicts_of
 
 __all__ = [
     "FINISHES",
@@ -84,7 +84,7 @@ _CALL_LISTS: Final = ("tool_calls", "function_call", "invalid_tool_calls")
 _READ: Final = frozenset(
     {
         *("role", "type", "from", "content", "value", "parts", "contents", "id", "name", "refusal", "tool_call_id"),
-        *("additional_kwargs", "function_call_name", "function_call_arguments_json", *_CALL_LISTS, *MARKS),
+        *("additional_kwargs", "function_call_name", "function_call_arguments_json", *_CALL_LISTS),
         *THOUGHT_KEYS,
     }
 )
@@ -119,7 +119,8 @@ def finish_of(reason: Any) -> str | None:
 def note_unread(item: Mapping[str, Any], readable: Collection[str], notes: set[str]) -> None:
     """Note each key that holds something, and that is not readable; attributes with a dot are a span's own."""
     for key, value in item.items():
-        says = bool(value) if key == "chat_template_kwargs" else not is_nothing(value)  # no thoughts, too, is a prompt
+        # no thoughts, too, is a prompt
+        says = value not in (None, {}) if key in ("chat_template_kwargs", "enable_thinking") else not is_nothing(value)
         if says and key not in readable and "." not in key:
             notes.add(f"{UNREAD}{key[:60]}")
 
@@ -167,8 +168,10 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
         notes.add(f"{UNREAD}{who[:60]}")
     sides = (item, dict_of(item.get("additional_kwargs")))
     for side in sides:
-        note_unread(side, _READ | _TELLS_NOTHING, notes)
-    text, calls, results, thoughts = _read_parts(item.get("parts", item.get("content", item.get("value"))), notes)
+        note_unread(side, _READ | _TELLS_NOTHING | {key for key in side if is_mark(key, side[key])}, notes)
+    bodies = (item.get(key) for key in ("parts", "content", "value"))  # a table of rows fills in those that lack
+    body = next((each for each in bodies if each not in (None, [], "")), item.get("content"))
+    text, calls, results, thoughts = _read_parts(body, notes, may_join=who == "assistant")
     text = item.get("refusal") or None if text is None else text
     calls = _told_apart([*(_read_calls(side.get(key), notes) for side in sides for key in _CALL_LISTS), calls])
     named = {"name": item["name"]} if isinstance(item.get("name"), str) and item["name"] and "role" in item else {}
@@ -180,7 +183,8 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     message: Message = {"role": who, "content": text if text is not None or calls else "", **named}
     message |= {"tool_calls": calls} if calls else {}
     message |= {"reasoning_content": thought} if thought else {}
-    message |= {"weight": 0} if is_untrained(item) else {}
+    if any(map(is_untrained, (*sides, dict_of(item.get("metadata"))))):
+        message |= {"weight": 0}
     return [*results, *([message] if text is not None or calls or thought else ())]
 
 
@@ -205,27 +209,42 @@ _OLD_CALL: Final = "function-"
 
 
 def _told_apart(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Join what several keys of a message say of its calls: a call is there once, by its id."""
+    """Join what several keys of a message say of its calls. A call is there once, by its id; where a key tells no id,
+    by its name and arguments."""
     calls: list[dict[str, Any]] = []
     for more in lists:
-        keys = {_key(call) for call in calls}
+        before = list(calls)
         for call in more:
-            if _key(call) not in keys and not (call["id"] and call in calls):
-                calls.append(call)
+            same = next((other for other in before if _is_same(call, other)), None)
+            if same is None:
+                calls += [call] if not call["id"] or call not in calls else []
+                continue
+            before.remove(same)
+            if _lacks_id(same):
+                calls[calls.index(same)] = call if call["id"] else same
     return calls
 
 
-def _key(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    is_old = not call["id"] or call["id"].startswith(_OLD_CALL)
-    return f"{function['name']} {canonical(function['arguments'])}" if is_old else str(call["id"])
+def _is_same(call: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if not (_lacks_id(call) or _lacks_id(other)):
+        return bool(call["id"] == other["id"])
+    ours, theirs = call["function"], other["function"]
+    return bool(ours["name"] == theirs["name"] and canonical(ours["arguments"]) == canonical(theirs["arguments"]))
 
 
-def _read_parts(body: Any, notes: set[str]) -> tuple[str | None, list[Any], list[Message], list[str]]:
-    """Split content into text, tool calls, results of tools and thoughts."""
+def _lacks_id(call: Mapping[str, Any]) -> bool:
+    return not call["id"] or call["id"].startswith(_OLD_CALL)
+
+
+def _read_parts(
+    body: Any, notes: set[str], *, may_join: bool = False
+) -> tuple[str | None, list[Any], list[Message], list[str]]:
+    """Split content into text, tool calls, results of tools and thoughts. Between texts is a newline, as the gateway
+    joins them; an answer that is cut at its citations (`may_join`) goes on."""
     if body is None or isinstance(body, str):
         return body, [], [], []
     texts, calls, results, thoughts = list[str](), list[Any](), list[Message](), list[str]()
+    gap = "" if may_join and any(part.get("citations") for part in dicts_of(body)) else "\n"
     for part in body if isinstance(body, list) else [body]:
         if isinstance(part, str):
             texts.append(part)
@@ -242,7 +261,8 @@ def _read_parts(body: Any, notes: set[str]) -> tuple[str | None, list[Any], list
             results.append(_read_result(part, notes))
         else:
             notes.add(NO_TEXT)
-    return "".join(texts) if texts else None, calls, results, [thought for thought in thoughts if thought]
+    text = gap.join(filter(None, texts)) if texts else None
+    return text, calls, results, [thought for thought in thoughts if thought]
 
 
 def _read_result(part: Mapping[str, Any], notes: set[str]) -> Message:
@@ -251,14 +271,20 @@ def _read_result(part: Mapping[str, Any], notes: set[str]) -> Message:
     if isinstance(value, list):
         text = _read_parts(value, notes)[0]
         value = value if text is None else text
-    return {"role": "tool", "tool_call_id": str(call_id), "content": as_text(value)}
+    text = as_text(value)
+    if part.get("is_error") in (True, 1) and not text.lower().startswith("error"):
+        text = f"Error: {text}" if text else "Error"  # as the gateway writes it
+    return {"role": "tool", "tool_call_id": str(call_id), "content": text}
 
 
 def _read_calls(calls: Any, notes: set[str]) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = []
+    calls = _parsed(calls) or calls if isinstance(calls, str) else calls  # a table's column of JSON
     is_old = isinstance(calls, dict)  # `function_call` of 2023
-    for call in [calls] if is_old else calls if isinstance(calls, list) else ():
+    for call in calls if isinstance(calls, list) else [calls] if calls else ():
+        call = _parsed(call) if isinstance(call, str) else call
         if not isinstance(call, dict):
+            notes.add(f"{UNREAD}tool_calls")
             continue
         function: dict[str, Any] = next((call[key] for key in ("function", "custom") if dict_of(call.get(key))), call)
         note_unread({**call, **function}, _CALL_KEYS, notes)
