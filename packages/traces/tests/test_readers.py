@@ -206,6 +206,47 @@ def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Pat
     assert graded.grade is Grade.JUDGE and "marked as not to be trained on" in graded.reasons
 
 
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": [user("a")], "completion": [says("BAD")], "label": False}, "marked as not to be trained on"),
+        ({"messages": [user("a"), says("BAD")], "weight": 0}, "marked as not to be trained on"),
+        (
+            {"prompt": [user("a"), says("b"), user("c")], "chosen": [says("d")], "rejected": [says("e")]},
+            "not read: chosen",
+        ),
+        ({"messages": [user("a"), says("b")], "images": ["a.png"]}, "not read: images"),
+        ({"messages": [user("a"), says("b")], "enable_thinking": False}, "not read: enable_thinking"),
+        ({"messages": [user("a"), says("b")], "tools": [{"type": "web_search"}]}, "not read: tools"),
+        ({"messages": [user("a"), says("b")], "tools": "look(q)"}, "not read: tools"),
+        ({"messages": [user("a"), says("b")], "stop_reason": "max_tokens"}, "the answer was cut off"),
+        ({"messages": [user("a"), says("b", finish_reason="length")]}, "the answer was cut off"),
+    ],
+)
+def test_what_a_row_says_beside_its_messages_lowers_the_grade_of_its_answers(
+    tmp_path: Path, row: dict[str, Any], reason: str
+) -> None:
+    write_lines(tmp_path / "rows.jsonl", [row])
+    report = import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    assert dict(report.grades) == {"judge-only": 1} and ("judge-only", reason) in report.reasons
+
+
+@pytest.mark.parametrize(
+    ("row", "reward"),
+    [({"reward": None, "score": 1}, 1.0), ({"reward": "0.5"}, 0.5), ({"reward": True}, 1.0), ({"reward": None}, None)],
+)
+def test_a_row_of_a_table_is_read_by_the_columns_that_are_filled(
+    tmp_path: Path, row: dict[str, Any], reward: float | None
+) -> None:
+    dialogue: dict[str, Any] = {"messages": None, "prompt": [user("a")], "completion": [says("b")], "label": True}
+    write_lines(tmp_path / "rows.jsonl", [{**dialogue, "system_prompt": "Be brief.", **row}])
+    report = import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    assert dict(report.grades) == {"sft-safe": 1}
+    (trajectory,) = read(tmp_path / "run")
+    assert trajectory.other_calls[0].request["messages"] == [{"role": "system", "content": "Be brief."}, user("a")]
+    assert trajectory.reward == reward
+
+
 def test_rows_of_sharegpt_and_a_system_prompt_beside_the_messages_are_read(tmp_path: Path) -> None:
     row = {"system": "Be brief.", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
     write_lines(tmp_path / "rows.jsonl", [row])
@@ -237,6 +278,7 @@ TOXICITY = {"name": "toxicity", "value": 0.9, "observationId": "g0"}
         ([CORRECT, TOXICITY], None, 1.0),
         ([TOXICITY], None, None),
         ([CORRECT, {**CORRECT, "value": 0}], None, None),
+        ([{**LATENCY, "value": 0, "dataType": "CATEGORICAL", "stringValue": "fast"}], None, None),
     ],
 )
 def test_the_reward_is_one_score_that_stands_alone_or_is_named(

@@ -54,7 +54,7 @@ def _camel_name(name: str) -> str:
 def _read_trace(trace: Mapping[str, Any]) -> Iterator[TraceRecord]:
     trace_id = str(trace.get("id") or "")
     of: dict[str, list[tuple[Any, Any]]] = {}
-    for score in map(_camel, dicts_of(trace.get("scores"))):
+    for score in filter(_has_value, map(_camel, dicts_of(trace.get("scores")))):
         of.setdefault(str(score.get("observationId") or ""), []).append((score.get("name"), score.get("value")))
     for row in map(_camel, dicts_of(trace["observations"])):
         scores = named_scores(of.get(str(row.get("id")), ())) if row.get("id") else {}
@@ -62,6 +62,12 @@ def _read_trace(trace: Mapping[str, Any]) -> Iterator[TraceRecord]:
             yield replace(record, rewards=scores) if isinstance(record, Call) else record
     rewards = named_scores(of.get("", ()))
     yield Ending(trace_id=trace_id, input=trace.get("input"), output=trace.get("output"), rewards=rewards)
+
+
+def _has_value(score: Mapping[str, Any]) -> bool:
+    """False for a category or a text without a number of its own: Langfuse writes 0 in its place."""
+    kind = str(score.get("dataType") or "").upper()
+    return kind in ("", "NUMERIC", "BOOLEAN") or (kind == "CATEGORICAL" and bool(score.get("configId")))
 
 
 def _read(row: Mapping[str, Any], trace_id: str | None) -> Iterator[TraceRecord]:

@@ -79,7 +79,7 @@ def _llm(run: Mapping[str, Any]) -> dict[str, Any]:
         fields |= read_request(inputs, notes) | read_response(outputs, notes)
     fields["sampling"] = {**sampling_of(settings), **fields.get("sampling", {})}
     if fields.get("tools") is None:
-        fields["tools"] = read_tools(settings.get("tools") or settings.get("functions"))
+        fields["tools"] = read_tools(settings.get("tools") or settings.get("functions"), notes)
     note_binding(settings, notes)
     given = {key: value for key, value in fields.items() if value is not None}
     return {**given, "model": str(given.get("model") or ""), "notes": tuple(sorted(notes))}

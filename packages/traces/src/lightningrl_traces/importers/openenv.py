@@ -8,7 +8,7 @@ from typing import Any
 
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
-from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["OpenEnvImporter"]
@@ -64,7 +64,7 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     yield (
         own_ending(trace_id, rollout)
         if isinstance(rollout, dict)
-        else Ending(trace_id=trace_id, reward=float(reward) if isinstance(reward, int | float) else None)
+        else Ending(trace_id=trace_id, reward=read_score(reward))
     )
 
 

@@ -114,7 +114,7 @@ def read_request(body: Any, notes: set[str]) -> dict[str, Any]:
     if body.get("system") and fields.get("messages"):  # Anthropic's
         system = read_message({"role": "system", "content": body["system"]}, notes)
         fields["messages"] = [*system, *fields["messages"]]
-    if (tools := read_tools(body.get("tools") or body.get("functions"))) is not None:
+    if (tools := read_tools(body.get("tools") or body.get("functions"), notes)) is not None:
         fields["tools"] = tools
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -319,22 +319,19 @@ _CALL_KEYS: Final = frozenset(
 )
 
 
-def read_tools(value: Any) -> list[dict[str, Any]] | None:
+def read_tools(value: Any, notes: set[str]) -> list[dict[str, Any]] | None:
     """Read tools that a request offered as OpenAI's schemas, of OpenAI's, Anthropic's or Responses' form; None = the
-    trace does not say."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+    trace does not say. `notes` takes those that cannot be read, such as a provider's own without a name."""
+    value = _parsed(value) or value if isinstance(value, str) else value
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
+        note_unread({"tools": value}, (), notes)
         return None
     tools: list[dict[str, Any]] = []
     for item in value:
         if isinstance(item, str):
-            tools += read_tools(item) or ()
+            tools += read_tools(item, notes) or ()
             continue
         tool = dict_of(item)
         function = tool["function"] if isinstance(tool.get("function"), dict) else tool
@@ -344,6 +341,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         if isinstance(schema, str):
             schema = _parsed(schema)
         if not function.get("name"):
+            note_unread({"tools": item}, (), notes)
             continue
         described = {key: function[key] for key in ("name", "description") if function.get(key)}
         strict = {"strict": function["strict"]} if function.get("strict") is not None else {}
