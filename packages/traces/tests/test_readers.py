@@ -216,6 +216,7 @@ def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Pat
             "not read: chosen",
         ),
         ({"messages": [user("a"), says("b")], "images": ["a.png"]}, "not read: images"),
+        ({"messages": [user("a", **{"a\u2028b": 1}), says("b")]}, "not read: a\u2028b"),
         ({"messages": [user("a"), says("b")], "enable_thinking": False}, "not read: enable_thinking"),
         ({"messages": [user("a"), says("b")], "tools": [{"type": "web_search"}]}, "not read: tools"),
         ({"messages": [user("a"), says("b")], "tools": "look(q)"}, "not read: tools"),
@@ -245,6 +246,26 @@ def test_a_row_of_a_table_is_read_by_the_columns_that_are_filled(
     (trajectory,) = read(tmp_path / "run")
     assert trajectory.other_calls[0].request["messages"] == [{"role": "system", "content": "Be brief."}, user("a")]
     assert trajectory.reward == reward
+
+
+def test_rows_of_one_id_and_files_of_one_name_stay_apart(tmp_path: Path) -> None:
+    for folder, answers in (("a", ("x", "y")), ("b", ("z",))):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        rows = [{"id": "q1", "messages": [user("a"), says(text)], "reward": ord(text)} for text in answers]
+        write_lines(tmp_path / "data" / folder / "rows.jsonl", rows)
+    report = import_traces(tmp_path / "data", tmp_path / "run", None, load_plugins())
+    assert report.rollouts == 3 and not report.facts
+    assert {trajectory.output: trajectory.reward for trajectory in read(tmp_path / "run")} == {
+        text: ord(text) for text in "xyz"
+    }
+
+
+def test_a_rollout_that_several_rows_tell_is_one_with_all_its_answers(tmp_path: Path) -> None:
+    first = [user("a"), says("x")]
+    dialogues = [first, [*first, user("b"), says("y")], [user("c"), says("z")]]
+    write_lines(tmp_path / "rows.jsonl", [{"rollout_id": "r", "messages": dialogue} for dialogue in dialogues])
+    report = import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    assert report.rollouts == 1 and dict(report.grades) == {"sft-safe": 3}
 
 
 def test_rows_of_sharegpt_and_a_system_prompt_beside_the_messages_are_read(tmp_path: Path) -> None:

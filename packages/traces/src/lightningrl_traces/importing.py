@@ -199,7 +199,7 @@ async def _make_rollouts(
     for lines, oddities in spool.grades():
         facts.update(oddities)
         made += bool(lines)
-        for line in lines.splitlines():
+        for line in filter(None, lines.split("\n")):
             graded = msgspec.json.decode(line)
             grades[graded["grade"]] += 1
             reasons.update((graded["grade"], reason) for reason in graded["reasons"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.sanitize import as_text
-from lightningrl_traces.documents import dict_of, dicts_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_traces.times import unix_seconds
@@ -36,7 +36,7 @@ class AtifImporter:
     def read(self, path: Path) -> Iterator[TraceRecord]:
         for number, document in enumerate(read_documents(path), 1):
             if isinstance(document, dict):
-                yield from _read(document, f"{path.stem}-{number}")
+                yield from _read(document, name_document(path, number))
 
 
 def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:

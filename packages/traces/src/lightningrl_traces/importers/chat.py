@@ -7,14 +7,15 @@ without a `finish_reason` of its row is taken to have ended by itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 from lightningrl_server.gateway.dialects.synonyms import is_untrained
-from lightningrl_traces.documents import dict_of, read_documents
+from lightningrl_traces.documents import dict_of, name_document, read_documents
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_viewer.reading.foreign.bodies import BINDING, read_request, sampling_of
-from lightningrl_viewer.reading.foreign.messages import UNTRAINED, finish_of, note_unread, read_message
+from lightningrl_viewer.reading.foreign.messages import UNTRAINED, digest_text, finish_of, note_unread, read_message
 
 __all__ = ["ChatImporter"]
 
@@ -40,7 +41,8 @@ class ChatImporter:
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
         for number, row in enumerate(read_documents(path), 1):
-            yield from _read(row if isinstance(row, dict) else {"messages": row}, f"{path.stem}-{number}")
+            row = row if isinstance(row, dict) else {"messages": row}
+            yield from _read(row, name_document(path, number, str(row.get("id") or "")))
 
 
 def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
@@ -57,7 +59,7 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     note_unread(beside, (), notes)
     if is_untrained(row) or ("completion" in row and is_untrained({"weight": row.get("label")})):
         notes.add(UNTRAINED)
-    rollout = str(row.get("id") or row.get("rollout_id") or name)
+    rollout = str(row.get("rollout_id") or name)
     common: dict[str, Any] = {
         "trace_id": rollout,
         "tools": fields.get("tools"),
@@ -66,7 +68,8 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
         "notes": tuple(sorted(notes)),
     }
     reasons = [_finish(item) for item in listed if _is_answer(item)]
-    yield from _calls(messages, reasons, _finish(row), **common)
+    title = "" if row.get("rollout_id") else str(row.get("id") or name)
+    yield from _calls(messages, reasons, _finish(row), title=title, **common)
     reward = next((row[key] for key in ("reward", "score") if row.get(key) is not None), None)
     yield Ending(trace_id=rollout, reward=read_score(reward))
 
@@ -91,10 +94,10 @@ def _finish(item: Any) -> str | None:
 
 
 def _calls(
-    messages: Sequence[Message], reasons: Sequence[str | None], last: str | None, *, trace_id: str, **common: Any
+    messages: Sequence[Message], reasons: Sequence[str | None], last: str | None, *, title: str, **common: Any
 ) -> Iterator[Call]:
     """Make a call of each answer that its author lets be trained on. `last` is the last one's reason, where it names
-    none itself; others without ended by themselves."""
+    none itself; others without ended by themselves. `title`: the row's; empty where several rows tell a rollout."""
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     for number, place in enumerate(places):
         answer = messages[place]
@@ -103,10 +106,13 @@ def _calls(
         usual = "tool_calls" if answer.get("tool_calls") else "stop"
         own = reasons[number] if len(reasons) == len(places) else None
         yield Call(
-            id=f"{trace_id}/{number}",
-            trace_id=trace_id,
+            id=f"{title}/{number}" if title else f"{common['trace_id']}/{_digest(messages[: place + 1])}",
             messages=list(messages[:place]),
             answer=answer,
             finish_reason=own or (last if place == places[-1] else None) or usual,
             **common,
         )
+
+
+def _digest(messages: Sequence[Message]) -> str:
+    return blake2b(digest_text(messages).encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightningrl_traces.documents import dict_of, dicts_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
 from lightningrl_traces.times import unix_seconds
@@ -36,10 +36,11 @@ class ClaudeCodeImporter:
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
         sessions: dict[tuple[str, bool], _Session] = {}
+        own = name_document(path, 1)
         for line in read_documents(path):
             if not isinstance(line, dict) or not ("uuid" in line or line.get("type") in ("user", "assistant")):
                 continue
-            key = str(line.get("sessionId") or path.stem), bool(line.get("isSidechain"))
+            key = str(line.get("sessionId") or own), bool(line.get("isSidechain"))
             session = sessions.setdefault(key, _Session(f"{key[0]}{'-side' if key[1] else ''}", is_side=key[1]))
             session.add(line)
         for session in sessions.values():
