@@ -268,6 +268,18 @@ def test_a_rollout_that_several_rows_tell_is_one_with_all_its_answers(tmp_path: 
     assert report.rollouts == 1 and dict(report.grades) == {"sft-safe": 3}
 
 
+def test_nulls_that_a_table_fills_into_a_rows_calls_and_tools_are_no_part_of_them(tmp_path: Path) -> None:
+    function = {"name": "look", "parameters": {"type": "object", "properties": {"q": {"type": "integer"}, "zip": None}}}
+    asks = says(None, tool_calls=[{**use("c"), "function": {"name": "look", "arguments": {"q": 1, "zip": None}}}])
+    row = {"messages": [user("a"), asks], "tools": [{"type": "function", "function": function}]}
+    write_lines(tmp_path / "rows.jsonl", [row])
+    import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    (trajectory,) = read(tmp_path / "run")
+    (call,) = trajectory.other_calls
+    assert call.answer["choices"][0]["message"]["tool_calls"] == [use("c")]
+    assert call.request["tools"][0]["function"]["parameters"]["properties"] == {"q": {"type": "integer"}}
+
+
 def test_rows_of_sharegpt_and_a_system_prompt_beside_the_messages_are_read(tmp_path: Path) -> None:
     row = {"system": "Be brief.", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
     write_lines(tmp_path / "rows.jsonl", [row])

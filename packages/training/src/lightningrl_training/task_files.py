@@ -26,7 +26,7 @@ from typing import Any, Final
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, resolve
 
-__all__ = ["FORMATS", "Columns", "Row", "read_text", "task_source"]
+__all__ = ["FORMATS", "Columns", "DoubledKeyError", "Row", "read_text", "task_source", "unique_keys"]
 
 FORMATS: Final = (
     "tasks are a .jsonl file, one a line, a .json file with a list of them, a .csv or .parquet file with one in each "
@@ -139,11 +139,11 @@ def read_text(path: Path) -> str:
 
 def _parse(text: str, path: Path, first_line: int = 1) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
-    except _DoubledKeyError as error:
+    except DoubledKeyError as error:
         where = f"line {first_line} of {str(path)!r}" if path.suffix.lower() == ".jsonl" else repr(str(path))
         raise ConfigError(f"{where} names {error.args[0]!r} twice in one object; rename one") from None
     except ValueError as error:  # a whole number of thousands of digits
@@ -154,16 +154,16 @@ def _parse(text: str, path: Path, first_line: int = 1) -> Any:
         raise ConfigError(f"line {first_line} of {str(path)!r} is nested too deeply; give something flatter") from None
 
 
-class _DoubledKeyError(ValueError):
+class DoubledKeyError(ValueError):
     """A name that an object has twice."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object; raises where a name comes again, for the first value would be lost."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _DoubledKeyError(next(name for name in names if names.count(name) > 1))
+        raise DoubledKeyError(next(name for name in names if names.count(name) > 1))
     return value
 
 
@@ -269,7 +269,7 @@ def _of_table(rows: Iterable[Mapping[str, Any]], schema: Any, name: str) -> Iter
     for number, row in enumerate(rows, start=1):
         try:
             value = {column: _of_cell(cell, *kinds.get(column, (None, None))) for column, cell in row.items()}
-        except _DoubledKeyError as error:
+        except DoubledKeyError as error:
             raise ConfigError(
                 f"row {number} of {name!r} names {error.args[0]!r} twice in one map; rename one"
             ) from None
@@ -286,7 +286,7 @@ def _of_cell(value: Any, kind: Any, feature: Any) -> Any:
         inside = {field.name: field.type for field in kind} if hasattr(kind, "get_all_field_indices") else {}
         return {key: _of_cell(inner, inside.get(key), of.get(key)) for key, inner in value.items() if inner is not None}
     if isinstance(value, list) and hasattr(kind, "item_type"):  # a map, as pyarrow gives it
-        return _object(
+        return unique_keys(
             [(str(_of_cell(key, None, None)), _of_cell(inner, kind.item_type, None)) for key, inner in value]
         )
     if isinstance(value, list):

@@ -11,7 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl_server.gateway.dialects.synonyms import is_untrained
+from lightningrl.tool_schemas import without_fill
+from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
 from lightningrl_traces.documents import dict_of, name_document, read_documents
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_viewer.reading.foreign.bodies import BINDING, read_request, sampling_of
@@ -20,8 +21,6 @@ from lightningrl_viewer.reading.foreign.messages import UNTRAINED, digest_text, 
 __all__ = ["ChatImporter"]
 
 _READ: Final = ("messages", "conversations", "prompt", "completion")
-_ASKED: Final = frozenset({"images", "image", "videos", "audio", "audios", "documents", "enable_thinking", "history"})
-"""Columns beside the messages that a prompt is made of."""
 _REASONS: Final = ("finish_reason", "stop_reason", "done_reason", "finishReason")
 
 
@@ -50,12 +49,16 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     whole = row.get("messages") or row.get("conversations")
     listed = _listed(whole) or [*_listed(row.get("prompt")), *_listed(row.get("completion"))]
     asked = {key: row[key] for key in ("system", "tools", "functions", *BINDING) if row.get(key)}
+    if isinstance(asked.get("tools"), list):
+        listed, asked["tools"] = without_fill(listed, asked["tools"])
     fields = read_request({"messages": listed, **asked}, notes)
     messages: list[Message] = fields.get("messages") or []
     if messages and messages[0]["role"] != "system":
         instructions = row.get("system_prompt") or row.get("instructions")
         messages = [*read_message(instructions, notes, "system"), *messages]
-    beside = {key: value for key, value in row.items() if key in _ASKED or (key not in _READ and _is_dialogue(value))}
+    beside = {
+        key: value for key, value in row.items() if key in PROMPT_COLUMNS or (key not in _READ and _is_dialogue(value))
+    }
     note_unread(beside, (), notes)
     if is_untrained(row) or ("completion" in row and is_untrained({"weight": row.get("label")})):
         notes.add(UNTRAINED)

@@ -7,10 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["ROLES", "THOUGHT_KEYS", "THOUGHT_PARTS", "is_mark", "is_untrained", "text_of"]
+__all__ = ["PROMPT_COLUMNS", "ROLES", "THOUGHT_KEYS", "THOUGHT_PARTS", "is_mark", "is_untrained", "text_of"]
 
 ROLES: Final = {"developer": "system", "function": "tool"}
 """Roles of OpenAI's API, in other words."""
+PROMPT_COLUMNS: Final = frozenset(
+    {"images", "image", "videos", "audio", "audios", "documents", "enable_thinking", "history"}
+)
+"""Columns of rows that a prompt is made of, beside its messages and tools."""
 THOUGHT_KEYS: Final = (
     "reasoning_content",
     "reasoning",
@@ -30,8 +34,10 @@ _TEXTS: Final = ("text", "thinking", "reasoning", "reasoning_content", "content"
 
 
 def is_untrained(message: Mapping[str, Any]) -> bool:
-    """True for a message that its author says is not to be trained on."""
-    return any(is_mark(key, value) and _weight(value) <= 0 for key, value in message.items())
+    """True for a message, or a row, that its author says is not to be trained on."""
+    beside = (message.get(key) for key in ("metadata", "additional_kwargs"))
+    sides = (message, *(side for side in beside if isinstance(side, Mapping)))
+    return any(is_mark(key, value) and _weight(value) <= 0 for side in sides for key, value in side.items())
 
 
 def is_mark(key: str, value: Any) -> bool:

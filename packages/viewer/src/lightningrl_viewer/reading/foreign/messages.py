@@ -183,8 +183,7 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     message: Message = {"role": who, "content": text if text is not None or calls else "", **named}
     message |= {"tool_calls": calls} if calls else {}
     message |= {"reasoning_content": thought} if thought else {}
-    if any(map(is_untrained, (*sides, dict_of(item.get("metadata"))))):
-        message |= {"weight": 0}
+    message |= {"weight": 0} if is_untrained(item) else {}
     return [*results, *([message] if text is not None or calls or thought else ())]
 
 
