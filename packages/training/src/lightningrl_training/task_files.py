@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, resolve
 
@@ -278,7 +280,8 @@ def _of_table(rows: Iterable[Mapping[str, Any]], schema: Any, name: str) -> Iter
 
 def _of_cell(value: Any, kind: Any, feature: Any) -> Any:
     """A table's value as a file of text has it: maps and structs as objects, without the names that a struct lacks in
-    this row; class labels by name; dates and decimals as text; NaN, pandas' missing value, as None."""
+    this row; class labels by name; JSON as its value; dates and decimals as text; NaN, pandas' missing value, as
+    None."""
     of = feature if isinstance(feature, Mapping) else {}
     if of.get("_type") == "ClassLabel" and isinstance(value, int) and of.get("names"):
         return of["names"][value] if 0 <= value < len(of["names"]) else None
@@ -292,11 +295,16 @@ def _of_cell(value: Any, kind: Any, feature: Any) -> Any:
     if isinstance(value, list):
         inner_feature = feature[0] if isinstance(feature, list) and feature else of.get("feature")
         return [_of_cell(inner, getattr(kind, "value_type", None), inner_feature) for inner in value]
+    if isinstance(value, str) and (of.get("_type") == "Json" or str(kind).startswith("extension<arrow.json")):
+        return json.loads(value, object_pairs_hook=unique_keys)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return str(value)
-    return None if isinstance(value, float) and math.isnan(value) else value
+    if not isinstance(value, float) or math.isnan(value):
+        return None if isinstance(value, float) else value
+    short = {"float": np.float32, "halffloat": np.float16}.get(str(kind))
+    return value if short is None else float(str(short(value)))  # 0.1, not 0.10000000149011612
 
 
 def _saved(saved: Any, split: str) -> Any:
