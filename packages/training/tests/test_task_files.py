@@ -118,6 +118,11 @@ def test_cells_of_a_csv_are_text_as_they_stand(tmp_path: Path) -> None:
     )
 
 
+def test_the_line_by_which_excel_names_the_comma_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("sep=,\nquestion,answer\na,b\n")
+    assert [row.value for row in task_source("d.csv", tmp_path)()] == [{"question": "a", "answer": "b"}]
+
+
 def test_a_cell_of_a_csv_may_be_a_whole_document(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text(f"prompt\n{'a' * 200_000}\n")
     assert len(load(tmp_path, "data.csv")[0].input) == 200_000

@@ -190,6 +190,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         names = [name.strip() for name in next(lines, [])]
+        if names == ["sep=", ""]:  # Excel's, of a comma
+            names = [name.strip() for name in next(lines, [])]
         if len(names) == 1 and (other := re.search("[;\t|]", names[0])):
             raise ConfigError(
                 f"line 1 of {str(path)!r} parts its names by {other[0]!r}; save the file with commas between the cells"
