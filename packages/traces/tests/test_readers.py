@@ -297,6 +297,19 @@ def langfuse(number: int, scores: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": f"t{number}", "observations": [generation], "scores": scores}
 
 
+def test_tools_among_the_settings_of_a_call_were_offered(tmp_path: Path) -> None:
+    trace = langfuse(0, [])
+    trace["observations"][0]["modelParameters"] = {"tools": json.dumps([TOOL])}
+    (tmp_path / "langfuse.json").write_text(json.dumps([trace]))
+    values = openinference([user("a")], says("b"), "stop", tools=False, with_bodies=False)
+    values["llm.invocation_parameters"] = json.dumps({"functions": [TOOL["function"]]})
+    (tmp_path / "otlp.json").write_text(json.dumps(otlp_export([span(Ids(0), 0, values)], [])))
+    for source in ("langfuse.json", "otlp.json"):
+        import_traces(tmp_path / source, tmp_path / source.partition(".")[0], None, load_plugins())
+        (trajectory,) = read(tmp_path / source.partition(".")[0])
+        assert [tool["function"]["name"] for tool in trajectory.other_calls[0].request["tools"]] == ["lookup"]
+
+
 CORRECT = {"name": "correct", "value": 1, "dataType": "BOOLEAN"}
 LATENCY = {"name": "latency_ms", "value": 1530.0}
 TOXICITY = {"name": "toxicity", "value": 0.9, "observationId": "g0"}

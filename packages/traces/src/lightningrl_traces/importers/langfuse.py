@@ -13,7 +13,7 @@ from lightningrl.types import ToolStatus
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores
 from lightningrl_traces.times import unix_seconds
-from lightningrl_viewer.reading.foreign.bodies import note_binding, read_request, read_response, sampling_of, version_of
+from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
 from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages
 
 __all__ = ["LangfuseImporter"]
@@ -99,8 +99,7 @@ def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
     request, response, metadata, settings = (
         _plain(row.get(key)) for key in ("input", "output", "metadata", "modelParameters")
     )
-    note_binding(settings, notes)
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"tools": tools_beside(settings, notes)}
     if isinstance(request, dict) and ("messages" in request or "input" in request):
         fields |= read_request(request, notes)
     else:

@@ -14,10 +14,10 @@ __all__ = [
     "BINDING",
     "DOUBLED",
     "SAMPLING",
-    "note_binding",
     "read_request",
     "read_response",
     "sampling_of",
+    "tools_beside",
     "version_of",
 ]
 
@@ -125,10 +125,12 @@ def _is_free(value: Any) -> bool:
     return (kind.get("type", "text") if isinstance(kind, dict) else kind) in ("auto", "text")
 
 
-def note_binding(settings: Any, notes: set[str]) -> None:
-    """Note settings of a call, told beside its messages, that change its prompt or bind its answer."""
+def tools_beside(settings: Any, notes: set[str]) -> list[dict[str, Any]] | None:
+    """Tools among the settings of a call, told beside its messages. Notes others of them that change its prompt or bind
+    its answer."""
     given = {key: value for key, value in dict_of(settings).items() if key in BINDING and not _is_free(value)}
     note_unread(given, (), notes)
+    return read_tools(dict_of(settings).get("tools") or dict_of(settings).get("functions"), notes)
 
 
 def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
