@@ -375,6 +375,17 @@ def test_a_history_that_is_written_again_is_there_once(tmp_path: Path) -> None:
     assert told == {"msg_a1": ["Q1"], "msg_a2": ["Q1", "A1", "Q2"]}
 
 
+def test_a_history_copied_under_new_ids_and_a_resumed_session_are_one_tree(tmp_path: Path) -> None:
+    same = {"message": {"id": "msg_a1"}}
+    text = [{"type": "text", "text": "A1"}]
+    copied = [line("u1", None, "Q1"), line("a1", "u1", text), line("u1b", None, "Q1"), line("a1b", "u1b", text, **same)]
+    asked = prompts(tmp_path, [*copied, line("u2", "a1b", "Q2"), line("a2", "u2", "A2")])
+    assert asked["msg_a2"] == ["Q1", "A1", "Q2"]
+    more = {"sessionId": "resumed"}
+    asked = prompts(tmp_path, [*copied[:2], line("u2", "a1", "Q2", **more), line("a2", "u2", "A2", **more)])
+    assert asked["msg_a2"] == ["Q1", "A1", "Q2"]
+
+
 def test_an_error_in_the_models_place_is_no_answer(tmp_path: Path) -> None:
     error = line("a1", "u1", "API Error: 529", message={"model": "<synthetic>"}, isApiErrorMessage=True)
     told = prompts(tmp_path, [line("u1", None, "Q1"), error, line("u2", "a1", "continue"), line("a2", "u2", "A2")])
