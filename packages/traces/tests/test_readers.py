@@ -136,6 +136,8 @@ def test_a_key_or_a_form_that_no_reader_knows_is_told_and_lowers_the_grade(messa
         {"previous_response_id": "resp_1"},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"extra_body": {"enable_thinking": False}},
+        {"think": False},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"extra_body": {"guided_json": {"type": "object"}}},
         {"something_new": 1},
     ],
@@ -182,6 +184,10 @@ def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
     fields = read_request(body, set())
     assert fields["messages"][0] == {"role": "system", "content": "Be brief."}
     assert fields["tools"][0]["function"]["name"] == "lookup"
+    schema = {"type": "object"}
+    for key in ("parameters", "input_schema", "inputSchema", "args_schema"):
+        (tool,) = read_request({"messages": [user("a")], "tools": [{"name": "look", key: schema}]}, set())["tools"]
+        assert tool["function"]["parameters"] == schema
 
 
 @pytest.mark.parametrize(

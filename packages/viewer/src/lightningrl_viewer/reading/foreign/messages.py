@@ -116,11 +116,14 @@ def finish_of(reason: Any) -> str | None:
     return None if not text or text in ("none", "unknown", "null") else FINISHES.get(text, text)
 
 
+_SWITCHES: Final = ("chat_template_kwargs", "enable_thinking", "think")
+
+
 def note_unread(item: Mapping[str, Any], readable: Collection[str], notes: set[str]) -> None:
     """Note each key that holds something, and that is not readable; attributes with a dot are a span's own."""
     for key, value in item.items():
         # no thoughts, too, is a prompt
-        says = value not in (None, {}) if key in ("chat_template_kwargs", "enable_thinking") else not is_nothing(value)
+        says = value not in (None, {}) if key in _SWITCHES else not is_nothing(value)
         if says and key not in readable and "." not in key:
             notes.add(f"{UNREAD}{key[:60]}")
 
@@ -318,6 +321,9 @@ _CALL_KEYS: Final = frozenset(
 )
 
 
+_SCHEMAS: Final = ("parameters", "input_schema", "json_schema", "inputSchema", "args_schema", "schema")
+
+
 def read_tools(value: Any, notes: set[str]) -> list[dict[str, Any]] | None:
     """Read tools that a request offered as OpenAI's schemas, of OpenAI's, Anthropic's or Responses' form; None = the
     trace does not say. `notes` takes those that cannot be read, such as a provider's own without a name."""
@@ -334,12 +340,11 @@ def read_tools(value: Any, notes: set[str]) -> list[dict[str, Any]] | None:
             continue
         tool = dict_of(item)
         function = tool["function"] if isinstance(tool.get("function"), dict) else tool
-        schema = next(
-            (function[key] for key in ("parameters", "input_schema", "json_schema") if function.get(key)), None
-        )
+        schema = next((function[key] for key in _SCHEMAS if function.get(key)), None)
         if isinstance(schema, str):
             schema = _parsed(schema)
-        if not function.get("name"):
+        is_hosted = schema is None and str(tool.get("type") or "function") not in ("function", "custom")
+        if is_hosted or not function.get("name"):
             note_unread({"tools": item}, (), notes)
             continue
         described = {key: function[key] for key in ("name", "description") if function.get(key)}
