@@ -495,6 +495,9 @@ async def test_no_key_of_a_provider_reaches_what_a_model_wrote(monkeypatch: pyte
         ("#### 1,250", "so\n#### 1,250", 1.0),
         ("#### 72", "72", 1.0),
         ("#### 72", ["no", "so\n#### 72"], 1.0),
+        ("#### 72", 72.0, 1.0),
+        ("#### 72", r"It follows that $x = \boxed{72}$.", 1.0),
+        ("#### 71", r"From \boxed{71} follows \boxed{72}.", 0.0),
     ],
 )
 def test_an_answer_is_extracted_as_the_output_is(output: str, answer: Any, expected: float) -> None:
@@ -503,3 +506,22 @@ def test_an_answer_is_extracted_as_the_output_is(output: str, answer: Any, expec
     assert say(F1(extract=pattern), output, answer) == expected
     if not isinstance(answer, list):
         assert say(Numeric(extract=pattern), output, answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ("72", "24 + 48 = <<24+48=72>>72 clips altogether.\n#### 72"),
+        ("72", "clips altogether.\r\n#### 72\r\n"),
+        ("72", 72.0),
+        (r"\frac{1}{2}", r"Half of it is $\boxed{\frac{1}{2}}$."),
+        ("it is <answer>72</answer>", "48 more.\n#### 72"),
+    ],
+)
+async def test_a_solution_of_a_data_set_is_the_answer_that_ends_it(output: str, answer: Any) -> None:
+    pattern = "<answer>(.*?)</answer>"
+    assert say(Exact(extract=pattern), output, answer) == say(F1(extract=pattern), output, answer) == 1.0
+    if "72" in output:
+        assert say(Numeric(extract=pattern), output, answer) == 1.0
+    prints = Execution(command=["cat", "{output}"], score="answer", extract=pattern)
+    assert await run(prints, output, answer) == (1.0, None)

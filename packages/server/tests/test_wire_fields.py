@@ -254,20 +254,25 @@ async def test_a_call_of_no_rollout_is_sampled_as_its_client_says(tmp_path: Path
         plain, rollout = await gateway.attempt(rollout_id="by-hand"), await gateway.attempt()
         async with client_of(plain) as client:
             url = f"{gateway.url}/v1/chat/completions"
-            for body in (asked, {}):
+            odd = {"temperature": "0", "top_k": -1, "extra_body": {"temperature": 1, "top_p": 0.25}}
+            for body in (asked, odd, {}):
                 assert (await client.post(url, json={"messages": [USER], **body})).status_code == 200
             for wrong in ({"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}):
                 answer = await client.post(url, json={"messages": [USER], **wrong})
                 assert answer.status_code == 400 and "it must be" in answer.json()["error"]["message"]
+            for more in ({"min_p": 0.1}, {"presence_penalty": -0.5}, {"extra_body": {"repetition_penalty": 1.1}}):
+                answer = await client.post(url, json={"messages": [USER], **more})
+                assert answer.status_code == 400 and "is not supported: this engine samples by" in answer.text
         async with client_of(rollout) as client:
             await client.post(f"{rollout.base_url}/chat/completions", json={"messages": [USER], **asked})
 
         def said(sampling: SamplingSettings) -> tuple[Any, ...]:
             return sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.seed
 
-        as_asked, as_said = [call.sampling for call in await plain.transitions()]
+        as_asked, as_odd, as_said = [call.sampling for call in await plain.transitions()]
         (of_rollout,) = [call.sampling for call in await rollout.transitions()]
         assert said(as_asked) == (0.0, 0.25, 7, 30, 5)
+        assert said(as_odd) == (0.0, 0.25, 0, 20, 1)
         assert said(as_said) == said(of_rollout) == (0.75, 0.5, 3, 20, 1)
 
 

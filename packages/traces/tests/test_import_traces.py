@@ -221,6 +221,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
     [
         (b"", "is empty"),
         (b"\x89PNG\r\n\x1a\n", "of no format that an importer knows"),
+        ('{"messages": []}'.encode("utf-16"), "is text in UTF-16; save the file as UTF-8"),
         (b'{"hello": "world"}\n', "of no format that an importer knows"),
     ],
 )

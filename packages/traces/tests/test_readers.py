@@ -69,6 +69,8 @@ def test_a_call_that_parts_and_keys_of_a_message_tell_is_there_once(calls: str) 
     more = {calls: listed if calls == "tool_calls" else {"tool_calls": listed}}
     (message,) = read_message({"role": "assistant", "content": parts, **more}, set())
     assert [call["id"] for call in message["tool_calls"]] == ["toolu_1", "toolu_2"]
+    (old,) = read_message(says(None, tool_calls=[use("a")], function_call={**use("")["function"]}), set())
+    assert [call["id"] for call in old["tool_calls"]] == ["a"], "a key that tells no id"
     twins = [{**use(""), "function": {"name": "look", "arguments": "{}"}}] * 2
     assert len(read_message(says(None, tool_calls=twins), set())[0]["tool_calls"]) == 2, "two calls that have no ids"
 
@@ -116,6 +118,9 @@ def test_a_function_call_of_2023_is_a_call_with_its_result() -> None:
         [user("a"), says("b", additional_kwargs={"plan": ["c"]})],
         [{"role": "critic", "content": "a"}, says("b")],
         [user("a"), {"type": "web_search_call", "action": {"q": "x"}}, says("b")],
+        [user("a"), says("b", weight=0.5)],
+        [user("a"), says("b", train_detail=[{"begin_offset": 0, "end_offset": 1, "train": False}])],
+        [user("a"), says("b", tool_calls="look()")],
     ],
 )
 def test_a_key_or_a_form_that_no_reader_knows_is_told_and_lowers_the_grade(messages: list[Any]) -> None:
@@ -135,6 +140,9 @@ def test_a_key_or_a_form_that_no_reader_knows_is_told_and_lowers_the_grade(messa
         {"tool_choice": "required"},
         {"previous_response_id": "resp_1"},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"extra_body": {"enable_thinking": False}},
+        {"think": False},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"extra_body": {"guided_json": {"type": "object"}}},
         {"something_new": 1},
     ],
@@ -159,15 +167,40 @@ def test_what_says_nothing_is_no_note() -> None:
     assert notes == set()
 
 
+def test_a_message_is_read_as_the_gateway_reads_it_and_whichever_of_its_keys_are_filled() -> None:
+    parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
+    assert read_message(user(parts), set()) == [user("A\nB")]
+    cited = [parts[0], {**parts[1], "citations": [{"title": "c"}]}]
+    assert read_message(says(cited), set()) == [says("AB")]
+    failed = {"type": "tool_result", "tool_use_id": "c", "content": "no such file", "is_error": True}
+    assert read_message(user([failed]), set())[0]["content"] == "Error: no such file"
+    filled = {"role": "assistant", "from": None, "value": None, "parts": [], "content": "x"}
+    assert read_message(filled, set()) == [says("x")]
+    assert read_message({"from": "gpt", "content": None, "value": "x"}, set()) == [says("x")]
+    (asks,) = read_message(says(None, tool_calls=json.dumps([use("c")])), set())
+    assert asks["tool_calls"] == [use("c")], "a column of JSON"
+    thoughts = [{"type": "reasoning", "content": [{"text": text}]} for text in ("first", "second")]
+    (turn,) = read_request({"input": [*thoughts, says("x")]}, set())["messages"]
+    assert turn["reasoning_content"] == "first\nsecond"
+
+
 def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
     body = {"system": [{"type": "text", "text": "Be brief."}], "messages": [user("a")], "functions": [TOOL["function"]]}
     fields = read_request(body, set())
     assert fields["messages"][0] == {"role": "system", "content": "Be brief."}
     assert fields["tools"][0]["function"]["name"] == "lookup"
+    schema = {"type": "object"}
+    for key in ("parameters", "input_schema", "inputSchema", "args_schema"):
+        (tool,) = read_request({"messages": [user("a")], "tools": [{"name": "look", key: schema}]}, set())["tools"]
+        assert tool["function"]["parameters"] == schema
 
 
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}]
+    "mark",
+    [
+        *({"weight": 0}, {"weight": 0.0}, {"weight": -1}, {"train": False}, {"training": False}, {"loss": "no"}),
+        *({"loss_mask": 0}, {"train_on_turn": False}, {"metadata": {"weight": 0}}),
+    ],
 )
 def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Path, mark: dict[str, Any]) -> None:
     write_lines(
@@ -179,9 +212,83 @@ def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Pat
     assert [message["content"] for message in row["messages"]] == ["a", "BAD", "b", "GOOD"]
     assert row["messages"][1]["weight"] == 0, "and whoever trains on each answer of a row is told"
     graded = grade_call(
-        Call(id="c", trace_id="t", messages=[user("a")], answer=says("BAD", **mark), finish_reason="stop")
+        Call(id="c", trace_id="t", messages=[user("a")], answer=says("BAD", weight=0), finish_reason="stop")
     )
     assert graded.grade is Grade.JUDGE and "marked as not to be trained on" in graded.reasons
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": [user("a")], "completion": [says("BAD")], "label": False}, "marked as not to be trained on"),
+        ({"messages": [user("a"), says("BAD")], "weight": 0}, "marked as not to be trained on"),
+        (
+            {"prompt": [user("a"), says("b"), user("c")], "chosen": [says("d")], "rejected": [says("e")]},
+            "not read: chosen",
+        ),
+        ({"messages": [user("a"), says("b")], "images": ["a.png"]}, "not read: images"),
+        ({"messages": [user("a", **{"a\u2028b": 1}), says("b")]}, "not read: a\u2028b"),
+        ({"messages": [user("a"), says("b")], "enable_thinking": False}, "not read: enable_thinking"),
+        ({"messages": [user("a"), says("b")], "tools": [{"type": "web_search"}]}, "not read: tools"),
+        ({"messages": [user("a"), says("b")], "tools": "look(q)"}, "not read: tools"),
+        ({"messages": [user("a"), says("b")], "stop_reason": "max_tokens"}, "the answer was cut off"),
+        ({"messages": [user("a"), says("b", finish_reason="length")]}, "the answer was cut off"),
+    ],
+)
+def test_what_a_row_says_beside_its_messages_lowers_the_grade_of_its_answers(
+    tmp_path: Path, row: dict[str, Any], reason: str
+) -> None:
+    write_lines(tmp_path / "rows.jsonl", [row])
+    report = import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    assert dict(report.grades) == {"judge-only": 1} and ("judge-only", reason) in report.reasons
+
+
+@pytest.mark.parametrize(
+    ("row", "reward"),
+    [({"reward": None, "score": 1}, 1.0), ({"reward": "0.5"}, 0.5), ({"reward": True}, 1.0), ({"reward": None}, None)],
+)
+def test_a_row_of_a_table_is_read_by_the_columns_that_are_filled(
+    tmp_path: Path, row: dict[str, Any], reward: float | None
+) -> None:
+    dialogue: dict[str, Any] = {"messages": None, "prompt": [user("a")], "completion": [says("b")], "label": True}
+    write_lines(tmp_path / "rows.jsonl", [{**dialogue, "system_prompt": "Be brief.", **row}])
+    report = import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    assert dict(report.grades) == {"sft-safe": 1}
+    (trajectory,) = read(tmp_path / "run")
+    assert trajectory.other_calls[0].request["messages"] == [{"role": "system", "content": "Be brief."}, user("a")]
+    assert trajectory.reward == reward
+
+
+def test_rows_of_one_id_and_files_of_one_name_stay_apart(tmp_path: Path) -> None:
+    for folder, answers in (("a", ("x", "y")), ("b", ("z",))):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        rows = [{"id": "q1", "messages": [user("a"), says(text)], "reward": ord(text)} for text in answers]
+        write_lines(tmp_path / "data" / folder / "rows.jsonl", rows)
+    report = import_traces(tmp_path / "data", tmp_path / "run", None, load_plugins())
+    assert report.rollouts == 3 and not report.facts
+    assert {trajectory.output: trajectory.reward for trajectory in read(tmp_path / "run")} == {
+        text: ord(text) for text in "xyz"
+    }
+
+
+def test_a_rollout_that_several_rows_tell_is_one_with_all_its_answers(tmp_path: Path) -> None:
+    first = [user("a"), says("x")]
+    dialogues = [first, [*first, user("b"), says("y")], [user("c"), says("z")]]
+    write_lines(tmp_path / "rows.jsonl", [{"rollout_id": "r", "messages": dialogue} for dialogue in dialogues])
+    report = import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    assert report.rollouts == 1 and dict(report.grades) == {"sft-safe": 3}
+
+
+def test_nulls_that_a_table_fills_into_a_rows_calls_and_tools_are_no_part_of_them(tmp_path: Path) -> None:
+    function = {"name": "look", "parameters": {"type": "object", "properties": {"q": {"type": "integer"}, "zip": None}}}
+    asks = says(None, tool_calls=[{**use("c"), "function": {"name": "look", "arguments": {"q": 1, "zip": None}}}])
+    row = {"messages": [user("a"), asks], "tools": [{"type": "function", "function": function}]}
+    write_lines(tmp_path / "rows.jsonl", [row])
+    import_traces(tmp_path / "rows.jsonl", tmp_path / "run", None, load_plugins())
+    (trajectory,) = read(tmp_path / "run")
+    (call,) = trajectory.other_calls
+    assert call.answer["choices"][0]["message"]["tool_calls"] == [use("c")]
+    assert call.request["tools"][0]["function"]["parameters"]["properties"] == {"q": {"type": "integer"}}
 
 
 def test_rows_of_sharegpt_and_a_system_prompt_beside_the_messages_are_read(tmp_path: Path) -> None:
@@ -201,6 +308,19 @@ def langfuse(number: int, scores: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": f"t{number}", "observations": [generation], "scores": scores}
 
 
+def test_tools_among_the_settings_of_a_call_were_offered(tmp_path: Path) -> None:
+    trace = langfuse(0, [])
+    trace["observations"][0]["modelParameters"] = {"tools": json.dumps([TOOL])}
+    (tmp_path / "langfuse.json").write_text(json.dumps([trace]))
+    values = openinference([user("a")], says("b"), "stop", tools=False, with_bodies=False)
+    values["llm.invocation_parameters"] = json.dumps({"functions": [TOOL["function"]]})
+    (tmp_path / "otlp.json").write_text(json.dumps(otlp_export([span(Ids(0), 0, values)], [])))
+    for source in ("langfuse.json", "otlp.json"):
+        import_traces(tmp_path / source, tmp_path / source.partition(".")[0], None, load_plugins())
+        (trajectory,) = read(tmp_path / source.partition(".")[0])
+        assert [tool["function"]["name"] for tool in trajectory.other_calls[0].request["tools"]] == ["lookup"]
+
+
 CORRECT = {"name": "correct", "value": 1, "dataType": "BOOLEAN"}
 LATENCY = {"name": "latency_ms", "value": 1530.0}
 TOXICITY = {"name": "toxicity", "value": 0.9, "observationId": "g0"}
@@ -212,9 +332,11 @@ TOXICITY = {"name": "toxicity", "value": 0.9, "observationId": "g0"}
         ([CORRECT, LATENCY, TOXICITY], None, None),
         ([CORRECT, LATENCY, TOXICITY], "correct", 1.0),
         ([CORRECT, LATENCY, TOXICITY], "toxicity", 0.9),
-        ([CORRECT, TOXICITY], None, 1.0),
+        ([CORRECT], None, 1.0),
+        ([CORRECT, TOXICITY], None, None),
         ([TOXICITY], None, None),
         ([CORRECT, {**CORRECT, "value": 0}], None, None),
+        ([{**LATENCY, "value": 0, "dataType": "CATEGORICAL", "stringValue": "fast"}], None, None),
     ],
 )
 def test_the_reward_is_one_score_that_stands_alone_or_is_named(
@@ -262,6 +384,17 @@ def test_a_history_that_is_written_again_is_there_once(tmp_path: Path) -> None:
     begin = [line("u1", None, "Q1"), line("a1", "u1", "A1")]
     told = prompts(tmp_path, [*begin, *begin, line("u2", "a1", "Q2"), line("a2", "u2", "A2")])
     assert told == {"msg_a1": ["Q1"], "msg_a2": ["Q1", "A1", "Q2"]}
+
+
+def test_a_history_copied_under_new_ids_and_a_resumed_session_are_one_tree(tmp_path: Path) -> None:
+    same = {"message": {"id": "msg_a1"}}
+    text = [{"type": "text", "text": "A1"}]
+    copied = [line("u1", None, "Q1"), line("a1", "u1", text), line("u1b", None, "Q1"), line("a1b", "u1b", text, **same)]
+    asked = prompts(tmp_path, [*copied, line("u2", "a1b", "Q2"), line("a2", "u2", "A2")])
+    assert asked["msg_a2"] == ["Q1", "A1", "Q2"]
+    more = {"sessionId": "resumed"}
+    asked = prompts(tmp_path, [*copied[:2], line("u2", "a1", "Q2", **more), line("a2", "u2", "A2", **more)])
+    assert asked["msg_a2"] == ["Q1", "A1", "Q2"]
 
 
 def test_an_error_in_the_models_place_is_no_answer(tmp_path: Path) -> None:

@@ -43,6 +43,26 @@ def swapped(output: Any, task: Any, trajectory: Any) -> float:
     return 1.0
 
 
+def verl_batch(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any = None) -> list[float]:
+    return [1.0]
+
+
+def langsmith(outputs: Any, reference_outputs: Any, inputs: Any) -> float:
+    return 1.0
+
+
+def scored(y_pred: Any, y_true: Any, weight: Any = None) -> float:
+    return 1.0
+
+
+def judged(question: Any, response: Any, label: Any) -> float:
+    return 1.0
+
+
+def graded(generated: Any, expected_answer: Any, meta: Any = None) -> float:
+    return 1.0
+
+
 class Method:
     def __call__(self, solution_str: Any, ground_truth: Any, extra_info: Any) -> float:
         return 1.0
@@ -59,6 +79,11 @@ class Method:
         (verifiers, "'prompt' is task.input, 'completion' is output, 'answer' is task.answer"),
         (verifiers_state, "'completion' is output"),
         (open_rlhf, "'queries' is task.input"),
+        (verl_batch, "'data_sources' is task.metadata, 'solution_strs' is output, 'ground_truths' is task.answer"),
+        (langsmith, "'outputs' is output, 'reference_outputs' is task.answer"),
+        (scored, "'y_pred' is output, 'y_true' is task.answer"),
+        (judged, "'question' is task.input, 'response' is output, 'label' is task.answer"),
+        (graded, "'generated' is output, 'expected_answer' is task.answer"),
         (swapped, r"called with \(task, output, trajectory\): in this order"),
     ],
 )
@@ -76,6 +101,9 @@ def test_arguments_of_ones_own_are_taken() -> None:
         lambda task, output, trajectory: 1.0,
         lambda t, o, tr: 1.0,
         lambda task, answer, _trajectory: 1.0,
+        lambda task, completion, trajectory: 1.0,
+        lambda example, pred, trace=None: 1.0,
+        lambda task, output, trajectory, expected=None: 1.0,
         lambda *args: 1.0,
     ]
     for reward in rewards:

@@ -118,6 +118,11 @@ def test_cells_of_a_csv_are_text_as_they_stand(tmp_path: Path) -> None:
     )
 
 
+def test_the_line_by_which_excel_names_the_comma_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("sep=,\nquestion,answer\na,b\n")
+    assert [row.value for row in task_source("d.csv", tmp_path)()] == [{"question": "a", "answer": "b"}]
+
+
 def test_a_cell_of_a_csv_may_be_a_whole_document(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text(f"prompt\n{'a' * 200_000}\n")
     assert len(load(tmp_path, "data.csv")[0].input) == 200_000
@@ -314,6 +319,8 @@ def test_a_column_arrives_as_what_its_type_says(tmp_path: Path) -> None:
         "answer": pyarrow.array([[("k", 1), ("l", None)], []], numbers),
         "deep": pyarrow.array([{"city": "Ulm", "more": [("m", 2)]}, {"zip": 7}], inner),
         "list": pyarrow.array([[[("k", 1)]], []], pyarrow.list_(numbers)),
+        "short": pyarrow.array([0.1, 72.0], pyarrow.float32()),
+        "json": pyarrow.array(['{"a": [1]}', "null"], pyarrow.json_()),
         "days": pyarrow.array([[(datetime.date(2026, 1, 2), 1)], []], pyarrow.map_(pyarrow.date32(), pyarrow.int8())),
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "d.parquet")
@@ -323,6 +330,8 @@ def test_a_column_arrives_as_what_its_type_says(tmp_path: Path) -> None:
     assert first["deep"] == {"city": "Ulm", "more": {"m": 2}}
     assert second["deep"] == {"zip": 7}
     assert first["list"] == [{"k": 1}]
+    assert (first["short"], second["short"]) == (0.1, 72.0)
+    assert (first["json"], second["json"]) == ({"a": [1]}, None)
     assert first["days"] == {"2026-01-02": 1}
 
 

@@ -126,6 +126,64 @@ def test_a_table_that_cannot_be_is_refused(tmp_path: Path, table: dict[str, Any]
         TuneSettings.read(table, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"images": ["a.png"]}, "it has 'images' beside its messages"),
+        ({"system": "Be brief."}, "it has 'system' beside its messages"),
+        ({"documents": [{"text": "a"}]}, "it has 'documents' beside its messages"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "its chat_template_kwargs are not"),
+        ({"enable_thinking": False}, "its chat_template_kwargs are not"),
+        ({"weight": 0}, "its author took the answer out"),
+        ({"metadata": {"train": False}}, "its author took the answer out"),
+        ({"label": False}, "its label is false"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the answer is empty"),
+    ],
+)
+def test_a_row_that_says_more_than_its_messages_is_left_out_and_counted(
+    tmp_path: Path, more: dict[str, Any], reason: str
+) -> None:
+    good = {"messages": [USER, {"role": "assistant", "content": "good day"}]}
+    rows = [good, {**good, **more}, {**good, "images": [], "system": None, "weight": 1, "source": {"run": "r"}}]
+    path = tmp_path / "sft.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    family = next(family for family in FAMILIES if family.name == "qwen3")
+    read = read_rows(path, "sft", PolicyRenderer(build_tokenizer(family), name=family.name))
+    assert len(read.rows) == 2 and [text.startswith(reason) for text in read.left_out] == [True]
+
+
+def test_nulls_that_a_table_fills_in_are_not_learned(tmp_path: Path) -> None:
+    properties: Any = {"city": {"type": "string"}, "day": {"type": ["integer", "null"]}, "near": {"type": "object"}}
+    properties["near"]["properties"] = {"km": {"type": "number"}}
+    plain = {**TOOL["function"], "parameters": {"type": "object", "properties": properties}}
+    filled = {**plain, "parameters": {"type": "object", "enum": None, "properties": {**properties, "zip": None}}}
+    asked: Any = {"city": "Ulm", "day": None, "zip": None, "near": {"km": None}}
+    said: Any = {"city": "Ulm", "day": None, "near": {}}
+    rows = [
+        {
+            "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": function}]}],
+            "tools": [{"type": "function", "function": tool}],
+        }
+        for function, tool in (
+            ({"name": "weather", "arguments": asked}, filled),
+            ({"name": "weather", "arguments": json.dumps(said)}, plain),
+        )
+    ]
+    path = tmp_path / "sft.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    family = next(family for family in FAMILIES if family.name == "qwen3")
+    read = read_rows(path, "sft", PolicyRenderer(build_tokenizer(family), name=family.name))
+    first, second = ([[*answer.context, *answer.tokens] for answer in row.answers] for row in read.rows)
+    assert first == second
+
+
+def test_a_line_that_names_a_key_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sft.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "a", "content": "b"}]}\n')
+    with pytest.raises(ConfigError, match="line 1 names 'content' twice in one object"):
+        read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
+
+
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"weight": 0.0}])
 def test_an_answer_that_its_author_took_out_is_not_learned(tmp_path: Path, mark: dict[str, Any]) -> None:
     good = {"role": "assistant", "content": "good day"}

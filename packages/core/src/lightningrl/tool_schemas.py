@@ -8,14 +8,23 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from lightningrl.conventions import parse_attribute
 from lightningrl.errors import ConfigError
 
-__all__ = ["build_check", "canonical", "fit_offered", "fits", "is_offered", "load_jsonschema", "offered_check"]
+__all__ = [
+    "build_check",
+    "canonical",
+    "fit_offered",
+    "fits",
+    "is_offered",
+    "load_jsonschema",
+    "offered_check",
+    "without_fill",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -117,3 +126,63 @@ def _check_offered(name: str, schema: Mapping[str, Any]) -> Callable[[Any], bool
             return True
 
     return fits
+
+
+def without_fill(messages: Sequence[Any], tools: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Take out the nulls that Arrow writes into a row for keys of other rows: those in schemas, and those in a call's
+    arguments (an object, not JSON text) that its tool's schema has no place for. Returns messages and tools."""
+    offered = [_plain(tool) for tool in tools]
+    functions = [tool.get("function", tool) for tool in offered if isinstance(tool, Mapping)]
+    schemas = {each.get("name"): each.get("parameters") for each in functions if isinstance(each, Mapping)}
+
+    def mend(call: Any) -> Any:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+            return call
+        arguments = _fitting(function["arguments"], schemas.get(function.get("name")))
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    calls = [message.get("tool_calls") if isinstance(message, Mapping) else None for message in messages]
+    return [
+        {**message, "tool_calls": [mend(call) for call in listed]} if isinstance(listed, list) else message
+        for message, listed in zip(messages, calls, strict=True)
+    ], offered
+
+
+def _plain(schema: Any) -> Any:
+    """A schema without nulls, but for a default or a constant that is one."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value if key in ("default", "const", "enum") else _plain(value)
+        for key, value in schema.items()
+        if value is not None or key in ("default", "const")
+    }
+
+
+def _fitting(value: Any, schema: Any) -> Any:
+    """A value without the nulls of objects whose schema has no place for them."""
+    of = schema if isinstance(schema, Mapping) else {}
+    if isinstance(value, list):
+        return [_fitting(item, of.get("items")) for item in value]
+    properties = of.get("properties")
+    if not isinstance(value, Mapping) or not isinstance(properties, Mapping):
+        return value
+    return {
+        key: _fitting(inner, properties.get(key))
+        for key, inner in value.items()
+        if inner is not None or _may_be_null(properties.get(key))
+    }
+
+
+def _may_be_null(schema: Any) -> bool:
+    """False for a property that there is not, and for one of other types."""
+    if not isinstance(schema, Mapping):
+        return False
+    kinds = schema.get("type")
+    ways = [way for key in ("anyOf", "oneOf") for way in schema.get(key) or ()]
+    if schema.get("nullable") or kinds == "null" or (isinstance(kinds, list) and "null" in kinds):
+        return True
+    return any(map(_may_be_null, ways)) if ways else kinds is None

@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -29,6 +30,7 @@ __all__ = [
     "dict_of",
     "dicts_of",
     "has_lines",
+    "name_document",
     "open_source",
     "read_documents",
     "read_items",
@@ -167,6 +169,13 @@ def read_documents(path: Path) -> Iterator[Any]:
             yield from _read_lines(file, path)
         else:
             yield _whole(file, path)
+
+
+def name_document(path: Path, number: int, title: str | None = None) -> str:
+    """Name a document that tells no rollout of its own. No other document of a source has it, whatever its file and its
+    `title` are: rows that answer the same question often have its id."""
+    place = blake2b(f"{path}:{number}".encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    return f"{title or path.stem}-{number}-{place}"
 
 
 def read_items(file: IO[bytes], prefix: str, path: Path) -> Iterator[Any]:

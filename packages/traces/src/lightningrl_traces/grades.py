@@ -141,9 +141,9 @@ def _sft_problems(call: Call) -> list[str]:
     elif call.finish_reason not in _ENDED:
         problems.append(Reason.CUT)
     problems += _dialogue_problems(call)
-    spoiling = (Reason.NO_TEXT, Reason.NOT_WHOLE, Reason.SECRET, Reason.DOUBTFUL)
+    spoiling = (Reason.NO_TEXT, Reason.NOT_WHOLE, Reason.SECRET, Reason.DOUBTFUL, Reason.UNTRAINED)
     problems += [reason for reason in spoiling if reason.value in call.notes]
-    if is_untrained(answer):
+    if is_untrained(answer) and Reason.UNTRAINED not in problems:
         problems.append(Reason.UNTRAINED)
     return [*(problem.value for problem in problems), *(note for note in call.notes if note.startswith(UNREAD))]
 

@@ -164,7 +164,7 @@ def _find_reward(spool: Spool, asked: str | None) -> tuple[str | None, tuple[str
     if asked is not None and asked not in names:
         there = f"there are: {', '.join(names)}" if names else "the traces have no scores"
         raise ConfigError(f"no score is named {asked!r}; {there}")
-    return asked or (names[0] if len(of_traces) == 1 else None), names
+    return asked or (names[0] if len(names) == len(of_traces) == 1 else None), names
 
 
 async def _make_rollouts(
@@ -199,7 +199,7 @@ async def _make_rollouts(
     for lines, oddities in spool.grades():
         facts.update(oddities)
         made += bool(lines)
-        for line in lines.splitlines():
+        for line in filter(None, lines.split("\n")):
             graded = msgspec.json.decode(line)
             grades[graded["grade"]] += 1
             reasons.update((graded["grade"], reason) for reason in graded["reasons"])

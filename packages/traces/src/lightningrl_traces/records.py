@@ -6,6 +6,7 @@ importer ─► Span, LogRecord ─► reading/ ─┐
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "TraceImporter",
     "TraceRecord",
     "named_scores",
+    "read_score",
 ]
 
 
@@ -126,12 +128,21 @@ class Ending:
     """Scores of the whole rollout by name; those of a call are the call's."""
 
 
+def read_score(value: Any) -> float | None:
+    """A score as a number, also one in text and a yes or no; None for anything else, NaN and infinity too."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 def named_scores(pairs: Iterable[tuple[Any, Any]]) -> dict[str, float]:
     """Scores by name. Values of one name that differ have names of their own: nobody says which counts."""
     values: dict[str, list[float]] = {}
     for name, value in pairs:
-        if isinstance(value, int | float):
-            values.setdefault(str(name or "score"), []).append(float(value))
+        if (number := read_score(value)) is not None:
+            values.setdefault(str(name or "score"), []).append(number)
     return {
         name if len(set(several)) == 1 else f"{name} #{number}": value
         for name, several in values.items()

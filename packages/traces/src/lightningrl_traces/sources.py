@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,5 +69,7 @@ def _told(path: Path, form: str | None, importers: Mapping[str, TraceImporter]) 
     for name, importer in importers.items():
         if importer.fits(sample):
             return Source(path=path, form=name, importer=importer)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{str(path)!r} is text in UTF-16; save the file as UTF-8")
     problem = "is empty" if not head.strip() else "is of no format that an importer knows"
     raise ConfigError(f"{str(path)!r} {problem}; say which it is with --format: {', '.join(importers)}")

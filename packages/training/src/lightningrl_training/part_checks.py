@@ -48,15 +48,29 @@ _PAY: Final = ("ok", "error", "charge", "scale")
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TAKEN: Final = ("task", "output", "trajectory")
 _MEANINGS: Final = {
-    **dict.fromkeys(("solution_str", "completion", "responses", "response_str", "predict", "predict_str"), "output"),
+    **dict.fromkeys(("prompt", "prompt_str", "query", "queries", "question", "problem", "input"), "task.input"),
+    **dict.fromkeys(("data_source", "extra_info", "reward_model", "info"), "task.metadata"),
+    **dict.fromkeys(("solution_str", "outputs", "candidate"), "output"),
+    **dict.fromkeys(("answer", "solution"), "task.answer"),
+    **dict.fromkeys(("completion_id", "completions_id", "prompt_id"), "in trajectory.transitions"),
     "completions": "output, of one rollout and not of a list of them",
-    **dict.fromkeys(("ground_truth", "ground_truths", "answer", "answers", "solution", "labels"), "task.answer"),
-    **dict.fromkeys(("prompt", "prompts", "queries", "prompt_str"), "task.input"),
-    **dict.fromkeys(("data_source", "extra_info", "extra_infos", "reward_model"), "task.metadata"),
-    **dict.fromkeys(("completion_ids", "completions_ids", "prompt_ids"), "in trajectory.transitions"),
-    **dict.fromkeys(("reward_input", "reward_inputs"), "task, output and trajectory"),
+    "reward_input": "task, output and trajectory",
 }
-"""Arguments of rewards of verl, TRL, verifiers, OpenRLHF and EasyR1, in our terms (docs/tutorials/coming-from.md)."""
+"""Arguments of rewards of verl, TRL, verifiers, OpenRLHF and EasyR1, in our terms (docs/tutorials/coming-from.md), with
+or without the "s" of several."""
+_WORDS: Final = {
+    **dict.fromkeys(("completion", "response", "predict", "pred", "prediction", "generated", "generation"), "output"),
+    **dict.fromkeys(("truth", "true", "gt", "gold", "label", "target", "expected", "reference", "ref"), "task.answer"),
+}
+"""Words within such names, also those of evaluators: `expected_output`, `y_true`."""
+
+
+def _meaning(argument: str) -> str | None:
+    """An argument of another trainer's in our terms; None for one that may be the user's own."""
+    if meaning := _MEANINGS.get(argument, _MEANINGS.get(argument.removesuffix("s"))):
+        return meaning
+    words = {_WORDS.get(word.removesuffix("s")) for word in argument.split("_")}
+    return next((meaning for meaning in ("task.answer", "output") if meaning in words), None)
 
 
 def gather(*calls: Callable[[], Any], problems: Sequence[str] = ()) -> list[Any]:
@@ -87,12 +101,13 @@ def check_reward(name: str, use: Any, reward: Any) -> None:
         positional = [each.name for each in signature.parameters.values() if each.kind in _POSITIONAL]
         names = [parameter.strip("_").lower() for parameter in positional]
         foreign = {
-            argument: _MEANINGS[argument]
-            for place, argument in enumerate(names)
-            if argument in _MEANINGS and not (place == 1 and argument in ("answer", "solution"))  # the agent's own
+            argument: meaning
+            for place, argument in enumerate(names[: len(_TAKEN)])
+            if (meaning := _meaning(argument)) is not None
+            and not (place == 1 and argument in ("answer", "solution"))  # the agent's own
         }
         is_moved = any(own in names and names.index(own) != place for place, own in enumerate(_TAKEN))
-        if foreign or is_moved:
+        if is_moved or any(meaning != "output" or names.index(argument) != 1 for argument, meaning in foreign.items()):
             mapping = (
                 ", ".join(f"{argument!r} is {meaning}" for argument, meaning in foreign.items()) or "in this order"
             )

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, resolve
 
-__all__ = ["FORMATS", "Columns", "Row", "read_text", "task_source"]
+__all__ = ["FORMATS", "Columns", "DoubledKeyError", "Row", "read_text", "task_source", "unique_keys"]
 
 FORMATS: Final = (
     "tasks are a .jsonl file, one a line, a .json file with a list of them, a .csv or .parquet file with one in each "
@@ -139,11 +141,11 @@ def read_text(path: Path) -> str:
 
 def _parse(text: str, path: Path, first_line: int = 1) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
-    except _DoubledKeyError as error:
+    except DoubledKeyError as error:
         where = f"line {first_line} of {str(path)!r}" if path.suffix.lower() == ".jsonl" else repr(str(path))
         raise ConfigError(f"{where} names {error.args[0]!r} twice in one object; rename one") from None
     except ValueError as error:  # a whole number of thousands of digits
@@ -154,16 +156,16 @@ def _parse(text: str, path: Path, first_line: int = 1) -> Any:
         raise ConfigError(f"line {first_line} of {str(path)!r} is nested too deeply; give something flatter") from None
 
 
-class _DoubledKeyError(ValueError):
+class DoubledKeyError(ValueError):
     """A name that an object has twice."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object; raises where a name comes again, for the first value would be lost."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _DoubledKeyError(next(name for name in names if names.count(name) > 1))
+        raise DoubledKeyError(next(name for name in names if names.count(name) > 1))
     return value
 
 
@@ -188,6 +190,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         names = [name.strip() for name in next(lines, [])]
+        if names == ["sep=", ""]:  # Excel's, of a comma
+            names = [name.strip() for name in next(lines, [])]
         if len(names) == 1 and (other := re.search("[;\t|]", names[0])):
             raise ConfigError(
                 f"line 1 of {str(path)!r} parts its names by {other[0]!r}; save the file with commas between the cells"
@@ -269,7 +273,7 @@ def _of_table(rows: Iterable[Mapping[str, Any]], schema: Any, name: str) -> Iter
     for number, row in enumerate(rows, start=1):
         try:
             value = {column: _of_cell(cell, *kinds.get(column, (None, None))) for column, cell in row.items()}
-        except _DoubledKeyError as error:
+        except DoubledKeyError as error:
             raise ConfigError(
                 f"row {number} of {name!r} names {error.args[0]!r} twice in one map; rename one"
             ) from None
@@ -278,7 +282,8 @@ def _of_table(rows: Iterable[Mapping[str, Any]], schema: Any, name: str) -> Iter
 
 def _of_cell(value: Any, kind: Any, feature: Any) -> Any:
     """A table's value as a file of text has it: maps and structs as objects, without the names that a struct lacks in
-    this row; class labels by name; dates and decimals as text; NaN, pandas' missing value, as None."""
+    this row; class labels by name; JSON as its value; dates and decimals as text; NaN, pandas' missing value, as
+    None."""
     of = feature if isinstance(feature, Mapping) else {}
     if of.get("_type") == "ClassLabel" and isinstance(value, int) and of.get("names"):
         return of["names"][value] if 0 <= value < len(of["names"]) else None
@@ -286,17 +291,22 @@ def _of_cell(value: Any, kind: Any, feature: Any) -> Any:
         inside = {field.name: field.type for field in kind} if hasattr(kind, "get_all_field_indices") else {}
         return {key: _of_cell(inner, inside.get(key), of.get(key)) for key, inner in value.items() if inner is not None}
     if isinstance(value, list) and hasattr(kind, "item_type"):  # a map, as pyarrow gives it
-        return _object(
+        return unique_keys(
             [(str(_of_cell(key, None, None)), _of_cell(inner, kind.item_type, None)) for key, inner in value]
         )
     if isinstance(value, list):
         inner_feature = feature[0] if isinstance(feature, list) and feature else of.get("feature")
         return [_of_cell(inner, getattr(kind, "value_type", None), inner_feature) for inner in value]
+    if isinstance(value, str) and (of.get("_type") == "Json" or str(kind).startswith("extension<arrow.json")):
+        return json.loads(value, object_pairs_hook=unique_keys)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return str(value)
-    return None if isinstance(value, float) and math.isnan(value) else value
+    if not isinstance(value, float) or math.isnan(value):
+        return None if isinstance(value, float) else value
+    short = {"float": np.float32, "halffloat": np.float16}.get(str(kind))
+    return value if short is None else float(str(short(value)))  # 0.1, not 0.10000000149011612
 
 
 def _saved(saved: Any, split: str) -> Any:

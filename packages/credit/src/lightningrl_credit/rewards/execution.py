@@ -27,7 +27,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.processes import MARK, ROUNDS, kill, list_living
 from lightningrl.sanitize import clean_text
 from lightningrl.types import Task, Trajectory
-from lightningrl_credit.rewards.matching import Extract, answers_of, pick, text_of
+from lightningrl_credit.rewards.matching import Extract, answers_of, pick, spellings, text_of
 from lightningrl_credit.rewards.processes import is_function_process, scratch_prefix
 from lightningrl_credit.rewards.value import Range, is_allowed
 
@@ -109,7 +109,7 @@ class Execution:
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         answers = answers_of(task, self.answer_field) if self.score == "answer" else []
-        right = [text_of(answer).strip() for answer in answers]
+        right = [text.strip() for answer in answers for text in spellings(answer)]
         with tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True) as scratch:
             status, stdout = self._run(task, self._extract(text_of(pick(output, self.field))), Path(scratch))
         if status != 0:

@@ -6,8 +6,8 @@ F1          2PR / (P + R) over the words of both        token F1 of SQuAD
 Pattern     1.0 where a regular expression matches
 JsonSchema  1.0 where the text is JSON that fits a schema
 
-The text is found by a path into the agent's output or the task's answer, then by a pattern within it: where an answer
-has no match, all of it is the answer. Answers of GSM8K end in `#### 72`.
+The text is found by a path into the agent's output or the task's answer, then by a pattern within it. An answer may be
+a whole solution as data sets have it: what ends it in GSM8K (`#### 72`) or MATH (`\\boxed{72}`) is right as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,19 @@ from lightningrl.sanitize import as_text
 from lightningrl.tool_schemas import build_check
 from lightningrl.types import Task, Trajectory
 
-__all__ = ["F1", "Exact", "Extract", "JsonSchema", "Numeric", "Pattern", "answers_of", "pick", "read_number", "text_of"]
+__all__ = [
+    "F1",
+    "Exact",
+    "Extract",
+    "JsonSchema",
+    "Numeric",
+    "Pattern",
+    "answers_of",
+    "pick",
+    "read_number",
+    "spellings",
+    "text_of",
+]
 
 LONGEST = 100_000
 """Characters of an output that are looked at: a model writes any length, and patterns take their time."""
@@ -84,6 +96,24 @@ def answers_of(task: Task, path: str | None) -> list[Any]:
     return answers
 
 
+_LAST_LINE = re.compile(r"(?:^|\n)[ \t]*####[ \t]*([^\n]+?)\s*$")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+
+
+def spellings(answer: Any) -> list[str]:
+    """Texts of a right answer: all of it, and what ends a solution; of a whole number in a column of floats (`72.0`)
+    the whole one as well."""
+    text = text_of(answer)
+    texts = [text]
+    if isinstance(answer, float) and answer.is_integer():
+        texts.append(str(int(answer)))
+    if (last := _LAST_LINE.search(text)) is not None:
+        texts.append(last[1])
+    elif boxed := _BOXED.findall(text):
+        texts.append(boxed[-1].strip())
+    return texts
+
+
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 _CURRENCY = re.compile(r"^([-+]?)[$€£]+\s*")
 _DIVISION = re.compile(rf"({_NUMBER.pattern})\s*/\s*({_NUMBER.pattern})")
@@ -100,10 +130,10 @@ class _Matching:
     def __post_init__(self, extract: str | None) -> None:
         self._extract = Extract(extract)
 
-    def _texts(self, task: Task, output: Any) -> tuple[str, list[str]]:
-        """Take the output's text, and the texts that would be right."""
+    def _texts(self, task: Task, output: Any) -> tuple[str, list[list[str]]]:
+        """Take the output's text, and the texts of each right answer."""
         return self._extract(text_of(pick(output, self.field))), [
-            self._extract(text_of(answer)) for answer in answers_of(task, self.answer_field)
+            [self._extract(text) for text in spellings(answer)] for answer in answers_of(task, self.answer_field)
         ]
 
 
@@ -117,8 +147,8 @@ class Exact(_Matching):
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         given, right = self._texts(task, output)
         if self.normalized:
-            return float(normalize(given) in [normalize(answer) for answer in right])
-        return float(given in [answer.strip() for answer in right])
+            return float(normalize(given) in [normalize(text) for texts in right for text in texts])
+        return float(given in [text.strip() for texts in right for text in texts])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -138,10 +168,13 @@ class Numeric(_Matching):
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         text, right = self._texts(task, output)
-        numbers = [read_number(answer) for answer in right]
+        numbers = [
+            next((number for text in texts if (number := read_number(text)) is not None), None) for texts in right
+        ]
         if None in numbers:
+            shown = [texts[0] for texts in right]
             raise ValueError(
-                f"the answer of task {task.id!r} is {right!r}, no number; give it one, `extract` it, or use 'exact'"
+                f"the answer of task {task.id!r} is {shown!r}, no number; give it one, `extract` it, or use 'exact'"
             )
         given = read_number(text)
         if given is None:
@@ -160,7 +193,7 @@ class F1(_Matching):
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         given, right = self._texts(task, output)
-        return max(_f1(normalize(answer), normalize(given)) for answer in right)
+        return max(_f1(normalize(text), normalize(given)) for texts in right for text in texts)
 
 
 class Pattern:

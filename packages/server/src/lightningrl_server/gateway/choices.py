@@ -199,7 +199,9 @@ def choose_sampling(
 
 def sample_as_asked(request: CallRequest, base: SamplingSettings) -> SamplingSettings:
     """Settings of a call that belongs to no rollout: what the client says counts, else the recipe's. Raises Refusal."""
-    asked = {**request.asked, **request.extras.asked}
+    asked = {**request.extras.asked, **request.asked}
+    for name in asked.keys() - {"temperature", "top_p", "top_k"}:
+        raise Refusal.at(name, "is not supported: this engine samples by temperature, top_p and top_k; leave it out")
     temperature, top_p = asked.get("temperature", base.temperature), asked.get("top_p", base.top_p)
     if temperature < 0:
         raise Refusal.at("temperature", f"is {temperature:g}; it must be at least 0")
@@ -247,7 +249,7 @@ def bind_answer(
 
 def note_unheeded(engines: EngineRegistry, policy: str, request: CallRequest, base: SamplingSettings) -> None:
     """Count what the call asks for and is not given: settings that the recipe decides, fields that nobody reads."""
-    asked = {**request.asked, **request.extras.asked}
+    asked = {**request.extras.asked, **request.asked}
     overridden = [f"{name}={value:g}" for name, value in asked.items() if value != getattr(base, name, None)]
     if overridden:
         engines.note_overridden(policy, overridden)

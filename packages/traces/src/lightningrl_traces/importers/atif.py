@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.sanitize import as_text
-from lightningrl_traces.documents import dict_of, dicts_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
-from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_traces.times import unix_seconds
 from lightningrl_viewer.reading.foreign.bodies import sampling_of
 from lightningrl_viewer.reading.foreign.messages import NO_TEXT, REPARSED, finish_of, note_unread, read_tools
@@ -36,15 +36,15 @@ class AtifImporter:
     def read(self, path: Path) -> Iterator[TraceRecord]:
         for number, document in enumerate(read_documents(path), 1):
             if isinstance(document, dict):
-                yield from _read(document, f"{path.stem}-{number}")
+                yield from _read(document, name_document(path, number))
 
 
 def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     trace_id = str(document.get("session_id") or document.get("trajectory_id") or name)
     agent = dict_of(document.get("agent"))
-    tools = read_tools(agent.get("tool_definitions"))
     messages: list[Message] = []
     notes: set[str] = set()
+    tools = read_tools(agent.get("tool_definitions"), notes)
     for number, step in enumerate(dicts_of(document.get("steps")), 1):
         note_unread(step, _STEP, notes)
         message = _message(step, notes)
@@ -59,11 +59,7 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     extra = dict_of(metrics.get("extra"))
     own = document["extra"].get(OWN) if isinstance(document.get("extra"), dict) else None
     reward = extra.get("reward")
-    yield (
-        own_ending(trace_id, own)
-        if isinstance(own, dict)
-        else Ending(trace_id=trace_id, reward=float(reward) if isinstance(reward, int | float) else None)
-    )
+    yield (own_ending(trace_id, own) if isinstance(own, dict) else Ending(trace_id=trace_id, reward=read_score(reward)))
 
 
 def _message(step: Mapping[str, Any], notes: set[str]) -> Message:
@@ -72,7 +68,7 @@ def _message(step: Mapping[str, Any], notes: set[str]) -> Message:
         texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         if len(texts) < len(content):
             notes.add(NO_TEXT)
-        content = "".join(text for text in texts if text)
+        content = "\n".join(text for text in texts if text)
     if step.get("source") != "agent":
         return {"role": _SOURCES.get(str(step.get("source")), "user"), "content": as_text(content or "")}
     message: Message = {"role": "assistant", "content": as_text(content or "")}

@@ -6,17 +6,22 @@ without a `finish_reason` of its row is taken to have ended by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from lightningrl_server.gateway.dialects.synonyms import is_untrained
-from lightningrl_traces.documents import read_documents
-from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+from lightningrl.tool_schemas import without_fill
+from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
+from lightningrl_traces.documents import dict_of, name_document, read_documents
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_viewer.reading.foreign.bodies import BINDING, read_request, sampling_of
-from lightningrl_viewer.reading.foreign.messages import finish_of
+from lightningrl_viewer.reading.foreign.messages import UNTRAINED, digest_text, finish_of, note_unread, read_message
 
-__all__ = ["ChatImporter", "calls_of"]
+__all__ = ["ChatImporter"]
+
+_READ: Final = ("messages", "conversations", "prompt", "completion")
+_REASONS: Final = ("finish_reason", "stop_reason", "done_reason", "finishReason")
 
 
 class ChatImporter:
@@ -25,7 +30,7 @@ class ChatImporter:
     def fits(self, sample: Sample) -> bool:
         first = sample.first
         if isinstance(first, dict):
-            first = next((first[key] for key in ("messages", "prompt", "conversations") if key in first), None)
+            first = next((first[key] for key in _READ if isinstance(first.get(key), list)), None)
         return (
             isinstance(first, list)
             and bool(first)
@@ -35,16 +40,29 @@ class ChatImporter:
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
         for number, row in enumerate(read_documents(path), 1):
-            yield from _read(row if isinstance(row, dict) else {"messages": row}, f"{path.stem}-{number}")
+            row = row if isinstance(row, dict) else {"messages": row}
+            yield from _read(row, name_document(path, number, str(row.get("id") or "")))
 
 
 def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     notes: set[str] = set()
-    listed = [item for key in ("messages", "conversations", "prompt", "completion") for item in _listed(row.get(key))]
-    asked = {key: row[key] for key in ("system", "instructions", "tools", "functions", *BINDING) if row.get(key)}
+    whole = row.get("messages") or row.get("conversations")
+    listed = _listed(whole) or [*_listed(row.get("prompt")), *_listed(row.get("completion"))]
+    asked = {key: row[key] for key in ("system", "tools", "functions", *BINDING) if row.get(key)}
+    if isinstance(asked.get("tools"), list):
+        listed, asked["tools"] = without_fill(listed, asked["tools"])
     fields = read_request({"messages": listed, **asked}, notes)
     messages: list[Message] = fields.get("messages") or []
-    rollout = str(row.get("id") or row.get("rollout_id") or name)
+    if messages and messages[0]["role"] != "system":
+        instructions = row.get("system_prompt") or row.get("instructions")
+        messages = [*read_message(instructions, notes, "system"), *messages]
+    beside = {
+        key: value for key, value in row.items() if key in PROMPT_COLUMNS or (key not in _READ and _is_dialogue(value))
+    }
+    note_unread(beside, (), notes)
+    if is_untrained(row) or ("completion" in row and is_untrained({"weight": row.get("label")})):
+        notes.add(UNTRAINED)
+    rollout = str(row.get("rollout_id") or name)
     common: dict[str, Any] = {
         "trace_id": rollout,
         "tools": fields.get("tools"),
@@ -52,33 +70,52 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
         "model": str(row.get("model") or ""),
         "notes": tuple(sorted(notes)),
     }
-    yield from calls_of(messages, finish=finish_of(row.get("finish_reason")), assumed=True, **common)
-    reward = row.get("reward", row.get("score"))
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
-    yield Ending(trace_id=rollout, reward=float(reward) if is_number and reward is not None else None)
+    reasons = [_finish(item) for item in listed if _is_answer(item)]
+    title = "" if row.get("rollout_id") else str(row.get("id") or name)
+    yield from _calls(messages, reasons, _finish(row), title=title, **common)
+    reward = next((row[key] for key in ("reward", "score") if row.get(key) is not None), None)
+    yield Ending(trace_id=rollout, reward=read_score(reward))
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def calls_of(
-    messages: list[Message], *, finish: str | None, assumed: bool, trace_id: str, **common: Any
+def _is_dialogue(value: Any) -> bool:
+    """True for messages, such as `chosen` and `rejected`."""
+    return isinstance(value, list) and bool(value) and all({"role", "from"} & dict_of(item).keys() for item in value)
+
+
+def _is_answer(item: Any) -> bool:
+    return any(message["role"] == "assistant" for message in read_message(item, set()))
+
+
+def _finish(item: Any) -> str | None:
+    """The reason that a row, or a message of it, names."""
+    sides = (dict_of(item), dict_of(dict_of(item).get("response_metadata")))
+    return next(filter(None, (finish_of(side.get(key)) for side in sides for key in _REASONS)), None)
+
+
+def _calls(
+    messages: Sequence[Message], reasons: Sequence[str | None], last: str | None, *, title: str, **common: Any
 ) -> Iterator[Call]:
-    """Make a call of each answer that its author lets be trained on. `finish` is the last one's reason; `assumed`:
-    others, too, ended by themselves."""
+    """Make a call of each answer that its author lets be trained on. `last` is the last one's reason, where it names
+    none itself; others without ended by themselves. `title`: the row's; empty where several rows tell a rollout."""
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     for number, place in enumerate(places):
         answer = messages[place]
         if is_untrained(answer):
             continue
         usual = "tool_calls" if answer.get("tool_calls") else "stop"
-        replies = finish if place == places[-1] else None
+        own = reasons[number] if len(reasons) == len(places) else None
         yield Call(
-            id=f"{trace_id}/{number}",
-            trace_id=trace_id,
-            messages=messages[:place],
+            id=f"{title}/{number}" if title else f"{common['trace_id']}/{_digest(messages[: place + 1])}",
+            messages=list(messages[:place]),
             answer=answer,
-            finish_reason=replies or (usual if assumed else None),
+            finish_reason=own or (last if place == places[-1] else None) or usual,
             **common,
         )
+
+
+def _digest(messages: Sequence[Message]) -> str:
+    return blake2b(digest_text(messages).encode("utf-8", "replace"), digest_size=8).hexdigest()

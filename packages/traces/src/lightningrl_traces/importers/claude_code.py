@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightningrl_traces.documents import dict_of, dicts_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
 from lightningrl_traces.times import unix_seconds
@@ -36,11 +36,15 @@ class ClaudeCodeImporter:
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
         sessions: dict[tuple[str, bool], _Session] = {}
+        trees = _Tree(), _Tree()  # a session that was resumed hangs on lines of the one before it
+        own = name_document(path, 1)
         for line in read_documents(path):
             if not isinstance(line, dict) or not ("uuid" in line or line.get("type") in ("user", "assistant")):
                 continue
-            key = str(line.get("sessionId") or path.stem), bool(line.get("isSidechain"))
-            session = sessions.setdefault(key, _Session(f"{key[0]}{'-side' if key[1] else ''}", is_side=key[1]))
+            key = str(line.get("sessionId") or own), bool(line.get("isSidechain"))
+            session = sessions.setdefault(
+                key, _Session(f"{key[0]}{'-side' if key[1] else ''}", trees[key[1]], is_side=key[1])
+            )
             session.add(line)
         for session in sessions.values():
             yield from session.calls()
@@ -59,16 +63,23 @@ class _Turn:
     ended_at: float = 0.0
 
 
-class _Session:
-    """The tree so far."""
+@dataclass(eq=False, slots=True)
+class _Tree:
+    """The lines of a file so far."""
 
-    def __init__(self, session_id: str, *, is_side: bool) -> None:
+    turns: dict[str, _Turn] = field(default_factory=dict[str, _Turn])
+    results: dict[str, _Turn] = field(default_factory=dict[str, _Turn])
+    """Turns with a tool's result, by the call's id: of parallel calls each hangs on its own line."""
+
+
+class _Session:
+    """The answers of a session so far."""
+
+    def __init__(self, session_id: str, tree: _Tree, *, is_side: bool) -> None:
         self.id = session_id
         self._agent = "subagent" if is_side else None
-        self._turns: dict[str, _Turn] = {}
+        self._turns, self._results = tree.turns, tree.results
         self._answers: dict[str, _Turn] = {}
-        self._results: dict[str, _Turn] = {}
-        """Turns with a tool's result, by the call's id: of parallel calls each hangs on its own line."""
         self._last: _Turn | None = None
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -83,7 +94,7 @@ class _Session:
         if line.get("type") == "assistant" and not is_error:
             turn = self._answers.setdefault(str(message.get("id") or uuid), turn)
             turn.message |= {key: value for key, value in message.items() if value is not None} | {"role": "assistant"}
-            turn.blocks += blocks
+            turn.blocks += [block for block in blocks if block not in turn.blocks]  # or written again
             turn.ended_at = unix_seconds(line.get("timestamp"))
         elif line.get("type") == "user":
             turn.message, turn.blocks = {"role": "user"}, blocks

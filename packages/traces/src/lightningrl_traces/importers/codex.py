@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl_traces.documents import dict_of, dicts_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
 from lightningrl_traces.records import Call, Ending, Sample, TraceRecord
 from lightningrl_traces.times import unix_seconds
@@ -30,7 +30,7 @@ class CodexImporter:
         return str(first.get("type")) in _KINDS and "payload" in first
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
-        session = _Session(path.stem)
+        session = _Session(name_document(path, 1))
         for line in read_documents(path):
             payload = line.get("payload") if isinstance(line, dict) else None
             if isinstance(payload, dict):

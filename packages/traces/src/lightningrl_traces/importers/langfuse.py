@@ -13,7 +13,7 @@ from lightningrl.types import ToolStatus
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores
 from lightningrl_traces.times import unix_seconds
-from lightningrl_viewer.reading.foreign.bodies import note_binding, read_request, read_response, sampling_of, version_of
+from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
 from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages
 
 __all__ = ["LangfuseImporter"]
@@ -54,7 +54,7 @@ def _camel_name(name: str) -> str:
 def _read_trace(trace: Mapping[str, Any]) -> Iterator[TraceRecord]:
     trace_id = str(trace.get("id") or "")
     of: dict[str, list[tuple[Any, Any]]] = {}
-    for score in map(_camel, dicts_of(trace.get("scores"))):
+    for score in filter(_has_value, map(_camel, dicts_of(trace.get("scores")))):
         of.setdefault(str(score.get("observationId") or ""), []).append((score.get("name"), score.get("value")))
     for row in map(_camel, dicts_of(trace["observations"])):
         scores = named_scores(of.get(str(row.get("id")), ())) if row.get("id") else {}
@@ -62,6 +62,12 @@ def _read_trace(trace: Mapping[str, Any]) -> Iterator[TraceRecord]:
             yield replace(record, rewards=scores) if isinstance(record, Call) else record
     rewards = named_scores(of.get("", ()))
     yield Ending(trace_id=trace_id, input=trace.get("input"), output=trace.get("output"), rewards=rewards)
+
+
+def _has_value(score: Mapping[str, Any]) -> bool:
+    """False for a category or a text without a number of its own: Langfuse writes 0 in its place."""
+    kind = str(score.get("dataType") or "").upper()
+    return kind in ("", "NUMERIC", "BOOLEAN") or (kind == "CATEGORICAL" and bool(score.get("configId")))
 
 
 def _read(row: Mapping[str, Any], trace_id: str | None) -> Iterator[TraceRecord]:
@@ -93,8 +99,7 @@ def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
     request, response, metadata, settings = (
         _plain(row.get(key)) for key in ("input", "output", "metadata", "modelParameters")
     )
-    note_binding(settings, notes)
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"tools": tools_beside(settings, notes)}
     if isinstance(request, dict) and ("messages" in request or "input" in request):
         fields |= read_request(request, notes)
     else:

@@ -11,8 +11,8 @@ from lightningrl.types import ToolStatus
 from lightningrl_traces.documents import dict_of, read_documents
 from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores
 from lightningrl_traces.times import unix_seconds
-from lightningrl_viewer.reading.foreign.bodies import note_binding, read_request, read_response, sampling_of, version_of
-from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages, read_tools
+from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
+from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages
 
 __all__ = ["LangSmithImporter"]
 
@@ -78,9 +78,9 @@ def _llm(run: Mapping[str, Any]) -> dict[str, Any]:
     else:
         fields |= read_request(inputs, notes) | read_response(outputs, notes)
     fields["sampling"] = {**sampling_of(settings), **fields.get("sampling", {})}
+    beside = tools_beside(settings, notes)
     if fields.get("tools") is None:
-        fields["tools"] = read_tools(settings.get("tools") or settings.get("functions"))
-    note_binding(settings, notes)
+        fields["tools"] = beside
     given = {key: value for key, value in fields.items() if value is not None}
     return {**given, "model": str(given.get("model") or ""), "notes": tuple(sorted(notes))}
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightningrl_traces.documents import dict_of, dicts_of, read_documents
+from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
-from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["OpenEnvImporter"]
@@ -27,7 +27,7 @@ class OpenEnvImporter:
     def read(self, path: Path) -> Iterator[TraceRecord]:
         for number, document in enumerate(read_documents(path), 1):
             if isinstance(document, dict):
-                yield from _read(document, f"{path.stem}-{number}")
+                yield from _read(document, name_document(path, number))
 
 
 def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
@@ -64,7 +64,7 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     yield (
         own_ending(trace_id, rollout)
         if isinstance(rollout, dict)
-        else Ending(trace_id=trace_id, reward=float(reward) if isinstance(reward, int | float) else None)
+        else Ending(trace_id=trace_id, reward=read_score(reward))
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lightningrl.conventions import parse_attribute
 from lightningrl_traces.documents import dicts_of
 from lightningrl_traces.records import LogRecord, Message, Span
-from lightningrl_viewer.reading.foreign.bodies import note_binding, read_request, read_response, sampling_of, version_of
+from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
 from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages, read_tools
 
 __all__ = ["Fields", "flatten", "read_genai", "read_openinference", "read_traceloop"]
@@ -33,7 +33,7 @@ def read_openinference(span: Span, logs: Sequence[LogRecord], notes: set[str]) -
     attributes = span.attributes
     request, response = (parse_attribute(attributes.get(f"{side}.value")) for side in ("input", "output"))
     settings = parse_attribute(attributes.get("llm.invocation_parameters"))
-    note_binding(settings, notes)
+    beside = tools_beside(settings, notes)
     flat: Fields = {
         "model": attributes.get("llm.model_name"),
         "sampling": sampling_of(settings),
@@ -47,7 +47,7 @@ def read_openinference(span: Span, logs: Sequence[LogRecord], notes: set[str]) -
         tool["tool"] if isinstance(tool.get("tool"), dict) else tool for tool in _numbered(attributes, "llm.tools")
     ]
     flat["tools"] = (
-        read_tools([tool["json_schema"] for tool in offered if tool.get("json_schema")]) if offered else None
+        read_tools([tool["json_schema"] for tool in offered if tool.get("json_schema")], notes) if offered else beside
     )
     return _over(_over(read_request(request, notes), read_response(response, notes)), flat)
 
@@ -76,7 +76,7 @@ def read_traceloop(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fi
         "messages": read_messages([_traceloop_message(item) for item in prompt], notes),
         "answer": replies[-1] if replies else None,
         "finish_reason": finish_of(answers[0].get("finish_reason")) if answers else None,
-        "tools": read_tools(functions) if functions else None,
+        "tools": read_tools(functions, notes) if functions else None,
     }
     return _over(fields, _genai_request(attributes))
 
@@ -121,7 +121,7 @@ def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
         "messages": prompt,
         "answer": replies[-1] if replies else None,
         "finish_reason": finish_of(reason),
-        "tools": read_tools(attributes.get("gen_ai.tool.definitions")),
+        "tools": read_tools(attributes.get("gen_ai.tool.definitions"), notes),
     }
 
 

@@ -17,11 +17,13 @@ import numpy as np
 
 from lightningrl.backends import Continuation
 from lightningrl.errors import ConfigError
-from lightningrl_server.gateway.dialects.synonyms import is_untrained
+from lightningrl.tool_schemas import without_fill
+from lightningrl_server.gateway.dialects.checks import is_nothing
+from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
 from lightningrl_server.gateway.known_answers import KnownAnswer, render_answer
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_training.task_files import read_text
+from lightningrl_training.task_files import DoubledKeyError, read_text, unique_keys
 from lightningrl_training.tuning.settings import Method
 
 __all__ = ["Row", "Rows", "find_file", "read_rows"]
@@ -75,13 +77,12 @@ def read_rows(path: Path, method: Method, renderer: PolicyRenderer, most: int | 
         where = f"{str(path)!r}, line {line}"
         conversations, label = _conversations(row, method, where)
         tools = _tools(row, where)
-        if any(
-            messages and isinstance(messages[-1], dict) and is_untrained(messages[-1]) for messages in conversations
-        ):
-            rows.left_out["its author took the answer out (weight 0)"] += 1
+        if (problem := _problem(row, method, conversations, renderer)) is not None:
+            rows.left_out[problem] += 1
             continue
         try:
-            answers = [render_answer(renderer, messages, tools) for messages in conversations]
+            read_as = [without_fill(messages, tools or ()) for messages in conversations]
+            answers = [render_answer(renderer, messages, offered) for messages, offered in read_as]
         except (Refusal, ValueError) as error:
             rows.left_out[" ".join(str(error).split())[:160]] += 1
             continue
@@ -98,12 +99,38 @@ def _read_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=unique_keys)
+        except DoubledKeyError as error:
+            raise ConfigError(
+                f"{str(path)!r}, line {number} names {error.args[0]!r} twice in one object; rename one"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{str(path)!r}, line {number} is no JSON ({error}); mend or remove it") from None
         if not isinstance(row, dict):
             raise ConfigError(f"{str(path)!r}, line {number} is no object; write a row for each line")
         yield number, row
+
+
+def _problem(
+    row: Mapping[str, Any], method: Method, conversations: Sequence[Sequence[Any]], renderer: PolicyRenderer
+) -> str | None:
+    """Reason why a row is left out that its messages do not tell: what its author says of it, what stands beside."""
+    lasts = [messages[-1] for messages in conversations if messages and isinstance(messages[-1], dict)]
+    if any(map(is_untrained, (row, *lasts))):
+        return "its author took the answer out (weight 0)"
+    if method == "sft" and row.get("label") is False:
+        return "its label is false, a bad answer; tune on it with method 'kto'"
+    thinks, kwargs = row.get("enable_thinking"), row.get("chat_template_kwargs") or {}
+    kwargs = kwargs if thinks is None or not isinstance(kwargs, dict) else {"enable_thinking": thinks, **kwargs}
+    if kwargs and (not isinstance(kwargs, dict) or renderer.unlike(kwargs)):
+        return "its chat_template_kwargs are not the recipe's policy.chat_template_kwargs"
+    for key in ("system", "functions", *sorted(PROMPT_COLUMNS - {"enable_thinking"})):
+        if not is_nothing(row.get(key)):
+            return f"it has {key!r} beside its messages, and its prompt is made of messages and tools alone"
+    learned = lasts if method == "sft" or row.get("label") is True else lasts[:1] if method == "dpo" else []
+    if any(all(is_nothing(value) for key, value in last.items() if key != "role") for last in learned):
+        return "the answer is empty"
+    return None
 
 
 def _tools(row: Mapping[str, Any], where: str) -> list[Any] | None:

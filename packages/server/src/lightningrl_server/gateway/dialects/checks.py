@@ -13,6 +13,7 @@ the same within `extra_body`, `nvext`, `sampling_params`          ─► as if i
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -59,6 +60,8 @@ _MOST_STOPS = 16
 _LONGEST_STOP, _MOST_STOP_IDS = 1024, 64
 _NEUTRAL = {"top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 """Sampling settings that are the run's, and the value by which each asks for nothing."""
+_DRAWN = ("temperature", "top_p", "top_k")
+"""Those that an engine has, so that any value of them asks for something."""
 _CONSTRAINED = "answers are bound to JSON schemas alone; give one by {form}, or say the format in the messages"
 _ITS_OWN_END = (
     "where an answer ends is the policy's to learn, and the recorded logprobs are those it was sampled with; "
@@ -203,9 +206,12 @@ def read_stop(name: str, stop: str | Sequence[str | None] | None) -> tuple[str, 
 
 def read_asked(**settings: Any) -> dict[str, float]:
     """The settings that are numbers; the recipe decides them, so another value does not matter."""
-    given = {name: value for name, value in settings.items() if not isinstance(value, bool)}
-    numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
-    return {name: float(value) for name, value in numbers.items() if -1e9 <= value <= 1e9}
+    numbers: dict[str, float] = {}
+    for name, value in settings.items():
+        if not isinstance(value, bool) and isinstance(value, int | float | str):
+            with contextlib.suppress(ValueError, OverflowError):
+                numbers[name] = float(value)
+    return {name: value for name, value in numbers.items() if -1e9 <= value <= 1e9}
 
 
 def read_arguments(arguments: Any, where: str) -> Any:
@@ -298,14 +304,20 @@ def read_extras(data: bytes, body: type[msgspec.Struct], *, own: Mapping[str, st
         raise Refusal.at("chat_template_kwargs", "is no object; give names with values")
     if (thinks := fields.pop("enable_thinking", None)) is not None:  # as some providers have it
         kwargs = {"enable_thinking": thinks, **kwargs}
-    asking = {name: value for name, value in fields.items() if value is not None and not _asks_nothing(name, value)}
+    asking = {
+        name: value
+        for name, value in fields.items()
+        if value is not None and (name in _DRAWN or not _asks_nothing(name, value))
+    }
     for name in sorted(asking.keys() & _REFUSED):
         raise Refusal.at(name, f"is not supported: {_REFUSED[name].format(form=own['format'])}")
-    asked = read_asked(**{name: asking.pop(name, None) for name in _NEUTRAL})
+    asked = read_asked(**{name: asking.pop(name, None) for name in (*_NEUTRAL, *_DRAWN[:2])})
+    if "top_k" in asked:
+        asked["top_k"] = max(0.0, asked["top_k"])  # -1, too, is no limit
     return Extras(
         template_kwargs={name: value for name, value in kwargs.items() if value is not None},
         stop_token_ids=_stop_token_ids(asking.pop("stop_token_ids", [])),
-        asked={name: value for name, value in asked.items() if value > 0 or name.endswith("penalty")},
+        asked={name: value for name, value in asked.items() if value > 0 or name in _DRAWN or name.endswith("penalty")},
         ignored=tuple(asking),
     )
 
@@ -336,7 +348,7 @@ def _refuse_misplaced(
 
 def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:
     """Fields with those of wrappers beside them, where they mean something here; others are named by their place."""
-    meaning = {*_REFUSED, *_NEUTRAL, "chat_template_kwargs", "enable_thinking", "stop_token_ids"}
+    meaning = {*_REFUSED, *_NEUTRAL, *_DRAWN, "chat_template_kwargs", "enable_thinking", "stop_token_ids"}
     outer = {name: value for name, value in fields.items() if name not in _WRAPPERS or not isinstance(value, dict)}
     inner = [(name, *entry) for name in fields.keys() - outer.keys() for entry in fields[name].items()]
     mattering = [(name, key, value) for name, key, value in inner if key not in _NO_MATTER]

@@ -3,13 +3,18 @@ importers of traces."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["MARKS", "ROLES", "THOUGHT_KEYS", "THOUGHT_PARTS", "is_untrained", "text_of"]
+__all__ = ["PROMPT_COLUMNS", "ROLES", "THOUGHT_KEYS", "THOUGHT_PARTS", "is_mark", "is_untrained", "text_of"]
 
 ROLES: Final = {"developer": "system", "function": "tool"}
 """Roles of OpenAI's API, in other words."""
+PROMPT_COLUMNS: Final = frozenset(
+    {"images", "image", "videos", "audio", "audios", "documents", "enable_thinking", "history"}
+)
+"""Columns of rows that a prompt is made of, beside its messages and tools."""
 THOUGHT_KEYS: Final = (
     "reasoning_content",
     "reasoning",
@@ -21,15 +26,33 @@ THOUGHT_KEYS: Final = (
 """Keys of a message's reasoning: of vLLM's and DeepSeek's clients, OpenRouter's, Copilot's, Ollama's, LiteLLM's."""
 THOUGHT_PARTS: Final = ("thinking", "reasoning", "reasoning_content", "redacted_thinking")
 """Types of a content's parts that are reasoning."""
-MARKS: Final = ("weight", "train", "training", "trainable", "loss", "loss_weight")
-"""Keys by which an author says that a message is not to be trained on: 0, false."""
+_MARKS: Final = frozenset({"weight", "train", "training", "trainable", "trained", "learn", "loss"})
+"""Words of the keys by which an author says that a message is not to be trained on: `weight` 0, `loss_mask` 0,
+`train_on_turn` false."""
 _TEXTS: Final = ("text", "thinking", "reasoning", "reasoning_content", "content", "summary")
 """Keys under which they hold their text."""
 
 
 def is_untrained(message: Mapping[str, Any]) -> bool:
-    """True for a message that its author says is not to be trained on."""
-    return any(str(message[mark]).lower() in ("0", "0.0", "false") for mark in MARKS if mark in message)
+    """True for a message, or a row, that its author says is not to be trained on."""
+    beside = (message.get(key) for key in ("metadata", "additional_kwargs"))
+    sides = (message, *(side for side in beside if isinstance(side, Mapping)))
+    return any(is_mark(key, value) and _weight(value) <= 0 for side in sides for key, value in side.items())
+
+
+def is_mark(key: str, value: Any) -> bool:
+    """True for a key that says whether a message is trained on, wholly or not at all."""
+    is_named = not _MARKS.isdisjoint(key.lower().replace("-", "_").split("_"))
+    return is_named and (_weight(value) <= 0 or _weight(value) == 1)
+
+
+def _weight(value: Any) -> float:
+    """A weight, by whatever name; NaN where it is none."""
+    text = str(value).strip().lower()
+    try:
+        return float({"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}.get(text, text))
+    except ValueError:
+        return math.nan
 
 
 def text_of(value: Any) -> str:

@@ -14,10 +14,10 @@ __all__ = [
     "BINDING",
     "DOUBLED",
     "SAMPLING",
-    "note_binding",
     "read_request",
     "read_response",
     "sampling_of",
+    "tools_beside",
     "version_of",
 ]
 
@@ -115,7 +115,7 @@ def read_request(body: Any, notes: set[str]) -> dict[str, Any]:
     if body.get("system") and fields.get("messages"):  # Anthropic's
         system = read_message({"role": "system", "content": body["system"]}, notes)
         fields["messages"] = [*system, *fields["messages"]]
-    if (tools := read_tools(body.get("tools") or body.get("functions"))) is not None:
+    if (tools := read_tools(body.get("tools") or body.get("functions"), notes)) is not None:
         fields["tools"] = tools
     return {key: value for key, value in fields.items() if value is not None}
 
@@ -126,10 +126,12 @@ def _is_free(value: Any) -> bool:
     return (kind.get("type", "text") if isinstance(kind, dict) else kind) in ("auto", "text")
 
 
-def note_binding(settings: Any, notes: set[str]) -> None:
-    """Note settings of a call, told beside its messages, that change its prompt or bind its answer."""
+def tools_beside(settings: Any, notes: set[str]) -> list[dict[str, Any]] | None:
+    """Tools among the settings of a call, told beside its messages. Notes others of them that change its prompt or bind
+    its answer."""
     given = {key: value for key, value in dict_of(settings).items() if key in BINDING and not _is_free(value)}
     note_unread(given, (), notes)
+    return read_tools(dict_of(settings).get("tools") or dict_of(settings).get("functions"), notes)
 
 
 def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
@@ -172,7 +174,8 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "tool_calls" in message:
             last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
         if "reasoning_content" in message:
-            last["reasoning_content"] = message["reasoning_content"]
+            thoughts = (last.get("reasoning_content"), message["reasoning_content"])
+            last["reasoning_content"] = "\n".join(filter(None, thoughts))
     return joined
 
 

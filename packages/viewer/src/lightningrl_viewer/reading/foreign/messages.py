@@ -8,7 +8,7 @@ conventions and LangChain.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -18,14 +18,14 @@ from lightningrl.sanitize import as_text
 from lightningrl.tool_schemas import canonical
 from lightningrl_server.gateway.dialects.checks import is_nothing
 from lightningrl_server.gateway.dialects.synonyms import (
-    MARKS,
     ROLES,
     THOUGHT_KEYS,
     THOUGHT_PARTS,
+    is_mark,
     is_untrained,
     text_of,
 )
-from lightningrl_viewer.reading.foreign import Message, dict_of
+from lightningrl_viewer.reading.foreign import Message, dict_of, dicts_of
 
 __all__ = [
     "FINISHES",
@@ -86,7 +86,7 @@ _CALL_LISTS: Final = ("tool_calls", "function_call", "invalid_tool_calls")
 _READ: Final = frozenset(
     {
         *("role", "type", "from", "content", "value", "parts", "contents", "id", "name", "refusal", "tool_call_id"),
-        *("additional_kwargs", "function_call_name", "function_call_arguments_json", *_CALL_LISTS, *MARKS),
+        *("additional_kwargs", "function_call_name", "function_call_arguments_json", *_CALL_LISTS),
         *THOUGHT_KEYS,
     }
 )
@@ -118,10 +118,14 @@ def finish_of(reason: Any) -> str | None:
     return None if not text or text in ("none", "unknown", "null") else FINISHES.get(text, text)
 
 
+_SWITCHES: Final = ("chat_template_kwargs", "enable_thinking", "think")
+
+
 def note_unread(item: Mapping[str, Any], readable: Collection[str], notes: set[str]) -> None:
     """Note each key that holds something, and that is not readable; attributes with a dot are a span's own."""
     for key, value in item.items():
-        says = bool(value) if key == "chat_template_kwargs" else not is_nothing(value)  # no thoughts, too, is a prompt
+        # no thoughts, too, is a prompt
+        says = value not in (None, {}) if key in _SWITCHES else not is_nothing(value)
         if says and key not in readable and "." not in key:
             notes.add(f"{UNREAD}{key[:60]}")
 
@@ -169,8 +173,10 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
         notes.add(f"{UNREAD}{who[:60]}")
     sides = (item, dict_of(item.get("additional_kwargs")))
     for side in sides:
-        note_unread(side, _READ | _TELLS_NOTHING, notes)
-    text, calls, results, thoughts = _read_parts(item.get("parts", item.get("content", item.get("value"))), notes)
+        note_unread(side, _READ | _TELLS_NOTHING | {key for key in side if is_mark(key, side[key])}, notes)
+    bodies = (item.get(key) for key in ("parts", "content", "value"))  # a table of rows fills in those that lack
+    body = next((each for each in bodies if each not in (None, [], "")), item.get("content"))
+    text, calls, results, thoughts = _read_parts(body, notes, may_join=who == "assistant")
     text = as_text(item["refusal"]) if text is None and item.get("refusal") else text
     calls = _told_apart([*(_read_calls(side.get(key), notes) for side in sides for key in _CALL_LISTS), calls])
     named = {"name": item["name"]} if isinstance(item.get("name"), str) and item["name"] and "role" in item else {}
@@ -207,34 +213,52 @@ _OLD_CALL: Final = "function-"
 
 
 def _told_apart(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Join what several keys of a message say of its calls: a call is there once, by its id."""
+    """Join what several keys of a message say of its calls. A call is there once, by its id; where a key tells no id,
+    by its name and arguments."""
     calls: list[dict[str, Any]] = []
-    alike: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    words: list[str] = []
+    told: set[tuple[str, str]] = set()
     for more in lists:
-        told = {*alike}
+        by_id, lacking, alike = (defaultdict[str, deque[int]](deque) for _ in range(3))
+        for place, call in enumerate(calls):
+            (lacking[words[place]] if _lacks_id(call) else by_id[call["id"]]).append(place)
+            alike[words[place]].append(place)
+        taken: set[int] = set()
         for call in more:
-            key = _key(call)
-            if key not in told and not (call["id"] and call in alike[key][:_ALIKE]):
+            same = f"{call['function']['name']} {canonical(call['function']['arguments'])}"
+            waiting = [alike[same]] if _lacks_id(call) else [by_id[call["id"]], lacking[same]]
+            place = next((each for queue in waiting if (each := _take(queue, taken)) is not None), None)
+            if place is not None:
+                calls[place] = call if _lacks_id(calls[place]) and call["id"] else calls[place]
+            elif not call["id"] or (call["id"], same) not in told:
                 calls.append(call)
-                alike[key].append(call)
+                words.append(same)
+                told.add((call["id"], same))
     return calls
 
 
-_ALIKE: Final = 8
-"""Calls of one id with which another of that id is compared."""
+def _take(queue: deque[int], taken: set[int]) -> int | None:
+    """Take the first place of a queue that was not taken through another."""
+    while queue:
+        if (place := queue.popleft()) not in taken:
+            taken.add(place)
+            return place
+    return None
 
 
-def _key(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    is_old = not call["id"] or call["id"].startswith(_OLD_CALL)
-    return f"{function['name']} {canonical(function['arguments'])}" if is_old else str(call["id"])
+def _lacks_id(call: Mapping[str, Any]) -> bool:
+    return not call["id"] or call["id"].startswith(_OLD_CALL)
 
 
-def _read_parts(body: Any, notes: set[str]) -> tuple[str | None, list[Any], list[Message], list[str]]:
-    """Split content into text, tool calls, results of tools and thoughts."""
+def _read_parts(
+    body: Any, notes: set[str], *, may_join: bool = False
+) -> tuple[str | None, list[Any], list[Message], list[str]]:
+    """Split content into text, tool calls, results of tools and thoughts. Between texts is a newline, as the gateway
+    joins them; an answer that is cut at its citations (`may_join`) goes on."""
     if body is None or isinstance(body, str):
         return body, [], [], []
     texts, calls, results, thoughts = list[str](), list[Any](), list[Message](), list[str]()
+    gap = "" if may_join and any(part.get("citations") for part in dicts_of(body)) else "\n"
     for part in body if isinstance(body, list) else [body]:
         if isinstance(part, str):
             texts.append(part)
@@ -251,7 +275,8 @@ def _read_parts(body: Any, notes: set[str]) -> tuple[str | None, list[Any], list
             results.append(_read_result(part, notes))
         else:
             notes.add(NO_TEXT)
-    return "".join(texts) if texts else None, calls, results, [thought for thought in thoughts if thought]
+    text = gap.join(filter(None, texts)) if texts else None
+    return text, calls, results, [thought for thought in thoughts if thought]
 
 
 def _read_result(part: Mapping[str, Any], notes: set[str]) -> Message:
@@ -260,14 +285,20 @@ def _read_result(part: Mapping[str, Any], notes: set[str]) -> Message:
     if isinstance(value, list):
         text = _read_parts(value, notes)[0]
         value = value if text is None else text
-    return {"role": "tool", "tool_call_id": str(call_id), "content": as_text(value)}
+    text = as_text(value)
+    if part.get("is_error") in (True, 1) and not text.lower().startswith("error"):
+        text = f"Error: {text}" if text else "Error"  # as the gateway writes it
+    return {"role": "tool", "tool_call_id": str(call_id), "content": text}
 
 
 def _read_calls(calls: Any, notes: set[str]) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = []
+    calls = parse_attribute(calls) or calls  # a table's column of JSON
     is_old = isinstance(calls, dict)  # `function_call` of 2023
-    for call in [calls] if is_old else calls if isinstance(calls, list) else ():
+    for call in calls if isinstance(calls, list) else [calls] if calls else ():
+        call = parse_attribute(call)
         if not isinstance(call, dict):
+            notes.add(f"{UNREAD}tool_calls")
             continue
         function: dict[str, Any] = next((call[key] for key in ("function", "custom") if dict_of(call.get(key))), call)
         note_unread({**call, **function}, _CALL_KEYS, notes)
@@ -302,26 +333,29 @@ _CALL_KEYS: Final = frozenset(
 )
 
 
-def read_tools(value: Any) -> list[dict[str, Any]] | None:
+_SCHEMAS: Final = ("parameters", "input_schema", "json_schema", "inputSchema", "args_schema", "schema")
+
+
+def read_tools(value: Any, notes: set[str]) -> list[dict[str, Any]] | None:
     """Read tools that a request offered as OpenAI's schemas, of OpenAI's, Anthropic's or Responses' form; None = the
-    trace does not say."""
-    value = parse_attribute(value)
+    trace does not say. `notes` takes those that cannot be read, such as a provider's own without a name."""
+    value = parse_attribute(value) or value
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
+        note_unread({"tools": value}, (), notes)
         return None
     tools: list[dict[str, Any]] = []
     for item in value:
         if isinstance(item, str):
-            tools += read_tools(item) or ()
+            tools += read_tools(item, notes) or ()
             continue
         tool = dict_of(item)
         function = tool["function"] if isinstance(tool.get("function"), dict) else tool
-        schema = next(
-            (function[key] for key in ("parameters", "input_schema", "json_schema") if function.get(key)), None
-        )
-        schema = parse_attribute(schema)
-        if not function.get("name"):
+        schema = parse_attribute(next((function[key] for key in _SCHEMAS if function.get(key)), None))
+        is_hosted = schema is None and str(tool.get("type") or "function") not in ("function", "custom")
+        if is_hosted or not function.get("name"):
+            note_unread({"tools": item}, (), notes)
             continue
         described = {key: function[key] for key in ("name", "description") if function.get(key)}
         strict = {"strict": function["strict"]} if function.get("strict") is not None else {}
