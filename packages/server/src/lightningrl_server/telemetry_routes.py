@@ -102,8 +102,10 @@ class ExportReader:
             tool_calls = await self._without_phantoms(place, tool_calls, export.unoffered)
         tools = {record.span_id: record.tool_call.id for record in tool_calls}
         evaluations = [
-            replace(one, tool_call_ids=(*one.tool_call_ids, *(tools[span] for span in one.span_ids if span in tools)))
-            for one in export.evaluations
+            replace(
+                each, tool_call_ids=(*each.tool_call_ids, *(tools[span] for span in each.span_ids if span in tools))
+            )
+            for each in export.evaluations
         ]
         rewards = await find_rewards(self.log, self.dialects, *place, evaluations) if evaluations else {}
         spans = [*export.spans, *await self._named_calls(place, export.answers)]

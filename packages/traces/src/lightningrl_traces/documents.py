@@ -183,7 +183,8 @@ def read_items(file: IO[bytes], prefix: str, path: Path) -> Iterator[Any]:
     number = 0
     try:
         shallow = _Shallow(file)
-        for number, item in enumerate(ijson.items(shallow, prefix, use_float=True, multiple_values=True), 1):  # noqa: B007
+        items = ijson.items(shallow, prefix, use_float=True, multiple_values=True)
+        for number, item in enumerate(items, 1):  # noqa: B007
             shallow.values = shallow.bytes = 0
             yield clean_json(item, cut=True)
     except (ijson.JSONError, ValueError, *UNREADABLE) as error:

@@ -57,7 +57,8 @@ _TOKEN: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)*|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{40,}"
     r"|[A-Za-z0-9_~.]{3}\dQ~[\w.~-]{31,34}|A3-[A-Z0-9]{6}(?:-[A-Z0-9]{5,11}){3,5}"
     r"|\$(?:2[abxy]|[156y]|apr1|argon2\w{1,2})\$[^\s:\"']{20,200}"
-    r"|https://(?:hooks\.[\w.-]{4,80}|[\w-]{1,63}\.webhook\.office\.com|discord(?:app)?\.com/api/webhooks)/[\w/@-]{8,200}"
+    r"|https://(?:hooks\.[\w.-]{4,80}|[\w-]{1,63}\.webhook\.office\.com|discord(?:app)?\.com/api/webhooks)"
+    r"/[\w/@-]{8,200}"
     rf"|(?P<sign>{'|'.join(sorted(map(re.escape, _PREFIXES.split()), key=len, reverse=True))})"
     r"(?P<tail>[\w-]{6,}(?:\.[\w-]{8,})*=*))"
 )
@@ -106,7 +107,8 @@ _GIVEN: Final = re.compile(
     r"|\s{1,4}(?:is|was|lautet|ist)\s{1,4}:?)"
     rf"|(?:\s?,?\s{{0,40}}|(?<=\")[^<>\n]{{0,80}}\s){_QUOTE}?value{_QUOTE}?\s?[:=]\s?"
     rf"|\s{{1,3}}(?={_QUOTE})|(?P<flag>\s))"
-    rf"(?:(?P<quote>{_QUOTE}{{1,3}})(?P<quoted>[^\"'`\n\\]{{1,512}})|\\{{0,3}}(?P<bare>[^\s\"'`,;&<>)}}\]\\]{{1,512}}))",
+    rf"(?:(?P<quote>{_QUOTE}{{1,3}})(?P<quoted>[^\"'`\n\\]{{1,512}})"
+    rf"|\\{{0,3}}(?P<bare>[^\s\"'`,;&<>)}}\]\\]{{1,512}}))",
     re.IGNORECASE,
 )
 """Forms in which a value follows a key: `=`, `:`, `=>`, JSON in JSON, `is`, a flag's value."""
@@ -132,7 +134,8 @@ _SCHEME_SIGNS: Final = ("bearer", "basic", "digest", "negotiate", "apikey", "tok
 _URL: Final = re.compile(r"(?<=://)([^\s/?#:@\"'<>]{0,100}):([^\s\"'<>]{1,300})@")
 _USER: Final = re.compile(r"(?<!\S)((?:-u|--user)[ =]?[\"']?[\w.@-]{1,64}:)([^\s\"']{3,200})")
 _OPTION: Final = re.compile(
-    r"\b(?:sshpass\s{1,4}-p\s?|redis-cli\b[^\n|;&]{0,80}?\s-a\s|(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,80}?\s-p"
+    r"\b(?:sshpass\s{1,4}-p\s?|redis-cli\b[^\n|;&]{0,80}?\s-a\s"
+    r"|(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,80}?\s-p"
     r"|docker login\b[^\n|;&]{0,80}?\s-p\s)[\"']?([^\s\"']{3,200})"
 )
 """A password behind an option that other programs have for something else."""

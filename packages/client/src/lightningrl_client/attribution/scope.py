@@ -147,7 +147,7 @@ class RolloutScope:
         self._context: ContextVar[ActiveRollout | None] = ContextVar("lightningrl_rollout", default=None)
         self._works: ContextVar[tuple[Work, ...]] = ContextVar("lightningrl_works", default=())
         self.works_of_tasks: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
-        """Of tasks whose context is not ours to make."""
+        """Work of tasks whose context is not ours to make."""
 
     def current(self) -> ActiveRollout | None:
         """The rollout that the caller works for; None = it works for no rollout, so its calls fail closed."""

@@ -61,7 +61,7 @@ _LONGEST_STOP, _MOST_STOP_IDS = 1024, 64
 _NEUTRAL = {"top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 """Sampling settings that are the run's, and the value by which each asks for nothing."""
 _DRAWN = ("temperature", "top_p", "top_k")
-"""Those that an engine has, so that any value of them asks for something."""
+"""Settings that every engine has, so that any value of them asks for something."""
 _CONSTRAINED = "answers are bound to JSON schemas alone; give one by {form}, or say the format in the messages"
 _ITS_OWN_END = (
     "where an answer ends is the policy's to learn, and the recorded logprobs are those it was sampled with; "

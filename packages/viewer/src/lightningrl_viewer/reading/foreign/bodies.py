@@ -108,8 +108,8 @@ def read_request(body: Any, notes: set[str]) -> dict[str, Any]:
     if "messages" in body:
         fields["messages"] = read_messages(body["messages"], notes)
     elif "input" in body:
-        told = {"role": "system", "content": body.get("instructions")}
-        system = read_message(told, notes) if body.get("instructions") else []
+        instructions = {"role": "system", "content": body.get("instructions")}
+        system = read_message(instructions, notes) if body.get("instructions") else []
         replies = read_messages(body["input"], notes)
         fields["messages"] = None if replies is None else [*system, *_joined(replies)]
     if body.get("system") and fields.get("messages"):  # Anthropic's

@@ -217,7 +217,7 @@ def _told_apart(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     by its name and arguments."""
     calls: list[dict[str, Any]] = []
     words: list[str] = []
-    told: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for more in lists:
         by_id, lacking, alike = (defaultdict[str, deque[int]](deque) for _ in range(3))
         for place, call in enumerate(calls):
@@ -230,10 +230,10 @@ def _told_apart(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             place = next((each for queue in waiting if (each := _take(queue, taken)) is not None), None)
             if place is not None:
                 calls[place] = call if _lacks_id(calls[place]) and call["id"] else calls[place]
-            elif not call["id"] or (call["id"], same) not in told:
+            elif not call["id"] or (call["id"], same) not in keys:
                 calls.append(call)
                 words.append(same)
-                told.add((call["id"], same))
+                keys.add((call["id"], same))
     return calls
 
 
