@@ -23,7 +23,7 @@ PAGES = [
     *ROOT.glob("examples/*/README.md"),
     *TEMPLATES.rglob("README.md.template"),
 ]
-MOST_LINES = 96_800
+MOST_LINES = 97_560
 HEAVY = (
     "torch",
     "transformers",
