@@ -259,8 +259,9 @@ def _ask(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a container command; one that prints `most` bytes is ended there."""
     command = [engine, *arguments]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, process_group=0, **pipes) as process, ThreadPoolExecutor(3) as threads:
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(command, process_group=0, stdin=pipe, stdout=pipe, stderr=pipe)
+    with started as process, ThreadPoolExecutor(3) as threads:
 
         def read_head(stream: IO[bytes] | None) -> bytes:
             head = b"" if stream is None else stream.read(most)
