@@ -48,8 +48,8 @@ def complete_spans(
             for span in scope.spans:
                 texts = {pair.key: pair.value.string_value for pair in span.attributes}
                 added: dict[str, Any] = {}
-                if (choices := by_span.get(span.span_id.hex())) is not None:
-                    added |= _describe(choices, renderers.get(choices[0].policy))
+                if (answers := by_span.get(span.span_id.hex())) is not None:
+                    added |= _describe(answers, renderers.get(answers[0].policy))
                 if is_ours:
                     added |= _for_viewers({**added, **texts})
                 for key, value in added.items():

@@ -227,9 +227,9 @@ def _told_apart(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         for call in more:
             same = f"{call['function']['name']} {canonical(call['function']['arguments'])}"
             waiting = [alike[same]] if _lacks_id(call) else [by_id[call["id"]], lacking[same]]
-            place = next((each for queue in waiting if (each := _take(queue, taken)) is not None), None)
-            if place is not None:
-                calls[place] = call if _lacks_id(calls[place]) and call["id"] else calls[place]
+            match = next((each for queue in waiting if (each := _take(queue, taken)) is not None), None)
+            if match is not None:
+                calls[match] = call if _lacks_id(calls[match]) and call["id"] else calls[match]
             elif not call["id"] or (call["id"], same) not in keys:
                 calls.append(call)
                 words.append(same)
