@@ -230,6 +230,22 @@ def test_credit_that_can_no_longer_be_computed_is_shown_as_it_was_used(tmp_path:
     assert "no file" in next(method.why for method in xray.missing if method.name == "run")
 
 
+@pytest.mark.parametrize("use", ["evil.py:Credit", "evil:Credit", "pack.evil:Credit", "linked/evil.py:Credit"])
+@pytest.mark.parametrize("is_part", [False, True], ids=["itself", "part"])
+def test_code_in_a_run_of_somebody_else_is_not_run_by_a_look_at_it(tmp_path: Path, use: str, is_part: bool) -> None:
+    run = recorded(tmp_path / "run", {"credit.use": "grpo"})
+    for file in ("evil.py", "pack/evil.py"):
+        (run.folder / file).parent.mkdir(exist_ok=True)
+        (run.folder / file).write_text(f"open({str(tmp_path / 'was run')!r}, 'w')\nclass Credit: ...\n")
+    (run.folder / "linked").symlink_to(run.folder)
+    recipe = json.loads((run.folder / "recipe.json").read_text())
+    recipe["credit"] = {"use": "sum", "options": {"parts": [{"use": use}]}} if is_part else {"use": use}
+    (run.folder / "recipe.json").write_text(json.dumps(recipe))
+    xray = Run(run.folder).xray()
+    assert not (tmp_path / "was run").exists()
+    assert "its code lies in the run's own folder" in " ".join(method.why for method in xray.missing)
+
+
 # ------------------------------------------------------------------ the terminal
 
 

@@ -238,6 +238,11 @@ class RunXRay:
         self, scorer: Scorer, name: str, summary: str, part: Mapping[str, Any], *, is_own: bool = False
     ) -> TriedMethod:
         method = TriedMethod(name=name, summary=summary)
+        if _lies_in(self.folder.resolve(), part, self.recipe.folder):
+            why = (
+                "its code lies in the run's own folder, where anybody may have put it; to run it, move it out of there"
+            )
+            return replace(method, why=why)
         try:
             assigner = build_assigner(self.plugins, part["use"], part.get("options", {}), self.recipe.folder)
             if is_own:
@@ -247,6 +252,15 @@ class RunXRay:
             return replace(method, scorer=scorer.with_credit(assigner), requires=requires, needs=needs)
         except (ConfigError, PluginError) as error:
             return replace(method, why=str(error))
+
+
+def _lies_in(run: Path, part: Any, home: Path) -> bool:
+    """True where a file or a module that a part of a recipe names lies in the run's folder. `home`: the recipe's."""
+    if isinstance(part, Mapping | list | tuple):
+        return any(_lies_in(run, inner, home) for inner in (part.values() if isinstance(part, Mapping) else part))
+    source = part.rpartition(":")[0] if isinstance(part, str) else ""
+    places = [(home / place).resolve() for place in (source, f"{source}.py", source.partition(".")[0]) if source]
+    return any(place.exists() and place.is_relative_to(run) for place in places)
 
 
 @asynccontextmanager
