@@ -146,7 +146,9 @@ def train(arm: Arm, seed: int, folder: Path, steps: int | None) -> None:
     print(f"{folder.name}: {' '.join(command[1:])}", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".log").open("ab") as log:
-        subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+        status = subprocess.run(command, check=False, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log).returncode
+    if status != 0 and not has_ended(folder):  # all steps without a signal are a status of 1, too
+        raise SystemExit(f"{folder.name} stopped with status {status}; see {folder.with_suffix('.log')}")
 
 
 # ---------------------------------------------------------------------- what came of a run
@@ -328,51 +330,43 @@ def report(runs: Sequence[Run], out: Path) -> None:
     (out / "pretrained.json").write_text(json.dumps(numbers) + "\n", encoding="utf-8")
     if not (page := out / "pretrained.md").is_file():
         page.write_text("<!-- arms: -->\n<!-- end -->\n\n<!-- pairs: -->\n<!-- end -->\n", encoding="utf-8")
-    fill_page(page, {"arms": arms_table(runs), "pairs": pairs_table(pairs)})
+    fill_page(page, {"arms": arms_table(runs), "pairs": pairs_table(compare(runs, "share"))})
     draw(runs, out / "pretrained.svg")
 
 
 def arms_table(runs: Sequence[Run]) -> str:
     """A line for each arm: means over seeds at the first and the last validation, with the last one's interval."""
-    lines = [
-        "| arm | rewarded | seeds | share right | all six right | calls read | height of the share's curve "
-        "| rollouts to the target | minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| arm | seeds | share right | all six right | rollouts to the target |", "|---|---|---|---|---|"]
     for arm in ARMS:
         own = [one for one in runs if one.arm == arm.name]
         if own:
-            changes = [_change(own, measure) for measure in ("share", "all", "valid")]
-            height = _interval(mean_interval([one.height("share") for one in own], bounds=(0.0, 1.0)))
-            minutes = f"{np.mean([one.minutes for one in own]):.0f}"
-            cells = [arm.name, arm.label, str(len(own)), *changes, height, _to_target(own), minutes]
-            lines.append(f"| {' | '.join(cells)} |")
+            changes = [_change(own, measure) for measure in ("share", "all")]
+            lines.append(f"| {' | '.join([f'{arm.name}: {arm.label}', str(len(own)), *changes, _to_target(own)])} |")
     return "\n".join(lines)
 
 
 def _change(own: Sequence[Run], measure: str) -> str:
     curves = [one.curve(measure) for one in own]
-    last = mean_interval([curve[-1] for curve in curves], bounds=(0.0, 1.0))
-    return f"{np.mean([curve[0] for curve in curves]):.3f} → {_interval(last)}"
+    ends = [curve[-1] for curve in curves]
+    last = f"{ends[0]:.3f}" if len(set(ends)) == 1 else _interval(mean_interval(ends, bounds=(0.0, 1.0)))
+    return f"{np.mean([curve[0] for curve in curves]):.3f} → {last}"
 
 
 def _interval(interval: Interval) -> str:
-    ends = "" if interval.low is None else f" ({interval.low:.3f} to {interval.high:.3f})"
+    ends = "" if interval.low is None else f" [{interval.low:.3f}, {interval.high:.3f}]"
     return f"{interval.mean:.3f}{ends}"
 
 
 def _to_target(own: Sequence[Run]) -> str:
-    return ", ".join("not reached" if one.to_target is None else str(one.to_target) for one in own)
+    return ", ".join("never" if one.to_target is None else str(one.to_target) for one in own)
 
 
 def pairs_table(pairs: Sequence[Pair]) -> str:
-    lines = [
-        "| compared | measure | seeds | difference, over seeds | p, exact, Holm | difference, over tasks | p, Holm |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """A line for each question, by the share right; pretrained.json has the rest."""
+    lines = ["| compared | over seeds | p, exact, Holm | over tasks | p, Holm |", "|---|---|---|---|---|"]
     for pair in pairs:
-        cells = [f"{pair.first} - {pair.second}", pair.measure, str(len(pair.seeds)), _interval(pair.by_seed)]
-        cells += [f"{pair.p_by_seed:.3f}", _interval(pair.by_task), f"{pair.p_by_task:.4f}"]
+        cells = [f"{pair.first} - {pair.second}", _interval(pair.by_seed), f"{pair.p_by_seed:.2f}"]
+        cells += [_interval(pair.by_task), f"{pair.p_by_task:.4f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
