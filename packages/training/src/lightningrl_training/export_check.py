@@ -142,8 +142,8 @@ def _vllm(folder: Path, context: int) -> Answer:
     model = LLM(str(folder), max_model_len=context, enforce_eager=True, distributed_executor_backend="uni")
 
     def answer(prompt: Sequence[int], most: int) -> list[int]:
-        asked: Any = {"prompt_token_ids": list(prompt)}
-        (request,) = model.generate(asked, SamplingParams(temperature=0.0, max_tokens=most), use_tqdm=False)
+        greedy = SamplingParams(temperature=0.0, max_tokens=most)
+        (request,) = model.generate({"prompt_token_ids": list(prompt)}, greedy, use_tqdm=False)
         return list(request.outputs[0].token_ids)
 
     return answer

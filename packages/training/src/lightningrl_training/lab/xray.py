@@ -239,10 +239,7 @@ class RunXRay:
     ) -> TriedMethod:
         method = TriedMethod(name=name, summary=summary)
         if _lies_in(self.folder.resolve(), part, self.recipe.folder):
-            why = (
-                "its code lies in the run's own folder, where anybody may have put it; to run it, move it out of there"
-            )
-            return replace(method, why=why)
+            return replace(method, why="its code lies in the run's own folder; move it out, if it is yours")
         try:
             assigner = build_assigner(self.plugins, part["use"], part.get("options", {}), self.recipe.folder)
             if is_own:

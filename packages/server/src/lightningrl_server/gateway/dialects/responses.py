@@ -109,7 +109,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         raise Refusal("the request has no input; send a text or at least one item", param="input")
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     wanted = _format(body.text, items)
-    head = with_instruction(instructions, wanted)
+    head = tuple(instructions) if wanted is None else with_instruction(instructions, wanted)
     offered = read_offered(body.tools, items, drops_hosted=drops_hosted)
     previous = body.previous_response_id
 

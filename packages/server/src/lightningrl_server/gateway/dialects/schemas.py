@@ -93,10 +93,8 @@ def read_format(wanted: Mapping[str, Any], param: str) -> AnswerFormat | None:
     return AnswerFormat(param=param, schema=schema, instruction=sentence)
 
 
-def with_instruction(messages: Sequence[dict[str, Any]], wanted: AnswerFormat | None) -> tuple[dict[str, Any], ...]:
+def with_instruction(messages: Sequence[dict[str, Any]], wanted: AnswerFormat) -> tuple[dict[str, Any], ...]:
     """The conversation with the instruction of a format at the end of its system message."""
-    if wanted is None:
-        return tuple(messages)
     if messages and messages[0]["role"] == "system":
         first = messages[0]
         return ({**first, "content": f"{first['content']}\n\n{wanted.instruction}".lstrip("\n")}, *messages[1:])
