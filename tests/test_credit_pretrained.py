@@ -101,10 +101,11 @@ def made(arm: str, seed: int, share: float) -> Run:
     return Run(arm=arm, seed=seed, validations=(at(0, 0.2), at(5, share), at(10, share)), trained=(0.2,), minutes=1.0)
 
 
-def test_pairs_are_compared_on_the_seeds_that_both_have_and_the_report_is_written(tmp_path: Path) -> None:
-    runs = [made(arm, seed, 1.0 if arm == "T0" else 0.4) for arm in ("D", "T0") for seed in (0, 1)]
-    (pair,) = compare([*runs, made("D", 2, 0.1)], "share")
-    assert (pair.first, pair.second, pair.seeds) == ("T0", "D", (0, 1))
+def test_pairs_are_compared_that_have_all_seeds_and_the_report_is_written(tmp_path: Path) -> None:
+    runs = [made(arm, seed, 1.0 if arm == "T0" else 0.4) for arm in ("D", "T0") for seed in (0, 1, 2)]
+    assert compare(runs[:-1], "share") == []
+    (pair,) = compare([*runs, made("T1", 2, 0.1)], "share")
+    assert (pair.first, pair.second, pair.seeds) == ("T0", "D", (0, 1, 2))
     assert pair.by_seed.mean == pytest.approx(0.45)
     report([replace(one, minutes=2.0) for one in runs], tmp_path)
     assert "T0 - D | 0.450" in (tmp_path / "pretrained.md").read_text(encoding="utf-8")
