@@ -229,7 +229,7 @@ async def test_a_policys_reasoning_is_left_out_of_what_a_provider_reads(
         first = await client.responses.create(model="m", input="hi")
         items: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
         assert [item["type"] for item in items] == ["reasoning", "message"]
-        foreign = {"type": "reasoning", "id": "rs_68af", "summary": []}
+        foreign: Any = {"type": "reasoning", "id": "rs_68af", "summary": []}
         await client.responses.create(model="judge", input=[USER, *items, foreign, USER])
     url = attempt.base_url.removesuffix("/v1")
     async with anthropic.AsyncAnthropic(base_url=url, api_key=attempt.key) as claude:

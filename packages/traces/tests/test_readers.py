@@ -38,11 +38,11 @@ from lightningrl_viewer.reading.foreign.streams import join_events
 from lightningrl_viewer.reading.reader import open_run
 
 
-def user(text: str, **more: Any) -> dict[str, Any]:
+def user(text: Any, **more: Any) -> dict[str, Any]:
     return {"role": "user", "content": text, **more}
 
 
-def says(text: str | None, **more: Any) -> dict[str, Any]:
+def says(text: Any, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
@@ -174,7 +174,7 @@ def test_a_message_is_read_as_the_gateway_reads_it_and_whichever_of_its_keys_are
     assert read_message(says(cited), set()) == [says("AB")]
     failed = {"type": "tool_result", "tool_use_id": "c", "content": "no such file", "is_error": True}
     assert read_message(user([failed]), set())[0]["content"] == "Error: no such file"
-    filled = {"role": "assistant", "from": None, "value": None, "parts": [], "content": "x"}
+    filled: dict[str, Any] = {"role": "assistant", "from": None, "value": None, "parts": [], "content": "x"}
     assert read_message(filled, set()) == [says("x")]
     assert read_message({"from": "gpt", "content": None, "value": "x"}, set()) == [says("x")]
     (asks,) = read_message(says(None, tool_calls=json.dumps([use("c")])), set())
