@@ -80,13 +80,13 @@ ARMS: Final = (
     Arm(name="S", label="all six right, broadcast", settings=IDENTICAL, colour="#8a8f98"),
     Arm(
         name="D",
-        label="all six right + share right, broadcast",
+        label="all six + share right, broadcast",
         settings={**IDENTICAL, "rewards.share.weight": 1.0},
         colour="#1f5fa8",
     ),
     Arm(
         name="T0",
-        label="the same share by call, each call its own (γ = 0)",
+        label="the same, each call its own",
         settings={
             **TURNS,
             "credit.options.gamma": 0.0,
@@ -96,7 +96,7 @@ ARMS: Final = (
     ),
     Arm(
         name="T1",
-        label="the same share by call, to go (γ = 1)",
+        label="the same, each call what follows",
         settings={
             **TURNS,
             "credit.options.gamma": 1.0,
@@ -106,19 +106,19 @@ ARMS: Final = (
     ),
     Arm(
         name="A",
-        label="all six right + ±0.1 for input that the calculator reads, by call, to go (AIR)",
+        label="all six + ±0.1 by call for readable input (AIR)",
         settings={**TURNS, "credit.options.gamma": 1.0, "intermediate_rewards.tools.use": "desk_rewards.py:ToolOk"},
         colour="#b35806",
     ),
     Arm(
         name="B",
-        label="all six right + the same ±0.1, broadcast",
+        label="the same, broadcast",
         settings={**IDENTICAL, "rewards.valid.weight": 1.2},  # Σ ±0.1 over six calls = 1.2·valid - 0.6
         colour="#e08a2c",
     ),
     Arm(
         name="N",
-        label="control: a random number as large as the share, broadcast",
+        label="control: noise, broadcast",
         settings={**IDENTICAL, "rewards.all.weight": 0.0, "rewards.noise.weight": 1.0},
         colour="#c51b7d",
     ),
