@@ -402,7 +402,13 @@ def test_an_imported_dialogue_that_writes_markup_is_shown_and_never_obeyed(
     folder, text = tmp_path_factory.mktemp("imported"), clean_text(text)
 
     def write(traces: Any) -> None:
-        origin = {"source": None, "folder": str(folder), "run": str(folder), "models": {}, "settings": {}}
+        origin: dict[str, Any] = {
+            "source": None,
+            "folder": str(folder),
+            "run": str(folder),
+            "models": {},
+            "settings": {},
+        }
         (folder / "run.json").write_text(json.dumps({**origin, "traces": traces}), encoding="utf-8")
 
     async def look() -> None:
