@@ -7,7 +7,10 @@ a conversation ─► the run's renderer │ the exported template ─► the fi
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -34,7 +37,18 @@ VLLM_VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""vLLM in this process, telling nobody; a gibibyte of keys and values on a CPU."""
+"""vLLM in one process, telling nobody; a gibibyte of keys and values on a CPU."""
+VLLM_PROGRAM = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+model = LLM(sys.argv[1], max_model_len=int(sys.argv[2]), enforce_eager=True, distributed_executor_backend="uni")
+asked = json.load(sys.stdin)
+prompts = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+greedy = [SamplingParams(temperature=0.0, max_tokens=most) for _, most in asked]
+requests = model.generate(prompts, greedy, use_tqdm=False)
+print(json.dumps([list(request.outputs[0].token_ids) for request in requests]))
+"""
 MOST_ROLLOUTS = 1000
 PATIENCE_S = 600.0
 CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
@@ -134,19 +148,23 @@ def _transformers(target: Path, base: str | None) -> Answer:
     return answer
 
 
-def _vllm(folder: Path, context: int) -> Answer:
-    for name, value in VLLM_VARIABLES.items():
-        os.environ.setdefault(name, value)
-    from vllm import LLM, SamplingParams
-
-    model = LLM(str(folder), max_model_len=context, enforce_eager=True, distributed_executor_backend="uni")
-
-    def answer(prompt: Sequence[int], most: int) -> list[int]:
-        greedy = SamplingParams(temperature=0.0, max_tokens=most)
-        (request,) = model.generate({"prompt_token_ids": list(prompt)}, greedy, use_tqdm=False)
-        return list(request.outputs[0].token_ids)
-
-    return answer
+def _vllm(folder: Path, context: int, calls: Sequence[Transition]) -> Answer:
+    """vLLM's answers to all calls, from a process of its own, which it leaves with its memory. Raises BackendError."""
+    asked = [([int(token) for token in call.prompt_ids], len(call.completion_ids)) for call in calls]
+    ran = subprocess.run(
+        [sys.executable, "-c", VLLM_PROGRAM, str(folder), str(context)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**VLLM_VARIABLES, **os.environ},
+    )
+    if ran.returncode != 0:
+        last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BackendError(f"{folder} was written, and vLLM does not read it: {last}")
+    answers = json.loads(ran.stdout.strip().splitlines()[-1])
+    by_prompt = {(*prompt, most): answer for (prompt, most), answer in zip(asked, answers, strict=True)}
+    return lambda prompt, most: by_prompt[*prompt, most]
 
 
 @contextmanager
@@ -170,10 +188,13 @@ def _llama_cpp(file: Path, context: int) -> Iterator[Answer]:
         del server  # which ends it
 
 
-def _answering(reader: str, target: Path, base: str | None, context: int) -> AbstractContextManager[Answer]:
+def _answering(
+    reader: str, target: Path, base: str | None, calls: Sequence[Transition]
+) -> AbstractContextManager[Answer]:
+    context = 16 + max(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
     if reader == "llama.cpp":
         return _llama_cpp(target, context)
-    return nullcontext(_vllm(target, context) if reader == "vLLM" else _transformers(target, base))
+    return nullcontext(_vllm(target, context, calls) if reader == "vLLM" else _transformers(target, base))
 
 
 def check_export(
@@ -183,9 +204,8 @@ def check_export(
     with the first difference, ConfigError where nothing can be checked."""
     calls = run_sync(greedy_calls(run, policy, step, count))
     problems = [] if target.is_file() or base is not None else list(check_prompts(target, renderer))
-    longest = max(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
     for reader in readers_of(target, base):
-        with _answering(reader, target, base, longest + 16) as answer:
+        with _answering(reader, target, base, calls) as answer:
             problems += check_answers(calls, answer, renderer)
         if problems:
             more = f"; {len(problems) - 1} more differ" if len(problems) > 1 else ""
