@@ -68,7 +68,7 @@ IDENTICAL: Final = {"credit.use": "dr_grpo"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """What is rewarded, and how it is spread over the calls."""
+    """An arm: its rewards, and how they are spread over the calls."""
 
     name: str
     label: str
@@ -124,7 +124,7 @@ ARMS: Final = (
     ),
 )
 PAIRS: Final = (("T0", "D"), ("T1", "D"), ("A", "S"), ("A", "B"))
-"""What is compared: credit, credit, intermediate rewards, the credit of intermediate rewards."""
+"""Pairs that are compared: for credit, twice; for intermediate rewards; for the credit of these."""
 STAGES: Final = (("D", "T0"), ("S", "A"), ("T1", "B", "N"))
 """Order of the runs: all seeds of a question before the next question."""
 
@@ -266,7 +266,7 @@ class Pair:
     by_seed: Interval
     """Difference of the curves' heights, over seeds."""
     p_by_seed: float
-    """By the heights' ranks, exactly; of three runs each it is at least 0.1, of five 0.008."""
+    """P-value of the exact rank test of the heights; of three runs each at least 0.1, of five 0.008."""
     by_task: Interval
     """Difference of the curves' heights, over tasks, each the mean of the seeds: holds for these runs alone."""
     p_by_task: float

@@ -1,4 +1,4 @@
-"""What a conversation earns: by its outcome, and by call.
+"""Rewards of a conversation: by its outcome, and by call.
 
 outcome   all_right · share (of calls that are right) · valid (share that the calculator could read) · noise
 by call   TurnRight, whose sum over a rollout is `share` · ToolOk, whose sum is 2·size·calls·`valid`, up to a constant

@@ -246,6 +246,16 @@ def test_code_in_a_run_of_somebody_else_is_not_run_by_a_look_at_it(tmp_path: Pat
     assert "its code lies in the run's own folder" in " ".join(method.why for method in xray.missing)
 
 
+def test_a_long_text_with_a_colon_among_the_options_is_no_file(tmp_path: Path) -> None:
+    rubric = "A turn is good that:\n" + "- brings the task nearer\n" * 400 + "and: ends it\0"
+    run = recorded(tmp_path / "run", {"credit.use": "grpo"})
+    recipe = json.loads((run.folder / "recipe.json").read_text())
+    recipe["credit"] = {"use": "judge", "options": {"per": "turn", "rubric": rubric}}
+    (run.folder / "recipe.json").write_text(json.dumps(recipe))
+    missing = Run(run.folder).xray().missing
+    assert missing and not any("own folder" in str(method.why) for method in missing)
+
+
 # ------------------------------------------------------------------ the terminal
 
 

@@ -1,6 +1,6 @@
 """Does what was exported answer as the run did? Its greedy calls are asked again, of others' code.
 
-store ─► greedy calls of the step's validation ─► transformers and vLLM (a folder, an adapter) or llama.cpp (a file)
+store ─► greedy calls of the step's validation ─► transformers, vLLM (a folder alone), or llama.cpp (a file)
 a conversation ─► the run's renderer │ the exported template ─► the first token that differs
 """
 

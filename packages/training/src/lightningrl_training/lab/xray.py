@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from os.path import exists
 from pathlib import Path
 from typing import Any, Final
 
@@ -256,8 +257,8 @@ def _lies_in(run: Path, part: Any, home: Path) -> bool:
     if isinstance(part, Mapping | list | tuple):
         return any(_lies_in(run, inner, home) for inner in (part.values() if isinstance(part, Mapping) else part))
     source = part.rpartition(":")[0] if isinstance(part, str) else ""
-    places = [(home / place).resolve() for place in (source, f"{source}.py", source.partition(".")[0]) if source]
-    return any(place.exists() and place.is_relative_to(run) for place in places)
+    places = (home / place for place in (source, f"{source}.py", source.partition(".")[0]) if source)
+    return any(exists(place) and place.resolve().is_relative_to(run) for place in places)  # noqa: PTH110 - long texts
 
 
 @asynccontextmanager
