@@ -4,6 +4,7 @@ tools."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -238,9 +239,13 @@ def test_tools_that_live_in_another_process_report_what_came_back(
     )
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselves(
     process: InstrumentedProcess,
 ) -> None:
+    """AutoGen leaves the response of a stream that is given up to the end of the loop, where asyncio closes nested
+    generators at once: now and then one of them refuses, and a socket of the agent's is not closed.
+    """
     for rollout in process.run_many(load("interleaved"), 8):
         calls = [call for call in process.server.calls if call.rollout_id == rollout.rollout_id]
         assert Counter(call.agent for call in calls) == {"draft": 1, "review": 1, "quitter": 1, None: 3}
@@ -249,6 +254,7 @@ def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselv
         assert {call.span_id for call in calls if call.agent} == {chat.span_id for chat in chats}
         failed = {chat.attributes[conventions.AGENT_NAME] for chat in chats if chat.is_error}
         assert failed <= {"quitter"}  # older AutoGens leave its stream to the end of the loop, which cancels it
+    gc.collect()  # what was left open is told here, not in the next test
 
 
 @has_shared_runtimes
