@@ -87,6 +87,43 @@ def test_resuming_goes_on_bit_for_bit(make_backend: MakeBackend, tmp_path: Path,
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.parametrize("saved_after", [0, 2])
+@pytest.mark.parametrize("mode", [*MODES, {"max_staleness": 1}], ids=[*NAMES, "asynchronous"])
+def test_going_back_restores_the_weights_as_a_new_version_and_learns_on_more_slowly(
+    make_backend: MakeBackend, tmp_path: Path, mode: dict[str, Any], saved_after: int
+) -> None:
+    backend, again = make_backend(**mode), make_backend(**mode)
+    greedy = SamplingSettings(max_tokens=6, temperature=0.0)
+
+    async def answer(asked: TorchBackend) -> tuple[tuple[int, ...], int]:
+        chunks = [
+            chunk
+            async for chunk in asked.engine.generate(GenerateRequest(id="q", prompt_ids=(1, 2, 3), sampling=greedy))
+        ]
+        return tuple(token for chunk in chunks for token in chunk.token_ids), chunks[-1].policy_version
+
+    for step in range(saved_after):
+        backend.learn(make_samples(step))
+    backend.save(tmp_path / "best")
+    best, answered = weights_of(backend), asyncio.run(answer(backend))[0]
+    for step in range(saved_after, 4):
+        lr = backend.learn(make_samples(step)).metrics["lr"]
+    assert any(not torch.equal(best[name], value) for name, value in weights_of(backend).items())
+    rate = backend.go_back(tmp_path / "best", slower=0.5)
+    assert rate == backend.learning_rate == pytest.approx(0.5e-2)
+    assert all(torch.equal(best[name], value) for name, value in weights_of(backend).items())
+    assert asyncio.run(answer(backend)) == (answered, 5), "the engine serves them, as a version of their own"
+    backend.save(tmp_path / "later")
+    after = backend.learn(make_samples(9))
+    assert after.policy_version == 6
+    if "schedule" not in mode:
+        assert after.metrics["lr"] == pytest.approx(lr / 2)
+    again.load(tmp_path / "later")
+    assert again.learning_rate == rate
+    assert again.learn(make_samples(9)).metrics["lr"] == after.metrics["lr"], "a resumed run is as slow"
+    assert all(torch.equal(value, weights_of(backend)[name]) for name, value in weights_of(again).items())
+
+
 def test_the_engine_serves_new_weights_at_once_and_forgets_old_prompts(make_backend: MakeBackend) -> None:
     backend = make_backend(learning_rate=5e-2)
     request = GenerateRequest(id="q", prompt_ids=tuple(range(20)), sampling=SamplingSettings(max_tokens=10, seed=1))

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -38,7 +39,7 @@ def tasks():
     return [{"id": f"t{number}", "input": number} for number in range(40)]
 
 def held_out():
-    return [{"id": f"h{number}", "input": 100 + number} for number in range(2)]
+    return [{"id": f"h{number}", "input": 100 + number} for number in range(8)]
 
 def right(task, output, trajectory):
     return float(output)
@@ -112,6 +113,14 @@ class Learned(Policies):
 
     samples: Sequence[Sample] = ()
 
+    def __init__(self, *policies: Any) -> None:
+        super().__init__(*policies)
+        self.went_back: list[tuple[Path, float]] = []
+
+    async def go_back(self, folder: Path, *, slower: float) -> dict[str, float]:
+        self.went_back.append((folder, slower))
+        return {"policy": 1e-6}
+
     @property
     def versions(self) -> dict[str, int]:
         return {"policy": 0}
@@ -140,6 +149,7 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
         trained: Sequence[str] | None = None,
         paid: Sequence[str] | None = None,
         validated: bool = False,
+        goes_back: bool = False,
         credit: str = "grpo",
         intermediate: Sequence[str] = (),
         options: Mapping[str, float] | None = None,
@@ -152,7 +162,7 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
                     "train": "loop_tasks.py:tasks",
                     **({"validation": "loop_tasks.py:held_out"} if validated else {}),
                 },
-                "validation": {"every": 1},
+                "validation": {"every": 1, "go_back": goes_back},
                 "policy": {"model": "org/model", "trained_agents": trained},
                 "roles": {"write": {"model": "writer"}},
                 "rewards": {"right": {"use": "loop_tasks.py:right", "agents": paid}},
@@ -285,7 +295,7 @@ async def test_a_run_whose_validation_did_not_move_says_so_at_its_end(
         assert not said
         return
     assert said == [
-        "validation is no better than before the first step: 0.500 then, 0.500 since; 2 of 2 answers are what they were, to the letter: "
+        "validation is no better than before the first step: 0.500 then, 0.500 since; 8 of 8 answers are what they were, to the letter: "
         "raise learner.learning_rate, or loop.steps"
     ]
 
@@ -486,6 +496,32 @@ async def test_a_run_stops_when_validation_is_no_better_and_keeps_its_best_weigh
     patient.folder.close()
     patient.folder, patient.state = resumed.folder, resumed.state
     assert (await patient.run()).best_score == 0.9, "with more patience it goes on, and finds better"
+
+
+@pytest.mark.parametrize("goes_back", [True, False])
+async def test_a_policy_that_falls_far_below_its_best_goes_back_to_it(
+    make_trainer: Callable[..., Trainer],
+    store: Store,
+    learned: Learned,
+    caplog: pytest.LogCaptureFixture,
+    goes_back: bool,
+) -> None:
+    store.scores = [0.5, 0.7, 0.2, 0.2, 0.1]
+    trainer = make_trainer(validated=True, goes_back=goes_back, steps=4, tasks_per_step=2, checkpoint_every=10)
+    state = await trainer.run()
+    assert "the policy became worse: 0.200" in caplog.text
+    assert ("after step 2 the policy goes back to its weights after step 1" in caplog.text) is goes_back
+    if not goes_back:
+        assert learned.went_back == []
+        return
+    best = trainer.folder.path / "checkpoints" / "step-000001" / "policies"
+    assert learned.went_back == [(best, 0.5), (best, 0.5)], "after steps 2 and 3; at the end nothing is left to do"
+    assert store.metrics["went_back_to"] == 1.0
+    kept = {saved.state.step: saved.state for saved in trainer.folder.checkpoints()}
+    assert kept[3].score == kept[1].score == 0.7, "a resumed run goes on from there"
+    assert kept[3].rollouts == kept[1].rollouts, "the weights no longer contain what steps 2 and 3 learned"
+    assert state.rollouts == kept[1].rollouts + 4
+    assert find_checkpoint(trainer.folder.path).state.step == 1
 
 
 async def test_a_run_stops_once_validation_reaches_its_target_and_goes_on_when_that_is_raised(

@@ -22,6 +22,7 @@ __all__ = [
     "EngineInfo",
     "GenerateRequest",
     "LearnReport",
+    "Returner",
     "Speed",
     "SpeedMeter",
     "TokenChunk",
@@ -176,6 +177,16 @@ class Describer(Protocol):
 
     def describe(self) -> str:
         """In a line: parameters, which of them learn, at what rate, in which numbers, where."""
+        ...
+
+
+@runtime_checkable
+class Returner(Protocol):
+    """A backend whose policy can go back to saved weights while a run goes on."""
+
+    def go_back(self, folder: Path, *, slower: float) -> float:
+        """Restore the weights and the optimiser that `save` wrote, as a new version, and learn on at `slower` times the
+        present rate. Returns that rate."""
         ...
 
 

@@ -350,6 +350,9 @@ class ValidationConfig(Table):
     """Steps between validations, beside one before the first step and one after the last; 0 = none at all."""
     tasks: int | None = None
     """Use the first so many validation tasks; None = all."""
+    go_back: bool = True
+    """True = where a validation falls below the best, by more than its 95 % interval over tasks, the policy goes back
+    to the best weights, and learns on at half the rate; not on verl."""
     sampling: ValidationSamplingConfig = ValidationSamplingConfig()
 
 

@@ -255,8 +255,10 @@ class TorchBackend:
     @property
     def learning_rate(self) -> float:
         """Learning rate before the schedule's factor; with "auto", before the probe, the usual one."""
+        state = self._restored or {}
+        pace = float(state.get("pace", 1.0)) if self._built is None else self._built.pace
         rate = self.settings.learning_rate
-        return rate if isinstance(rate, float) else self._learner.rate
+        return pace * (rate if isinstance(rate, float) else self._learner.rate)
 
     def measure(self) -> Speed | None:
         """Measure the speed of a large policy; None = it is small, and as fast as its surroundings."""
@@ -316,6 +318,18 @@ class TorchBackend:
             self._engine.set_random_state(state["engine"])
             self._swap(0 if learner is None else int(learner["step"]))
             restore_generators(state)
+
+    def go_back(self, folder: Path, *, slower: float) -> float:
+        """Restore what `save` wrote as a new version, and learn on at `slower` times the present rate, which is
+        returned."""
+        learner = self._learner
+        step, rate, pace = learner.step, learner.rate, learner.pace
+        self.load(folder)
+        learner = self._learner  # another one, where the checkpoint was written before the first update
+        learner.step, learner.rate, learner.pace = step + 1, rate, pace * slower
+        with self._reading, self._engine.held():
+            self._swap(learner.step)
+        return rate * learner.pace
 
     def export(self, folder: Path, *, dtype: str | None = None, adapter: bool = False) -> None:
         """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32,

@@ -57,7 +57,7 @@ class Learner:
     def __init__(self, model: PreTrainedModel, settings: Settings, *, reference: Reference | None = None) -> None:
         self.model = model
         self.step = 0
-        """Calls of `learn` so far: the version of the weights."""
+        """Calls of `learn` so far, and returns to earlier weights: the version of the weights."""
         self.random = random.Random(settings.seed)  # noqa: S311 - minibatch order, not secrets
         self._settings = settings = choose_rate(settings, count_parameters(model))
         self._reference = reference
@@ -68,7 +68,9 @@ class Learner:
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         of_size = usual_rate(count_parameters(model), adapters=settings.adapters is not None)
         self.rate = settings.learning_rate if isinstance(settings.learning_rate, float) else of_size
-        """Learning rate before the schedule's factor."""
+        """Learning rate before `pace` and the schedule's factor."""
+        self.pace = 1.0
+        """Factor of the rate; less once the policy has gone back to earlier weights."""
         self.probe: Probe | None = None
         """The choice of `rate`, where it is "auto", once it was made."""
         matrices = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
@@ -91,13 +93,14 @@ class Learner:
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
         notes = self._choose_rate(samples)
-        rate = self.rate * schedule_factor(
+        factor = schedule_factor(
             settings.schedule,
             self.step,
             warmup_steps=settings.warmup_steps,
             total_steps=settings.total_steps,
             minimum=settings.minimum_factor,
         )
+        rate = self.rate * self.pace * factor
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         totals: dict[str, float] = defaultdict(float)
@@ -379,6 +382,7 @@ class Learner:
         return {
             "step": self.step,
             "rate": self.rate,
+            "pace": self.pace,
             "settings": {"optimizer": self._settings.optimizer, "quantize": self._settings.quantize},
             "optimizer": self.optimizer.state_dict(),
             "random": self.random.getstate(),
@@ -390,7 +394,7 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         version, internal, gauss = state["random"]
         self.random.setstate((version, tuple(internal), gauss))
-        self.step = int(state["step"])
+        self.step, self.pace = int(state["step"]), float(state.get("pace", 1.0))
         if self._settings.learning_rate == "auto":
             self.rate = float(state["rate"])
         if self.critic is not None:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Protocol
+from typing import Final, Protocol
 
 from lightningrl.errors import LightningError, PluginError, RunFolderError
 from lightningrl.plugins import PluginManager
@@ -33,7 +33,7 @@ from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Trajectory
 from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl_training import step_warnings
-from lightningrl_training.checkpoints import LoopState
+from lightningrl_training.checkpoints import LoopState, best_checkpoint
 from lightningrl_training.collector import Collector, Phase, RewardedGroup, Rollouts, measure_phases
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.explanations import (
@@ -55,6 +55,9 @@ from lightningrl_viewer.reading.metrics import read_metrics
 __all__ = ["ControlPlane", "Trainer"]
 
 logger = logging.getLogger(__name__)
+
+SLOWER: Final = 0.5
+"""Part of the learning rate that is left when a policy goes back to its best weights."""
 
 
 class ControlPlane(Rollouts, Protocol):
@@ -107,6 +110,8 @@ class Trainer:
     """True once a rollout of this process ended well."""
     _failed_alike: bool = False
     """True where all rollouts of the last step failed in one way."""
+    _has_fallen: bool = False
+    """True where the last validation was below the best, by more than its interval."""
 
     def __post_init__(self) -> None:
         self._warnings = step_warnings.StepWarnings(self.recipe, self.scorer, lambda: self.policies.call_speed)
@@ -124,10 +129,10 @@ class Trainer:
         async with aclosing(self._make_collector(self._pacing())) as collector:
             while not self._is_done():
                 await self._step(collector)
-                every, is_best = self.recipe.validation.every, False
+                every, is_new = self.recipe.validation.every, False
                 if every and (self._is_done() or self.state.step % every == 0):
-                    is_best = await self._validate()
-                if is_best or self._is_done() or self.state.step % self.recipe.loop.checkpoint_every == 0:
+                    is_new = await self._validate() or await self._go_back()
+                if is_new or self._is_done() or self.state.step % self.recipe.loop.checkpoint_every == 0:
                     await self._checkpoint()
         if self.state.has_reached(self.recipe.loop):
             self.progress.say(explain_target(self.state, self.recipe.loop, self.folder.path))
@@ -244,6 +249,28 @@ class Trainer:
             note(span, {name: metrics[name] for name in ("reward", "rollouts") if name in metrics})
         return self._note_score(metrics.get("reward"))
 
+    async def _go_back(self) -> bool:
+        """Return to the best weights, and learn on more slowly, where the last validation fell and the recipe asks for
+        it; returns true where that was done."""
+        best = best_checkpoint(self.folder.path)
+        if not self._has_fallen or best is None or self._is_done() or not self.recipe.validation.go_back:
+            return False
+        if not self.policies.can_go_back:
+            return False
+        rates = await self.policies.go_back(best.folder, slower=SLOWER)
+        self.scorer.load(best.state.credit)
+        self.state = replace(self.state, rollouts=best.state.rollouts, credit=best.state.credit, score=best.state.score)
+        shown = ", ".join(f"{name}: {rate:.3g}" for name, rate in rates.items())
+        logger.warning(
+            "after step %d the policy goes back to its weights after step %d, and learns on at half the rate (%s); "
+            "validation.go_back = false leaves it where it is",
+            self.state.step,
+            best.state.step,
+            shown,
+        )
+        self.log(self.state.step, {"went_back_to": float(best.state.step)})
+        return True
+
     async def _run_validation(self) -> Mapping[str, float]:
         """Run a validation's rollouts; returns its metrics."""
         where = f"validation after step {self.state.step}"
@@ -261,7 +288,7 @@ class Trainer:
             metrics = {name: value for name, value in metrics.items() if name.partition("/")[0] != "reward"}
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
         await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
-        self._warnings.validation(where, trajectories, metrics, best=self.state.best_score)
+        self._has_fallen = self._warnings.validation(where, trajectories, metrics, best=self.state.best_score)
         forecast = self._forecast(trajectories) if self.state.step == 0 else {}
         names = {f"validation/{name}": value for name, value in metrics.items()}
         self.log(self.state.step, {**names, **forecast, "minutes": self._seconds() / 60})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lightningrl.backends import Backend, LearnReport, Speed
+from lightningrl.backends import Backend, LearnReport, Returner, Speed
 from lightningrl.errors import RunFolderError
 from lightningrl.types import Sample, Trajectory
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, note
@@ -108,6 +108,25 @@ class Policies:
         """Let calls go on, with these weights."""
         with self._spans.span("swap", policy=policy.name, version=version):
             await policy.link.release(version)
+
+    @property
+    def can_go_back(self) -> bool:
+        """True if each trained policy can return to saved weights while the run goes on."""
+        return all(isinstance(policy.backend, Returner) for policy in self._trained)
+
+    async def go_back(self, folder: Path, *, slower: float) -> dict[str, float]:
+        """Restore what `save` wrote; returns the learning rates from now on, `slower` times those before, by policy."""
+        rates: dict[str, float] = {}
+        for policy in self._trained:
+            assert isinstance(policy.backend, Returner)
+            await policy.link.hold()
+            try:
+                rates[policy.name] = await asyncio.to_thread(
+                    policy.backend.go_back, folder / policy.name, slower=slower
+                )
+            finally:
+                await self._swap(policy, policy.backend.engine.info.version)
+        return rates
 
     def describe(self, reports: Mapping[str, LearnReport]) -> dict[str, float]:
         """A step's metrics: `learn/loss`, `policy_version`; of several policies `learn/NAME/loss`, and so on. A policy

@@ -91,23 +91,27 @@ class StepWarnings:
 
     def validation(
         self, where: str, seen: Sequence[Trajectory], metrics: Mapping[str, float], *, best: float | None = None
-    ) -> None:
-        """Warn of a validation's rollouts, of its having no score, and of one far below the `best` before it."""
-        timeouts = self.explain_timeouts(seen)
+    ) -> bool:
+        """Warn of a validation's rollouts, of its having no score, and of one far below the `best` before it. Returns
+        true where it is."""
+        timeouts, fall = self.explain_timeouts(seen), None
         if "reward" in metrics:
             self._warn(where, timeouts)
-            self._warn(where, self._explain_fall(seen, metrics["reward"], best))
+            fall = self._explain_fall(seen, metrics["reward"], best)
+            if fall is not None and self._is_new(f"below {best}"):
+                self._warn(where, fall)
         else:
             logger.warning("%s has no score: %s", where, explanations.explain_no_rewards(seen, timeouts))
         self._warn(where, self._explain_cache(seen, is_validation=True))
         self._warn_of_failed_rewards(where, seen)
         self._warn_of_failures(where, seen, is_validation=True)
+        return fall is not None
 
     def _explain_fall(self, seen: Sequence[Trajectory], score: float, best: float | None) -> str | None:
-        """Say that a validation fell: its 95 % interval over tasks ends below the best; once for each best."""
+        """Say that a validation fell: its 95 % interval over tasks ends below the best; None = it did not."""
         rewards = [one.reward for one in seen if one.reward is not None]
         high = mean_interval(rewards, bounds=self._recipe.reward_bounds).high if len(rewards) > 1 else None
-        if best is None or high is None or high >= best or not self._is_new(f"below {best}"):
+        if best is None or high is None or high >= best:
             return None
         return (
             f"the policy became worse: {score:.3f}, at most {high:.3f} within 95 %, and {best:.3f} at its best, "
