@@ -40,7 +40,7 @@ def test_a_step_after_the_probe_is_the_step_that_the_chosen_rate_takes() -> None
 def test_a_rate_that_moves_a_row_too_far_is_lowered_and_one_that_moves_nothing_is_raised(
     usual: float, is_moved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightningrl_torch.learner.usual_rate", lambda parameters, *, adapters: usual)
+    monkeypatch.setattr("lightningrl_torch.learner.usual_rate", lambda parameters, **_: usual)
     learner = make_learner("auto")
     learner.learn(ROWS)
     assert (learner.rate > usual) - (learner.rate < usual) == is_moved

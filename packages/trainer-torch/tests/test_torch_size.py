@@ -83,6 +83,16 @@ def test_a_learning_rate_that_nobody_sets_is_that_of_what_learns_and_of_the_size
     assert explain_rate(134_515_008, adapters=False) == "135 M parameters, all weights: 2e-6"
 
 
+def test_a_learning_rate_that_nobody_sets_is_less_where_a_step_has_few_rollouts() -> None:
+    def rate(rollouts: int | None) -> Any:
+        return _size.choose_rate(Settings(policy="p", rollouts_per_step=rollouts), 134_515_008).learning_rate
+
+    assert [rate(rollouts) for rollouts in (None, 1024, 32, 8)] == [2e-6, 2e-6, 2e-6, 1e-6]
+    shown = explain_rate(134_515_008, adapters=False, rollouts=8)
+    assert shown == "135 M parameters, all weights, 8 rollouts a step: 1e-6"
+    assert _size.choose_rate(Settings(policy="p", learning_rate=3e-6, rollouts_per_step=8), 1).learning_rate == 3e-6
+
+
 @pytest.mark.parametrize(
     ("settings", "learns"),
     [

@@ -38,7 +38,7 @@ def choose_rate(settings: Settings, parameters: int) -> Settings:
     """With a learning rate, where the recipe has none. `parameters`: the policy's, without adapters."""
     if settings.learning_rate is not None:
         return settings
-    rate = usual_rate(parameters, adapters=settings.adapters is not None)
+    rate = usual_rate(parameters, adapters=settings.adapters is not None, rollouts=settings.rollouts_per_step)
     return settings.model_copy(update={"learning_rate": rate})
 
 

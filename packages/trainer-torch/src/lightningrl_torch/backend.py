@@ -240,7 +240,8 @@ class TorchBackend:
         if self._vllm is not None:
             where = f"{where}, sampled by vLLM {installed_vllm()}"
         settings, parameters = self.settings, policy.parameters - trained
-        usual = explain_rate(parameters, adapters=settings.adapters is not None)
+        adapters, rollouts = settings.adapters is not None, settings.rollouts_per_step
+        usual = explain_rate(parameters, adapters=adapters, rollouts=rollouts)
         rate = None
         if self._asked_rate is None:
             rate = f"{format_rate(self.learning_rate)} ({usual})"

@@ -66,7 +66,9 @@ class Learner:
         self._traits = read_traits(model, settings.policy)
         self.critic = None if settings.critic is None else Critic(model, self._traits, settings, settings.critic)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        of_size = usual_rate(count_parameters(model), adapters=settings.adapters is not None)
+        of_size = usual_rate(
+            count_parameters(model), adapters=settings.adapters is not None, rollouts=settings.rollouts_per_step
+        )
         self.rate = settings.learning_rate if isinstance(settings.learning_rate, float) else of_size
         """Learning rate before `pace` and the schedule's factor."""
         self.pace = 1.0

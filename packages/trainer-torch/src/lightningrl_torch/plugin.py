@@ -58,7 +58,7 @@ def describe_rate(*, parameters: int | None = None, **settings: Any) -> str | No
     has_adapters = wanted.adapters is not None or (
         wanted.lora is None and parameters >= ADAPTED and not _may_have_gpu(wanted.device)
     )
-    usual = explain_rate(parameters, adapters=has_adapters)
+    usual = explain_rate(parameters, adapters=has_adapters, rollouts=wanted.rollouts_per_step)
     return f"auto: {usual}, confirmed or moved by a probe" if wanted.learning_rate == "auto" else usual
 
 

@@ -35,16 +35,23 @@ RATES: Final = (
 """Smallest policies first."""
 
 
-def usual_rate(parameters: int, *, adapters: bool) -> float:
-    """The learning rate that the field takes for a policy of so many parameters."""
+USUAL_ROLLOUTS: Final = 32
+"""Rollouts of a step that `RATES` are for, or more."""
+
+
+def usual_rate(parameters: int, *, adapters: bool, rollouts: int | None = None) -> float:
+    """The learning rate that the field takes for a policy of so many parameters; less for a step of few `rollouts`: by
+    the square root, as AdamW wants it (Malladi et al. 2022, arXiv 2205.10287). None = there are enough."""
     row = next(row for row in RATES if parameters < row.below)
-    return row.adapters if adapters else row.all_weights
+    rate = row.adapters if adapters else row.all_weights
+    return rate * min(1.0, (rollouts or USUAL_ROLLOUTS) / USUAL_ROLLOUTS) ** 0.5
 
 
-def explain_rate(parameters: int, *, adapters: bool) -> str:
-    """The same with its reason: `135 M parameters, all weights: 2e-5`."""
-    rate = usual_rate(parameters, adapters=adapters)
-    return f"{_count(parameters)} parameters, {'adapters' if adapters else 'all weights'}: {format_rate(rate)}"
+def explain_rate(parameters: int, *, adapters: bool, rollouts: int | None = None) -> str:
+    """The same with its reason: `135 M parameters, all weights: 2e-6`."""
+    rate = usual_rate(parameters, adapters=adapters, rollouts=rollouts)
+    few = f", {rollouts} rollouts a step" if rollouts and rollouts < USUAL_ROLLOUTS else ""
+    return f"{_count(parameters)} parameters, {'adapters' if adapters else 'all weights'}{few}: {format_rate(rate)}"
 
 
 def format_rate(rate: float) -> str:

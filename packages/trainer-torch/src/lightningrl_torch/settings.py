@@ -100,6 +100,9 @@ class Settings(LearnerSettings):
     max_staleness: Whole = 0
     """The run's `loop.max_staleness`. Above 0 the engine serves on a copy of the weights while the learner learns."""
 
+    rollouts_per_step: Count | None = None
+    """The run's `loop.tasks_per_step · group_size`: a learning rate that nobody set is less where these are few."""
+
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """`adamw8bit`: its two moments take 2 bytes a weight in place of 8 (bitsandbytes; docs/how-to/laptop.md)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -373,9 +373,12 @@ def build_backends(
         options = recipe.options_of(policy)
         if capabilities is not None:
             part_checks.check_capabilities(recipe.backend, capabilities, options)
-        offered: dict[str, Any] = {"policy": models[name], "name": name}
-        if "max_staleness" in inspect.signature(plugin.factory).parameters:  # such a backend can serve while it learns
-            offered["max_staleness"] = recipe.loop.max_staleness
+        of_loop = {
+            "max_staleness": recipe.loop.max_staleness,
+            "rollouts_per_step": recipe.loop.tasks_per_step * recipe.loop.group_size,
+        }
+        taken = of_loop.keys() & inspect.signature(plugin.factory).parameters
+        offered: dict[str, Any] = {"policy": models[name], "name": name, **{key: of_loop[key] for key in taken}}
         check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=tuple(offered))
         backends[name] = partial(plugin.build, **offered, **options)
     if plugin.check is not None and will_run:

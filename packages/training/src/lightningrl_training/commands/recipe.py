@@ -47,7 +47,9 @@ def resolve_rate(recipe: Recipe) -> str | None:
         return None
     with suppress(LightningError):  # which `train` and `doctor` are there to say
         model, parameters = _find(recipe)
-        rate: str | None = describe(parameters=parameters, **{**recipe.options_of(recipe.policy), "policy": model})
+        rollouts = recipe.loop.tasks_per_step * recipe.loop.group_size
+        settings = {**recipe.options_of(recipe.policy), "policy": model, "rollouts_per_step": rollouts}
+        rate: str | None = describe(parameters=parameters, **settings)
         return rate
     return None
 
