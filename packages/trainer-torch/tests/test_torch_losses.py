@@ -21,7 +21,7 @@ from lightningrl_torch.losses import (
     truncated_importance,
     weigh_tokens,
 )
-from lightningrl_torch.schedules import schedule_factor
+from lightningrl_torch.rates import schedule_factor
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

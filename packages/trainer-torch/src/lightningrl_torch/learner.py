@@ -12,6 +12,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError
 from lightningrl.types import Sample
 from lightningrl_torch._attention import follows_paths, read_costs
-from lightningrl_torch._before import Before, ByToken, Reference
 from lightningrl_torch._metrics import CRITIC, mean_metrics, staleness
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
@@ -41,14 +41,31 @@ from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
 from lightningrl_torch.device import return_memory, watch_memory
 from lightningrl_torch.losses import KL_ESTIMATES, TokenBatch, approximate_kl, weigh_tokens
-from lightningrl_torch.rates import usual_rate
-from lightningrl_torch.schedules import schedule_factor
+from lightningrl_torch.rates import schedule_factor, usual_rate
 from lightningrl_torch.settings import Settings
 
 __all__ = ["Before", "Learner", "Reference"]
 
 _STALE_CAP = 2.0
 """`importance_cap` of steps that learn from older versions' tokens, where nobody said (TIS, as verl recommends)."""
+
+Reference = Callable[[], contextlib.AbstractContextManager[PreTrainedModel]]
+"""Gives the model that the KL is measured to, for the time of a `with` block."""
+
+ByToken = Mapping[int, NDArray[np.float32]]
+"""A number for each trained token of a sample, by `id(sample)`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Before:
+    """Numbers from before the step."""
+
+    logprobs: ByToken | None = None
+    """Logprobs of the policy; None: ratios are to the rollout's."""
+    weigh: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Importance weights of log π_before - log π_rollout and the tokens' calls; None without `logprobs`."""
+    values: ByToken | None = None
+    """Values of the critic; None: its values are not clipped."""
 
 
 class Learner:

@@ -1,4 +1,4 @@
-"""The learning rate where a recipe says none: by what learns, and by size. Imports no torch.
+"""The learning rate where a recipe says none, by what learns and by size; and schedules. Imports no torch.
 
 Sources, all for AdamW: RL of all weights of 1.5 to 8 billion parameters at 5e-7 to 1e-6 (TRL's GRPOConfig, verl's and
 open-instruct's GRPO recipes), and of starters below a million at 4e-4 to 1e-3 (this project's examples, three seeds
@@ -10,10 +10,13 @@ in circles after four steps at 5e-6. To learn the very form of an answer takes m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-__all__ = ["RATES", "Rates", "explain_rate", "format_rate", "usual_rate"]
+__all__ = ["RATES", "Rates", "Schedule", "explain_rate", "format_rate", "schedule_factor", "usual_rate"]
+
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,3 +70,16 @@ def _count(parameters: int) -> str:
         if parameters >= unit:
             return f"{parameters / unit:.3g} {name}"
     return str(parameters)
+
+
+def schedule_factor(
+    schedule: Schedule, step: int, *, warmup_steps: int, total_steps: int | None, minimum: float = 0.0
+) -> float:
+    """Factor of the learning rate at `step` (from 0): linear warm-up, then the schedule down to `minimum`."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant" or total_steps is None:
+        return 1.0
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    falling = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return minimum + (1.0 - minimum) * falling
