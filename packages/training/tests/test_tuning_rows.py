@@ -84,7 +84,7 @@ def test_tools_as_json_text_are_the_tools(tmp_path: Path, method: Any) -> None:
     answer = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     row: Any = {
         "sft": {"messages": [USER, answer]},
-        "dpo": {"prompt": [USER], "chosen": [answer], "rejected": [answer]},
+        "dpo": {"prompt": [USER], "chosen": [answer], "rejected": [{"role": "assistant", "content": "no"}]},
         "kto": {"prompt": [USER], "completion": [answer], "label": True},
     }[method]
     path = tmp_path / "rows.jsonl"
@@ -182,6 +182,20 @@ def test_a_line_that_names_a_key_twice_is_refused(tmp_path: Path) -> None:
     path.write_text('{"messages": [{"role": "user", "content": "a", "content": "b"}]}\n')
     with pytest.raises(ConfigError, match="line 1 names 'content' twice in one object"):
         read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
+
+
+@pytest.mark.parametrize("spelt", ['{"city": "Ulm"}', '{"city":"Ulm"}'])
+def test_a_pair_whose_sides_are_the_same_answer_is_left_out_and_counted(tmp_path: Path, spelt: str) -> None:
+    answer = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    same = {**answer, "tool_calls": [{**CALL, "id": "c", "function": {"name": "weather", "arguments": spelt}}]}
+    other = {"role": "assistant", "content": "x"}
+    path = tmp_path / "dpo.jsonl"
+    pairs = [{"prompt": [USER], "chosen": [answer], "rejected": [side], "tools": [TOOL]} for side in (same, other)]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    family = next(family for family in FAMILIES if family.name == "qwen3")
+    read = read_rows(path, "dpo", PolicyRenderer(build_tokenizer(family), name=family.name))
+    (reason,) = read.left_out
+    assert len(read.rows) == 1 and reason.startswith("chosen and rejected are the same answer")
 
 
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"weight": 0.0}])

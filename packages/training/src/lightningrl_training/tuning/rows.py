@@ -17,13 +17,14 @@ import numpy as np
 
 from lightningrl.backends import Continuation
 from lightningrl.errors import ConfigError
+from lightningrl.sanitize import DoubledKeyError, unique_keys
 from lightningrl.tool_schemas import without_fill
 from lightningrl_server.gateway.dialects.checks import is_nothing
 from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
 from lightningrl_server.gateway.known_answers import KnownAnswer, render_answer
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_training.task_files import DoubledKeyError, read_text, unique_keys
+from lightningrl_training.task_files import read_text
 from lightningrl_training.tuning.settings import Method
 
 __all__ = ["Row", "Rows", "find_file", "read_rows"]
@@ -89,6 +90,9 @@ def read_rows(path: Path, method: Method, renderer: PolicyRenderer, most: int | 
         read = Row(answers=tuple(map(_as_continuation, answers)), label=label)
         if most is not None and read.longest > most:
             rows.left_out[f"more than {most} tokens"] += 1
+            continue
+        if method == "dpo" and np.array_equal(read.answers[0].tokens, read.answers[1].tokens):
+            rows.left_out["chosen and rejected are the same answer, which says nothing of which is better"] += 1
             continue
         rows.rows.append(read)
     return rows
