@@ -80,7 +80,8 @@ def test_a_call_that_parts_and_keys_of_a_message_tell_is_there_once(calls: str) 
 )
 def test_thoughts_are_read_under_each_name_that_the_gateway_reads(key: str) -> None:
     value: Any = [{"type": "thinking", "text": "because"}] if key.endswith(("details", "blocks")) else "because"
-    for item in (says("x", **{key: value}), says("x", additional_kwargs={key: value})):
+    beside = ("additional_kwargs", "provider_specific_fields")
+    for item in (says("x", **{key: value}), *(says("x", **{side: {key: value}}) for side in beside)):
         assert read_message(item, set()) == [says("x", reasoning_content="because")]
 
 
@@ -239,6 +240,7 @@ def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
     [
         *({"weight": 0}, {"weight": 0.0}, {"weight": -1}, {"train": False}, {"training": False}, {"loss": "no"}),
         *({"loss_mask": 0}, {"train_on_turn": False}, {"metadata": {"weight": 0}}),
+        *({"no_train": True}, {"exclude_from_training": 1}, {"skip-loss": "yes"}),
     ],
 )
 def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Path, mark: dict[str, Any]) -> None:
@@ -261,6 +263,8 @@ def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Pat
     [
         ({"prompt": [user("a")], "completion": [says("BAD")], "label": False}, "marked as not to be trained on"),
         ({"messages": [user("a"), says("BAD")], "weight": 0}, "marked as not to be trained on"),
+        ({"messages": [user("a"), says("BAD")], "loss_mask": [0, 0]}, "not read: loss_mask"),
+        ({"messages": [user("a"), says("BAD")], "weights": [1, 0]}, "not read: weights"),
         (
             {"prompt": [user("a"), says("b"), user("c")], "chosen": [says("d")], "rejected": [says("e")]},
             "not read: chosen",

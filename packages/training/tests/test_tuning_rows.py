@@ -137,6 +137,8 @@ def test_a_table_that_cannot_be_is_refused(tmp_path: Path, table: dict[str, Any]
         ({"weight": 0}, "its author took the answer out"),
         ({"metadata": {"train": False}}, "its author took the answer out"),
         ({"label": False}, "its label is false"),
+        ({"no_train": True}, "its author took the answer out"),
+        ({"loss_mask": [0, 0]}, "its 'loss_mask' is a list"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the answer is empty"),
     ],
 )

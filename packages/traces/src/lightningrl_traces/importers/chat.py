@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.tool_schemas import without_fill
-from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
+from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained, marks_of
 from lightningrl_traces.documents import dict_of, name_document, read_documents
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_viewer.reading.foreign.bodies import binding_of, note_beside, read_request, sampling_of
@@ -60,7 +60,7 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     beside = {
         key: value for key, value in row.items() if key in PROMPT_COLUMNS or (key not in _READ and _is_dialogue(value))
     }
-    note_unread(beside, (), notes)
+    note_unread(beside | dict.fromkeys(marks_of(row), True), (), notes)
     if is_untrained(row) or ("completion" in row and is_untrained({"weight": row.get("label")})):
         notes.add(UNTRAINED)
     rollout = str(row.get("rollout_id") or name)

@@ -20,7 +20,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.sanitize import DoubledKeyError, unique_keys
 from lightningrl.tool_schemas import without_fill
 from lightningrl_server.gateway.dialects.checks import is_nothing
-from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
+from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained, marks_of
 from lightningrl_server.gateway.known_answers import KnownAnswer, render_answer
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -124,6 +124,8 @@ def _problem(
         return "its author took the answer out (weight 0)"
     if method == "sft" and row.get("label") is False:
         return "its label is false, a bad answer; tune on it with method 'kto'"
+    if marks := marks_of(row):
+        return f"its {marks[0]!r} is a list, and marks are read of a message alone (weight 0)"
     thinks, kwargs = row.get("enable_thinking"), row.get("chat_template_kwargs") or {}
     kwargs = kwargs if thinks is None or not isinstance(kwargs, dict) else {"enable_thinking": thinks, **kwargs}
     if kwargs and (not isinstance(kwargs, dict) or renderer.unlike(kwargs)):

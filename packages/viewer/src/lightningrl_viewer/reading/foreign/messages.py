@@ -176,7 +176,8 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     if who == "tool" and not results:
         call_id = item.get("tool_call_id") or item.get("id") or ""
         return [{"role": "tool", "tool_call_id": str(call_id), "content": text or "", **named}]
-    keyed = next(filter(None, (text_of(side.get(key)) for side in sides for key in THOUGHT_KEYS)), "")
+    places = (*sides, dict_of(item.get("provider_specific_fields")))
+    keyed = next(filter(None, (text_of(side.get(key)) for side in places for key in THOUGHT_KEYS)), "")
     thought = "\n".join(thoughts) or keyed
     message: Message = {"role": who, "content": text if text is not None or calls else "", **named}
     message |= {"tool_calls": calls} if calls else {}
