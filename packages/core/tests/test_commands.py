@@ -145,7 +145,7 @@ def test_an_output_that_takes_no_more_is_a_sentence(words: list[str]) -> None:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stderr) == (
         1,
-        "error: no space is left for what it writes or prints; free some, then run again\n",
+        "error: no space is left for what it writes or prints; free some space, then run again\n",
     )
 
 

@@ -70,7 +70,9 @@ def run_command(command: Callable[[], object]) -> None:
             if error.errno != errno.ENOSPC or error.filename is not None:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written as Python ends
-            raise RunFolderError("no space is left for what it writes or prints; free some, then run again") from error
+            raise RunFolderError(
+                "no space is left for what it writes or prints; free some space, then run again"
+            ) from error
     except LightningError as error:
         from rich.console import Console
 
