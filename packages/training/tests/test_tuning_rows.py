@@ -54,7 +54,13 @@ def test_a_row_that_ends_with_another_turn_is_left_out_and_counted(tmp_path: Pat
     assert count == 1
 
 
-@pytest.mark.parametrize(("line", "what"), [("{", "is no JSON"), ("[]", "is no object"), ("{}", "has 'messages'")])
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        *(("{", "is no JSON"), ("[]", "is no object"), ("{}", "has 'messages'")),
+        ('{"conversations": []}', "become such by `lightningrl import-traces` and `lightningrl curate`"),
+    ],
+)
 def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str, what: str) -> None:
     path = tmp_path / "sft.jsonl"
     path.write_text(line + "\n")
@@ -88,11 +94,12 @@ def test_tools_as_json_text_are_the_tools(tmp_path: Path, method: Any) -> None:
         "kto": {"prompt": [USER], "completion": [answer], "label": True},
     }[method]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({**row, "tools": tools}) + "\n" for tools in ([TOOL], json.dumps([TOOL]))))
+    forms: list[Any] = [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]]]
+    path.write_text("".join(json.dumps({**row, "tools": tools}) + "\n" for tools in forms))
     read = read_rows(path, method, renderer)
     assert not read.left_out
-    as_list, as_text = ([list(answer.context) for answer in row.answers] for row in read.rows)
-    assert as_list == as_text
+    as_list, *as_others = ([list(answer.context) for answer in row.answers] for row in read.rows)
+    assert as_others == [as_list] * 3
     assert as_list[0] == list(renderer.render([USER], [TOOL]))
 
 
@@ -138,7 +145,12 @@ def test_a_table_that_cannot_be_is_refused(tmp_path: Path, table: dict[str, Any]
         ({"metadata": {"train": False}}, "its author took the answer out"),
         ({"label": False}, "its label is false"),
         ({"no_train": True}, "its author took the answer out"),
-        ({"loss_mask": [0, 0]}, "its 'loss_mask' is a list"),
+        ({"loss_mask": [0, 0]}, "its 'loss_mask' is no mark of a whole message"),
+        ({"messages": [USER, {"role": "assistant", "content": "x", "weight": 0.5}]}, "its 'weight' is no mark"),
+        ({"reasoning_effort": "none"}, "it has 'reasoning_effort' beside its messages"),
+        ({"thinking": {"type": "disabled"}}, "it has 'thinking' beside its messages"),
+        ({"think": False}, "it has 'think' beside its messages"),
+        ({"tool_choice": "required"}, "it has 'tool_choice' beside its messages"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the answer is empty"),
     ],
 )

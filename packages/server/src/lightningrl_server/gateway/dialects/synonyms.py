@@ -43,9 +43,10 @@ def is_mark(key: str, value: Any) -> bool:
     return not _MARKS.isdisjoint(_words(key)) and (weight <= 0 or weight == 1)
 
 
-def marks_of(row: Mapping[str, Any]) -> list[str]:
-    """Keys by which a row marks its messages in a list, one by one, which nobody reads."""
-    return [key for key in row if row[key] and isinstance(row[key], list) and not _MARKS.isdisjoint(_words(key))]
+def marks_of(side: Mapping[str, Any], kinds: type | tuple[type, ...] = list) -> list[str]:
+    """Keys of a row, or a message, that weigh parts of it, or half of it, which nobody reads: values of `kinds`."""
+    named = [key for key in side if isinstance(side[key], kinds) and not _MARKS.isdisjoint(_words(key))]
+    return [key for key in named if side[key] and not is_mark(key, side[key])]
 
 
 def _words(key: str) -> list[str]:

@@ -128,7 +128,7 @@ def binding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what changes a call's prompt or binds its answer, and is kept nowhere."""
     free = {key for key in ("tool_choice", "response_format") if _is_free(settings.get(key))}
     keys = {*_BINDING, *(key for key in SWITCHES if _is_off(settings.get(key)))} - free
-    return {key: value for key, value in settings.items() if key in keys}
+    return {key: value for key, value in settings.items() if key in keys and value not in (None, {}, [], "")}
 
 
 def note_beside(
