@@ -31,7 +31,8 @@ from lightningrl_traces.importers.codex import CodexImporter
 from lightningrl_traces.importers.otlp import OtlpImporter
 from lightningrl_traces.importing import import_traces
 from lightningrl_traces.joins import join_records
-from lightningrl_traces.records import Call
+from lightningrl_traces.reading.conventions import read_genai
+from lightningrl_traces.records import Call, Span
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, tools_beside
 from lightningrl_viewer.reading.foreign.messages import read_message, read_messages
 from lightningrl_viewer.reading.foreign.streams import join_events
@@ -222,6 +223,36 @@ def test_settings_beside_a_call_that_change_its_prompt_or_answer_are_told(settin
     notes: set[str] = set()
     tools_beside(settings, notes)
     assert len(notes) == 1 and next(iter(notes)).startswith("not read: ")
+
+
+def test_a_span_tells_what_switches_thinking_off_and_an_answer_has_its_own_reason() -> None:
+    outputs = [
+        {"role": "assistant", "parts": [{"type": "text", "content": text}], "finish_reason": reason}
+        for text, reason in (("a", "length"), ("b", "stop"))
+    ]
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "q"}]}]
+    attributes = {"gen_ai.input.messages": json.dumps(asked), "gen_ai.output.messages": json.dumps(outputs)}
+    attributes |= {"gen_ai.operation.name": "chat", "gen_ai.request.reasoning_effort": "none"}
+    notes: set[str] = set()
+    fields = read_genai(Span(trace_id="t", span_id="s", attributes=attributes), (), notes)
+    assert (fields["answer"], fields["finish_reason"]) == (says("b"), "stop")
+    assert notes == {"not read: reasoning_effort"}
+
+
+def test_a_step_that_switches_thinking_off_is_told(tmp_path: Path) -> None:
+    steps: list[Any] = [{"step_id": 1, "source": "user", "message": "a"}]
+    steps.append({"step_id": 2, "source": "agent", "message": "b", "reasoning_effort": "none"})
+    (tmp_path / "x.json").write_text(
+        json.dumps({"schema_version": "ATIF-v1.4", "agent": {"name": "x"}, "steps": steps})
+    )
+    report = import_traces(tmp_path / "x.json", tmp_path / "run", None, load_plugins())
+    assert ("judge-only", "not read: reasoning_effort") in report.reasons
+
+
+def test_of_a_batch_of_prompts_the_first_is_read_and_the_others_are_told() -> None:
+    notes: set[str] = set()
+    assert read_messages([[user("a")], [user("b")]], notes) == [user("a")]
+    assert notes == {"not read: a batch of 2 prompts"}
 
 
 def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
