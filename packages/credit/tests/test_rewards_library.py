@@ -163,6 +163,7 @@ def test_a_whole_number_is_the_same_as_a_float(output: Any, answer: Any) -> None
         [{"text": "Rome", "answer_start": 1}, {"text": "Paris", "answer_start": 3}],
         {"spans": ["Paris"], "types": ["span"]},
         {"value": "Lutetia", "aliases": ["Paris"], "type": "WikipediaEntity"},
+        {"value": "Paris", "aliases": None},
         {"style": "rule", "ground_truth": "Paris"},
     ],
 )

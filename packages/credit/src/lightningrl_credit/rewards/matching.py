@@ -104,11 +104,8 @@ def _answers_in(value: Any) -> list[Any]:
     """Right answers in an object as data sets have it, or the value itself."""
     for key, beside in _OBJECTS if isinstance(value, Mapping) else ():
         if key in value and (beside in value or (len(value) == 1 and isinstance(value[key], list))):
-            more = value.get("aliases")
-            return [
-                *(value[key] if isinstance(value[key], list) else [value[key]]),
-                *(more if isinstance(more, list) else ()),
-            ]
+            sides = (value[key], value.get("aliases") or [])
+            return [answer for side in sides for answer in (side if isinstance(side, list) else [side])]
     return [value]
 
 

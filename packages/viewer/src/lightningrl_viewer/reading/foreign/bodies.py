@@ -185,8 +185,9 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             joined.append(dict(message))
             continue
         last["content"] = "".join(part for part in (last.get("content"), message.get("content")) if part) or None
-        if "tool_calls" in message:
-            last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+        calls = last.get("tool_calls", [])  # an item that is told twice is one call
+        if more := [call for call in message.get("tool_calls", ()) if not call["id"] or call not in calls]:
+            last["tool_calls"] = [*calls, *more]
         if "reasoning_content" in message:
             thoughts = (last.get("reasoning_content"), message["reasoning_content"])
             last["reasoning_content"] = "\n".join(filter(None, thoughts))
