@@ -74,8 +74,8 @@ def test_a_call_that_parts_and_keys_of_a_message_tell_is_there_once(calls: str) 
     assert [call["id"] for call in old["tool_calls"]] == ["a"], "a key that tells no id"
     item = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look", "arguments": "{}"}
     output = [item, dict(item), {**item, "call_id": "call_2"}]
-    told = read_response({"output": output}, set())["answer"]["tool_calls"]
-    assert [call["id"] for call in told] == ["call_1", "call_2"]
+    merged = read_response({"output": output}, set())["answer"]["tool_calls"]
+    assert [call["id"] for call in merged] == ["call_1", "call_2"]
     twins = [{**use(""), "function": {"name": "look", "arguments": "{}"}}] * 2
     assert len(read_message(says(None, tool_calls=twins), set())[0]["tool_calls"]) == 2, "two calls that have no ids"
 
