@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certified import certified
@@ -97,6 +98,10 @@ def test_serve_gives_an_endpoint_for_any_openai_client(tmp_path: Path, warm: War
         )
         assert reply.usage is not None
         assert 1 <= reply.usage.completion_tokens <= 4
+        asked: Any = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
+        client = OpenAI(base_url=url, api_key=key)
+        answers = [client.chat.completions.create(**asked, temperature=0).choices[0].message.content for _ in range(4)]
+        assert len(set(answers)) == 1, "nobody who asks for the likeliest answer gets the run's temperature"
 
 
 @pytest.mark.slow

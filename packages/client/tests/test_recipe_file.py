@@ -36,6 +36,12 @@ def test_a_minimal_recipe_has_defaults(recipe_file: Path) -> None:
     assert recipe.validation.sampling.temperature == 0.0
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_recipe_with_a_byte_order_mark_is_read(recipe_file: Path, encoding: str) -> None:
+    recipe_file.write_text(MINIMAL.replace("\n", "\r\n"), encoding=encoding, newline="")
+    assert load_recipe(recipe_file).agent == "agent.py:answer"
+
+
 def test_settings_override_keys_and_keep_the_rest(recipe_file: Path) -> None:
     recipe = load_recipe(
         recipe_file, dict([parse_setting("loop.steps=3"), parse_setting("policy.model=Qwen/Qwen2.5-0.5B")])

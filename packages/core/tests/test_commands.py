@@ -137,6 +137,18 @@ def test_a_command_whose_package_is_not_installed_names_the_extra(
     assert str(error) == f"command {command!r} is not installed; it comes with: pip install 'lightningrl[{extra}]'"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["plugins"], ["--help"]])
+def test_an_output_that_takes_no_more_is_a_sentence(words: list[str]) -> None:
+    command = [sys.executable, "-m", "lightningrl", *words]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: no space is left for what it writes or prints; free some space, then run again\n",
+    )
+
+
 def test_the_help_has_our_commands_in_their_order() -> None:
     assert set(load_plugins().commands) == set(EXTRAS)
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output

@@ -142,6 +142,39 @@ def test_the_best_of_several_right_answers_counts() -> None:
     assert say(F1(), "new york city", ["NYC", "New York"]) == pytest.approx(0.8)  # P = 2/3, R = 1
 
 
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        *((24.0, 24), (24, 24.0), (24.0, "24"), (24.0, "24.0"), ("24", 24.0), ([24.0], [[24]])),
+        ({"n": [24.0]}, {"n": [24]}),
+    ],
+)
+def test_a_whole_number_is_the_same_as_a_float(output: Any, answer: Any) -> None:
+    assert [say(reward, output, answer) for reward in (Exact(), Exact(normalized=False), F1())] == [1.0] * 3
+    assert say(Exact(), 24.5, 24) == say(Exact(), True, 1) == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"text": ["Paris", "in Paris"], "answer_start": [3, 0]},
+        {"text": ["Paris"]},
+        {"text": "Paris"},
+        [{"text": "Rome", "answer_start": 1}, {"text": "Paris", "answer_start": 3}],
+        {"spans": ["Paris"], "types": ["span"]},
+        {"value": "Lutetia", "aliases": ["Paris"], "type": "WikipediaEntity"},
+        {"value": "Paris", "aliases": None},
+        {"style": "rule", "ground_truth": "Paris"},
+    ],
+)
+async def test_answers_are_read_as_data_sets_of_questions_hold_them(answer: Any) -> None:
+    assert say(Exact(), "Paris", answer) == say(F1(), "Paris", answer) == 1.0
+    assert say(Exact(), "London", answer) == 0.0
+    if isinstance(answer, dict) and "answer_start" in answer:
+        _, failure = await run(Exact(), "Paris", {**answer, "text": []})
+        assert failure is not None and "has no answer; give each task one" in failure
+
+
 def test_f1_is_that_of_squad() -> None:
     assert say(F1(), "in Paris, the capital", "Paris") == pytest.approx(2 * (1 / 3) * 1 / (1 / 3 + 1))
     assert say(F1(), "London", "Paris") == 0.0

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from lightningrl.commands import app
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.plugins import load_plugins
 from lightningrl.records import Score
 from lightningrl.types import BranchPoint, OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Task
 from lightningrl_server.records import AttemptEnd
@@ -25,11 +26,13 @@ from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway
 from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_traces.curation.chat_calls import LeftOut
 from lightningrl_traces.curation.curation import curate
 from lightningrl_traces.curation.near_equality import NearTexts
 from lightningrl_traces.curation.prompts import render_prompt
 from lightningrl_traces.curation.rules import Rules
 from lightningrl_traces.curation.splits import TaskFamilies
+from lightningrl_traces.importing import import_traces
 from lightningrl_viewer.reading.reader import open_run
 
 TOOLS: Any = [
@@ -406,3 +409,18 @@ def test_traces_of_chat_messages_are_imported_and_become_rows(tmp_path: Path) ->
     (pair,) = read(tmp_path / "rows", "dpo")
     assert pair["rejected"][0]["content"] == "No idea"
     assert [row["label"] for row in read(tmp_path / "rows", "kto")] == [True, False]
+
+
+@pytest.mark.parametrize(("spelt", "pairs"), [('{"of":"tea"}', 0), ('{"of": "salt"}', 1)])
+def test_a_call_that_is_spelt_otherwise_is_no_other_answer_to_compare(tmp_path: Path, spelt: str, pairs: int) -> None:
+    rows = []
+    for number, arguments in enumerate(('{"of": "tea"}', spelt)):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "price", "arguments": arguments}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+        messages = [{"role": "user", "content": "What costs tea?"}, answer]
+        rows.append({"messages": messages, "tools": TOOLS, "reward": 1.0 - number})
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    import_traces(tmp_path / "traces.jsonl", tmp_path / "run", None, load_plugins())
+    report = asyncio.run(curate([tmp_path / "run"], tmp_path / "rows", Rules(min_reward=0.5)))
+    assert report.total("dpo") == pairs and report.total("sft") == 1
+    assert report.rows_left_out["dpo"] == ({} if pairs else {LeftOut.NO_PAIR: 1})

@@ -31,8 +31,9 @@ from lightningrl_traces.importers.codex import CodexImporter
 from lightningrl_traces.importers.otlp import OtlpImporter
 from lightningrl_traces.importing import import_traces
 from lightningrl_traces.joins import join_records
-from lightningrl_traces.records import Call
-from lightningrl_viewer.reading.foreign.bodies import read_request
+from lightningrl_traces.reading.conventions import read_genai
+from lightningrl_traces.records import Call, Span
+from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, tools_beside
 from lightningrl_viewer.reading.foreign.messages import read_message, read_messages
 from lightningrl_viewer.reading.foreign.streams import join_events
 from lightningrl_viewer.reading.reader import open_run
@@ -71,6 +72,10 @@ def test_a_call_that_parts_and_keys_of_a_message_tell_is_there_once(calls: str) 
     assert [call["id"] for call in message["tool_calls"]] == ["toolu_1", "toolu_2"]
     (old,) = read_message(says(None, tool_calls=[use("a")], function_call={**use("")["function"]}), set())
     assert [call["id"] for call in old["tool_calls"]] == ["a"], "a key that tells no id"
+    item = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look", "arguments": "{}"}
+    output = [item, dict(item), {**item, "call_id": "call_2"}]
+    merged = read_response({"output": output}, set())["answer"]["tool_calls"]
+    assert [call["id"] for call in merged] == ["call_1", "call_2"]
     twins = [{**use(""), "function": {"name": "look", "arguments": "{}"}}] * 2
     assert len(read_message(says(None, tool_calls=twins), set())[0]["tool_calls"]) == 2, "two calls that have no ids"
 
@@ -80,7 +85,8 @@ def test_a_call_that_parts_and_keys_of_a_message_tell_is_there_once(calls: str) 
 )
 def test_thoughts_are_read_under_each_name_that_the_gateway_reads(key: str) -> None:
     value: Any = [{"type": "thinking", "text": "because"}] if key.endswith(("details", "blocks")) else "because"
-    for item in (says("x", **{key: value}), says("x", additional_kwargs={key: value})):
+    beside = ("additional_kwargs", "provider_specific_fields")
+    for item in (says("x", **{key: value}), *(says("x", **{side: {key: value}}) for side in beside)):
         assert read_message(item, set()) == [says("x", reasoning_content="because")]
 
 
@@ -142,8 +148,16 @@ def test_a_key_or_a_form_that_no_reader_knows_is_told_and_lowers_the_grade(messa
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"extra_body": {"enable_thinking": False}},
         {"think": False},
+        {"reasoning_effort": "none"},
+        {"thinking": {"type": "disabled"}},
+        {"extra_body": {"reasoning": {"enabled": False}}},
+        {"reasoning": {"effort": "none", "summary": "auto"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 0}},
+        {"instructions": "Be brief."},
+        {"input": [user("b")]},
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"extra_body": {"guided_json": {"type": "object"}}},
+        {"tool_choice": {"function": {"name": "look"}}},
         {"something_new": 1},
     ],
 )
@@ -161,6 +175,8 @@ def test_what_says_nothing_is_no_note() -> None:
         "stream": True,
     }
     read_request({**body, "response_format": {"type": "text"}, "text": {"verbosity": "low"}, "user": "u"}, notes)
+    read_request({**body, "input": "a", "reasoning_effort": "high", "thinking": {"type": "enabled"}}, notes)
+    read_request({**body, "reasoning": {"effort": None, "summary": "auto"}, "thinking": None}, notes)
     read_message(
         says("x", refusal=None, annotations=[], audio=None, function_call=None, response_metadata={"a": 1}), notes
     )
@@ -184,6 +200,65 @@ def test_a_message_is_read_as_the_gateway_reads_it_and_whichever_of_its_keys_are
     assert turn["reasoning_content"] == "first\nsecond"
 
 
+def test_the_first_choice_by_its_index_is_the_answer() -> None:
+    choices: list[Any] = [{"index": 1, "message": says("b"), "finish_reason": "length", "token_ids": [2]}]
+    choices += [{"index": 0, "message": says("a"), "finish_reason": "stop", "token_ids": [1]}]
+    read_as = read_response({"choices": choices}, set())
+    assert read_as == {"answer": says("a"), "finish_reason": "stop", "completion_ids": [1]}
+    assert read_response({"choices": [{"text": "c"}]}, set())["answer"] == says("c"), "of one that tells none"
+
+
+def test_messages_that_a_table_leaves_empty_hide_no_input() -> None:
+    fields = read_request({"messages": None, "input": "a", "instructions": "Be brief."}, set())
+    assert fields["messages"] == [{"role": "system", "content": "Be brief."}, user("a")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reasoning_effort": "none"},
+        {"thinking": {"type": "disabled"}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"extra_body": {"enable_thinking": False}},
+        {"logit_bias": {"5": -100}},
+    ],
+)
+def test_settings_beside_a_call_that_change_its_prompt_or_answer_are_told(settings: dict[str, Any]) -> None:
+    notes: set[str] = set()
+    tools_beside(settings, notes)
+    assert len(notes) == 1 and next(iter(notes)).startswith("not read: ")
+
+
+def test_a_span_tells_what_switches_thinking_off_and_an_answer_has_its_own_reason() -> None:
+    outputs = [
+        {"role": "assistant", "parts": [{"type": "text", "content": text}], "finish_reason": reason}
+        for text, reason in (("a", "length"), ("b", "stop"))
+    ]
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "q"}]}]
+    attributes = {"gen_ai.input.messages": json.dumps(asked), "gen_ai.output.messages": json.dumps(outputs)}
+    attributes |= {"gen_ai.operation.name": "chat", "gen_ai.request.reasoning_effort": "none"}
+    notes: set[str] = set()
+    fields = read_genai(Span(trace_id="t", span_id="s", attributes=attributes), (), notes)
+    assert (fields["answer"], fields["finish_reason"]) == (says("b"), "stop")
+    assert notes == {"not read: reasoning_effort"}
+
+
+def test_a_step_that_switches_thinking_off_is_told(tmp_path: Path) -> None:
+    steps: list[Any] = [{"step_id": 1, "source": "user", "message": "a"}]
+    steps.append({"step_id": 2, "source": "agent", "message": "b", "reasoning_effort": "none"})
+    (tmp_path / "x.json").write_text(
+        json.dumps({"schema_version": "ATIF-v1.4", "agent": {"name": "x"}, "steps": steps})
+    )
+    report = import_traces(tmp_path / "x.json", tmp_path / "run", None, load_plugins())
+    assert ("judge-only", "not read: reasoning_effort") in report.reasons
+
+
+def test_of_a_batch_of_prompts_the_first_is_read_and_the_others_are_told() -> None:
+    notes: set[str] = set()
+    assert read_messages([[user("a")], [user("b")]], notes) == [user("a")]
+    assert notes == {"not read: a batch of 2 prompts"}
+
+
 def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
     body = {"system": [{"type": "text", "text": "Be brief."}], "messages": [user("a")], "functions": [TOOL["function"]]}
     fields = read_request(body, set())
@@ -200,6 +275,7 @@ def test_a_system_prompt_in_parts_and_functions_of_2023_are_read() -> None:
     [
         *({"weight": 0}, {"weight": 0.0}, {"weight": -1}, {"train": False}, {"training": False}, {"loss": "no"}),
         *({"loss_mask": 0}, {"train_on_turn": False}, {"metadata": {"weight": 0}}),
+        *({"no_train": True}, {"exclude_from_training": 1}, {"skip-loss": "yes"}),
     ],
 )
 def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Path, mark: dict[str, Any]) -> None:
@@ -222,6 +298,8 @@ def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Pat
     [
         ({"prompt": [user("a")], "completion": [says("BAD")], "label": False}, "marked as not to be trained on"),
         ({"messages": [user("a"), says("BAD")], "weight": 0}, "marked as not to be trained on"),
+        ({"messages": [user("a"), says("BAD")], "loss_mask": [0, 0]}, "not read: loss_mask"),
+        ({"messages": [user("a"), says("BAD")], "weights": [1, 0]}, "not read: weights"),
         (
             {"prompt": [user("a"), says("b"), user("c")], "chosen": [says("d")], "rejected": [says("e")]},
             "not read: chosen",
@@ -229,6 +307,12 @@ def test_an_answer_that_its_author_takes_out_is_context_and_no_row(tmp_path: Pat
         ({"messages": [user("a"), says("b")], "images": ["a.png"]}, "not read: images"),
         ({"messages": [user("a", **{"a\u2028b": 1}), says("b")]}, "not read: a\u2028b"),
         ({"messages": [user("a"), says("b")], "enable_thinking": False}, "not read: enable_thinking"),
+        ({"messages": [user("a"), says("b")], "reasoning_effort": "none"}, "not read: reasoning_effort"),
+        ({"messages": [user("a"), says("b")], "thinking": {"type": "disabled"}}, "not read: thinking"),
+        (
+            {"messages": [{"role": "system", "content": "x"}, user("a"), says("b")], "instructions": "y"},
+            "not read: instructions",
+        ),
         ({"messages": [user("a"), says("b")], "tools": [{"type": "web_search"}]}, "not read: tools"),
         ({"messages": [user("a"), says("b")], "tools": "look(q)"}, "not read: tools"),
         ({"messages": [user("a"), says("b")], "stop_reason": "max_tokens"}, "the answer was cut off"),
@@ -488,6 +572,17 @@ def test_a_file_that_is_nested_without_end_is_refused_in_a_sentence_and_little_m
     tracemalloc.stop()
     assert peak < 60 * 2**20
     assert [path.name for path in tmp_path.iterdir()] == ["deep.json"]
+
+
+@pytest.mark.parametrize("form", ["lines", "list", "key", "one"])
+def test_an_object_that_names_a_key_twice_is_refused_for_the_first_value_would_be_lost(
+    tmp_path: Path, form: str
+) -> None:
+    row = '{"messages": [{"role": "user", "content": "a", "content": "b"}, {"role": "assistant", "content": "c"}]}'
+    text = {"lines": f"{row}\n{row}\n", "list": f"[{row}]", "key": f'{{"data": [{row}]}}', "one": f"{{\n{row[1:]}"}
+    (tmp_path / "rows.json").write_text(text[form])
+    with pytest.raises(ConfigError, match="names 'content' twice in one object; nothing is imported"):
+        import_traces(tmp_path / "rows.json", tmp_path / "run", None, load_plugins())
 
 
 def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:

@@ -3,18 +3,22 @@ logprobs would depend on another's is refused."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gguf_models import save_family
-from transformers import AutoConfig, LlamaConfig, Phi3Config
+from transformers import AutoConfig, FalconConfig, FalconForCausalLM, LlamaConfig, Phi3Config
 
+from lightningrl.backends import GenerateRequest
 from lightningrl.errors import ConfigError
+from lightningrl.types import SamplingSettings
 from lightningrl_torch._models import longest_row
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.policy import LoadedPolicy
-from lightningrl_torch.settings import Settings
+from lightningrl_torch.settings import EngineSettings, Settings
 
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0, *[3.0] * 7]}
 SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512, "pad_token_id": 0}
@@ -41,6 +45,29 @@ def test_a_border_of_one_kind_of_layers_counts() -> None:
         "full_attention": {**LONG, "original_max_position_embeddings": 64},
     }
     assert longest_row(config) == 64
+
+
+async def test_a_model_that_counts_by_slopes_answers_rows_of_all_lengths_at_once() -> None:
+    config = FalconConfig(**SMALL, alibi=True, num_hidden_layers=2, vocab_size=64, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    model: Any = FalconForCausalLM(config).eval()
+    engine = TorchEngine(model, policy="p", context_length=128, settings=EngineSettings(threads=1))
+    prompts = [tuple(range(3, 3 + length)) for length in (5, 17, 40)]
+
+    async def ask(prompt: tuple[int, ...]) -> tuple[list[int], list[float]]:
+        ids, logprobs = list[int](), list[float]()
+        sampling = SamplingSettings(max_tokens=4, seed=1)
+        async for chunk in engine.generate(GenerateRequest(id=str(prompt), prompt_ids=prompt, sampling=sampling)):
+            ids, logprobs = [*ids, *chunk.token_ids], [*logprobs, *chunk.logprobs]
+        return ids, logprobs
+
+    answers = await asyncio.gather(*map(ask, prompts))
+    engine.close()
+    for prompt, (ids, logprobs) in zip(prompts, answers, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
+        alone = [float(logits[len(prompt) - 1 + place, token]) for place, token in enumerate(ids)]
+        assert logprobs == pytest.approx(alone, abs=1e-4)
 
 
 def test_a_context_beyond_the_border_is_refused_and_by_default_ends_there(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ def test_module_and_package_beside_the_recipe(tmp_path: Path) -> None:
         ("lrl_exits.py:score", "raised SystemExit: 2"),
         ("lrl_syntax.py:score", "raised SyntaxError"),
         ("lrl_needs.py:score", "raised ModuleNotFoundError: No module named 'lrl_absent'"),
+        ("lrl_parts/inner.py:score", r"parent package \(inner.py, line 1\); name it as a module .* 'folder.file:name'"),
+        ("lrl_dotted.py:score", "or import without the dot"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, reference: str, sentence: str) -> None:
@@ -98,6 +100,8 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path, reference: str, sentence
     write(tmp_path, "lrl_exits.py", "raise SystemExit(2)\n")
     write(tmp_path, "lrl_syntax.py", "def score(:\n")
     write(tmp_path, "lrl_needs.py", "import lrl_absent\n")
+    write(tmp_path, "lrl_dotted.py", "from . import lrl_mine\n")
+    write(tmp_path, "lrl_parts/inner.py", "from .tools import VALUE\n")
     with pytest.raises(ConfigError, match=sentence):
         load_callable(reference, tmp_path)
 

@@ -54,7 +54,13 @@ def test_a_row_that_ends_with_another_turn_is_left_out_and_counted(tmp_path: Pat
     assert count == 1
 
 
-@pytest.mark.parametrize(("line", "what"), [("{", "is no JSON"), ("[]", "is no object"), ("{}", "has 'messages'")])
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        *(("{", "is no JSON"), ("[]", "is no object"), ("{}", "has 'messages'")),
+        ('{"conversations": []}', "become such by `lightningrl import-traces` and `lightningrl curate`"),
+    ],
+)
 def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str, what: str) -> None:
     path = tmp_path / "sft.jsonl"
     path.write_text(line + "\n")
@@ -84,15 +90,16 @@ def test_tools_as_json_text_are_the_tools(tmp_path: Path, method: Any) -> None:
     answer = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     row: Any = {
         "sft": {"messages": [USER, answer]},
-        "dpo": {"prompt": [USER], "chosen": [answer], "rejected": [answer]},
+        "dpo": {"prompt": [USER], "chosen": [answer], "rejected": [{"role": "assistant", "content": "no"}]},
         "kto": {"prompt": [USER], "completion": [answer], "label": True},
     }[method]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({**row, "tools": tools}) + "\n" for tools in ([TOOL], json.dumps([TOOL]))))
+    forms: list[Any] = [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]]]
+    path.write_text("".join(json.dumps({**row, "tools": tools}) + "\n" for tools in forms))
     read = read_rows(path, method, renderer)
     assert not read.left_out
-    as_list, as_text = ([list(answer.context) for answer in row.answers] for row in read.rows)
-    assert as_list == as_text
+    as_list, *as_others = ([list(answer.context) for answer in row.answers] for row in read.rows)
+    assert as_others == [as_list] * 3
     assert as_list[0] == list(renderer.render([USER], [TOOL]))
 
 
@@ -137,6 +144,13 @@ def test_a_table_that_cannot_be_is_refused(tmp_path: Path, table: dict[str, Any]
         ({"weight": 0}, "its author took the answer out"),
         ({"metadata": {"train": False}}, "its author took the answer out"),
         ({"label": False}, "its label is false"),
+        ({"no_train": True}, "its author took the answer out"),
+        ({"loss_mask": [0, 0]}, "its 'loss_mask' is no mark of a whole message"),
+        ({"messages": [USER, {"role": "assistant", "content": "x", "weight": 0.5}]}, "its 'weight' is no mark"),
+        ({"reasoning_effort": "none"}, "it has 'reasoning_effort' beside its messages"),
+        ({"thinking": {"type": "disabled"}}, "it has 'thinking' beside its messages"),
+        ({"think": False}, "it has 'think' beside its messages"),
+        ({"tool_choice": "required"}, "it has 'tool_choice' beside its messages"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the answer is empty"),
     ],
 )
@@ -182,6 +196,20 @@ def test_a_line_that_names_a_key_twice_is_refused(tmp_path: Path) -> None:
     path.write_text('{"messages": [{"role": "user", "content": "a", "content": "b"}]}\n')
     with pytest.raises(ConfigError, match="line 1 names 'content' twice in one object"):
         read_rows(path, "sft", PolicyRenderer(build_tokenizer(FAMILIES[0]), name="policy"))
+
+
+@pytest.mark.parametrize("spelt", ['{"city": "Ulm"}', '{"city":"Ulm"}'])
+def test_a_pair_whose_sides_are_the_same_answer_is_left_out_and_counted(tmp_path: Path, spelt: str) -> None:
+    answer = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    same = {**answer, "tool_calls": [{**CALL, "id": "c", "function": {"name": "weather", "arguments": spelt}}]}
+    other = {"role": "assistant", "content": "x"}
+    path = tmp_path / "dpo.jsonl"
+    pairs = [{"prompt": [USER], "chosen": [answer], "rejected": [side], "tools": [TOOL]} for side in (same, other)]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    family = next(family for family in FAMILIES if family.name == "qwen3")
+    read = read_rows(path, "dpo", PolicyRenderer(build_tokenizer(family), name=family.name))
+    (reason,) = read.left_out
+    assert len(read.rows) == 1 and reason.startswith("chosen and rejected are the same answer")
 
 
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"weight": 0.0}])

@@ -18,7 +18,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import run_recipe_file
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import ELSEWHERE, LEARNER, all_keys, key_hint, key_parts, parse_toml, recipe_path
-from lightningrl.sanitize import DEEPEST
+from lightningrl.sanitize import DEEPEST, decode_text
 
 __all__ = ["load_recipe", "parse_setting", "read_recipe", "with_settings"]
 
@@ -84,7 +84,7 @@ def _read(path: Path) -> tuple[Recipe, list[str]]:
             raise ConfigError(f"recipe {str(path)!r} defines no `recipe = Recipe(...)`")
     elif path.suffix == ".toml":
         try:
-            data = parse_toml(path.read_text(encoding="utf-8"))
+            data = parse_toml(decode_text(path.read_bytes()).replace("\r\n", "\n"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {str(path)!r} is not valid TOML: {error}") from error
         recipe, wrong = _validate(data, str(path))

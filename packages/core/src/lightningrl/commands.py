@@ -5,6 +5,7 @@ lightningrl NAME …  ─►  CommandGroup: name and summary of each command  �
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from lightningrl.errors import ConfigError, Interruption, LightningError, PluginError
+from lightningrl.errors import ConfigError, Interruption, LightningError, PluginError, RunFolderError
 from lightningrl.plugins import Plugin, load_plugins
 
 __all__ = ["EXTRAS", "app", "describe_command", "main", "missing_hint", "run_command"]
@@ -56,11 +57,22 @@ def run_command(command: Callable[[], object]) -> None:
     """Run it. Errors of ours end with one sentence and their exit code; others keep their traceback."""
     try:
         try:
-            command()
+            try:
+                command()
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
         except ModuleNotFoundError as error:
             if (hint := missing_hint(error.name or "")) is None:
                 raise
             raise ConfigError(hint) from error
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written as Python ends
+            raise RunFolderError(
+                "no space is left for what it writes or prints; free some space, then run again"
+            ) from error
     except LightningError as error:
         from rich.console import Console
 

@@ -204,4 +204,7 @@ def _module_name(path: Path) -> str:
 
 
 def _import_failed(reference: str, source: str, error: BaseException) -> ConfigError:
-    return ConfigError(f"{reference!r}: importing {source!r} raised {describe_raised(error)}; fix it, then run again")
+    remedy = "fix it, then run again"
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        remedy = "name it as a module of its package, 'folder.file:name', or import without the dot"
+    return ConfigError(f"{reference!r}: importing {source!r} raised {describe_raised(error)}; {remedy}")

@@ -25,16 +25,19 @@ import pathlib
 import re
 import sys
 import uuid
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 __all__ = [
     "DEEPEST",
+    "DoubledKeyError",
     "NotPlain",
     "as_text",
     "clean_json",
     "clean_text",
+    "decode_text",
     "finite",
     "is_deeper",
     "kind_of",
@@ -42,6 +45,7 @@ __all__ = [
     "parse_json",
     "printable",
     "to_plain",
+    "unique_keys",
 ]
 
 DEEPEST: Final = 100
@@ -80,6 +84,11 @@ def clean_text(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def decode_text(data: bytes) -> str:
+    """Text of a file in UTF-8, or in UTF-16 where a byte order mark says so. Raises UnicodeDecodeError."""
+    return data.decode("utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
+
+
 def clean_json(value: Any, *, cut: bool = False, levels: int = DEEPEST) -> Any:
     """The value with clean text. Where it is deeper than `levels`: None with `cut`, else ValueError."""
     if isinstance(value, str):
@@ -105,6 +114,22 @@ def parse_json(body: bytes) -> Any:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels; send something flatter") from None
     is_shallow = text.count("[") + text.count("{") <= DEEPEST or not is_deeper(value, DEEPEST)
     return value if is_shallow and _ESCAPED_SURROGATE.search(text) is None else clean_json(value)
+
+
+class DoubledKeyError(ValueError):
+    """A name that an object has twice."""
+
+    def __str__(self) -> str:
+        return f"it names {self.args[0]!r} twice in one object"
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object; raises where a name comes again, for the first value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise DoubledKeyError(next(name for name in names if names.count(name) > 1))
+    return value
 
 
 def is_deeper(value: Any, levels: int) -> bool:

@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import IO, Any, Final, cast
 import ijson
 
 from lightningrl.errors import ConfigError
-from lightningrl.sanitize import clean_json
+from lightningrl.sanitize import DoubledKeyError, clean_json, unique_keys
 from lightningrl_server.inflate import BadBody, check_values
 from lightningrl_viewer.reading.foreign import dict_of, dicts_of
 
@@ -92,6 +93,20 @@ class _Shallow:
             raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
         self._depth += len(brackets) - 2 * closed
         return piece
+
+
+class _Once(dict[str, Any]):
+    """An object that tells `again` of a key that comes again: ijson passes over what it raises."""
+
+    __slots__ = ("_again",)
+
+    def __init__(self, again: list[str]) -> None:
+        super().__init__()
+        self._again = again
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._again += [key] if key in self else ()
+        super().__setitem__(key, value)
 
 
 def open_source(path: Path) -> IO[bytes]:
@@ -180,12 +195,14 @@ def name_document(path: Path, number: int, title: str | None = None) -> str:
 
 def read_items(file: IO[bytes], prefix: str, path: Path) -> Iterator[Any]:
     """Read the values at a place of one large document (`ijson`'s prefix). Raises ConfigError."""
-    number = 0
+    number, again = 0, list[str]()
     try:
-        shallow = _Shallow(file)
-        items = ijson.items(shallow, prefix, use_float=True, multiple_values=True)
+        shallow, once = _Shallow(file), partial(_Once, again)
+        items = ijson.items(shallow, prefix, map_type=once, use_float=True, multiple_values=True)
         for number, item in enumerate(items, 1):  # noqa: B007
             shallow.values = shallow.bytes = 0
+            if again:
+                raise DoubledKeyError(again[0])
             yield clean_json(item, cut=True)
     except (ijson.JSONError, ValueError, *UNREADABLE) as error:
         raise refuse(path, f"after document {number}", error) from error
@@ -230,7 +247,7 @@ def _parse(text: bytes) -> Any:
         decoded = text.decode(json.detect_encoding(text))
         if len(text) > MOST_VALUES:
             check_values(decoded.encode(), MOST_VALUES)
-        return clean_json(json.loads(decoded), cut=True)
+        return clean_json(json.loads(decoded, object_pairs_hook=unique_keys), cut=True)
     except BadBody:
         raise ValueError(_TOO_MUCH) from None
 

@@ -82,19 +82,8 @@ _KEY: Final = re.compile(
 _KEY_SIGNS: Final = tuple(
     re.compile(sign)
     for sign in (
-        *(
-            "pass",
-            "pw",
-            "identified",
-            "kennwort",
-            "contrase",
-            "senha",
-            "secret",
-            "credential",
-            "connection",
-            "seed",
-            "mnemonic",
-        ),
+        *("pass", "pw", "identified", "kennwort", "contrase", "senha"),
+        *("secret", "credential", "connection", "seed", "mnemonic"),
         *("recovery", "authorization", "cookie", "key", "token", "jwt", "sig", "session", "pin", "cvv", "cvc", "otp"),
     )
 )

@@ -28,7 +28,7 @@ class ModelTraits:
     explicit_masks: bool
     """Every layer attends to all earlier tokens and takes our own 4-D mask; else masks are left to transformers."""
     positions: bool
-    """`forward` takes `position_ids`."""
+    """`forward` takes `position_ids`, and counts by them."""
     attention: str
     """transformers' name of the attention implementation."""
 
@@ -50,7 +50,8 @@ def read_traits(model: PreTrainedModel, policy: str) -> ModelTraits:
             "choose a model with full or sliding-window attention"
         )
     sliding = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None) is not None)
-    positions = "position_ids" in inspect.signature(model.forward).parameters
+    has_slopes = bool(getattr(config, "alibi", False))  # Falcon's, which are made of a mask of each row
+    positions = not has_slopes and "position_ids" in inspect.signature(model.forward).parameters
     attention = str(config._attn_implementation)
     embeddings: Any = model.get_input_embeddings()
     return ModelTraits(

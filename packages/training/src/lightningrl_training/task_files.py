@@ -10,7 +10,6 @@ Columns   which of a row's columns is input, answer, id; the rest is metadata
 
 from __future__ import annotations
 
-import codecs
 import csv
 import datetime
 import decimal
@@ -27,8 +26,9 @@ import numpy as np
 
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, resolve
+from lightningrl.sanitize import DoubledKeyError, decode_text, unique_keys
 
-__all__ = ["FORMATS", "Columns", "DoubledKeyError", "Row", "read_text", "task_source", "unique_keys"]
+__all__ = ["FORMATS", "Columns", "Row", "read_text", "task_source"]
 
 FORMATS: Final = (
     "tasks are a .jsonl file, one a line, a .json file with a list of them, a .csv or .parquet file with one in each "
@@ -129,14 +129,12 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read ({error.strerror})") from error
-    is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return data.decode("utf-16" if is_utf_16 else "utf-8-sig")
+        return decode_text(data)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ConfigError(
-            f"line {line} of {str(path)!r} is no text in UTF-{16 if is_utf_16 else 8}; save the file as UTF-8"
-        ) from error
+        kind = 16 if "16" in error.encoding else 8
+        raise ConfigError(f"line {line} of {str(path)!r} is no text in UTF-{kind}; save the file as UTF-8") from error
 
 
 def _parse(text: str, path: Path, first_line: int = 1) -> Any:
@@ -154,19 +152,6 @@ def _parse(text: str, path: Path, first_line: int = 1) -> Any:
         ) from error
     except RecursionError:
         raise ConfigError(f"line {first_line} of {str(path)!r} is nested too deeply; give something flatter") from None
-
-
-class DoubledKeyError(ValueError):
-    """A name that an object has twice."""
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; raises where a name comes again, for the first value would be lost."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise DoubledKeyError(next(name for name in names if names.count(name) > 1))
-    return value
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

@@ -18,7 +18,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
@@ -89,24 +89,49 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 def answers_of(task: Task, path: str | None) -> list[Any]:
     """Right answers of a task, one or several. Raises ValueError where it has none: the data is broken then."""
     value = pick(task.answer, path)
-    answers = value if isinstance(value, list) else [value]
+    answers = [answer for item in (value if isinstance(value, list) else [value]) for answer in _answers_in(item)]
     if not answers or None in answers:
         where = f" at {path!r}" if path else ""
         raise ValueError(f"task {task.id!r} has no answer{where}; give each task one, or a list of right ones")
     return answers
 
 
+_OBJECTS = (("text", "answer_start"), ("spans", "types"), ("value", "aliases"), ("ground_truth", "style"))
+"""Keys of answers that data sets hold as objects, and one beside it: SQuAD's, DROP's, TriviaQA's, verl's."""
+
+
+def _answers_in(value: Any) -> list[Any]:
+    """Right answers in an object as data sets have it, or the value itself."""
+    for key, beside in _OBJECTS if isinstance(value, Mapping) else ():
+        if key in value and (beside in value or (len(value) == 1 and isinstance(value[key], list))):
+            sides = (value[key], value.get("aliases") or [])
+            return [answer for side in sides for answer in (side if isinstance(side, list) else [side])]
+    return [value]
+
+
 _LAST_LINE = re.compile(r"(?:^|\n)[ \t]*####[ \t]*([^\n]+?)\s*$")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 
 
+def _written(value: Any) -> list[str]:
+    """Texts of a value; of whole numbers in floats (`72.0`) the whole ones as well."""
+    return list(dict.fromkeys([text_of(value), text_of(_whole(value))]))
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def spellings(answer: Any) -> list[str]:
-    """Texts of a right answer: all of it, and what ends a solution; of a whole number in a column of floats (`72.0`)
-    the whole one as well."""
-    text = text_of(answer)
-    texts = [text]
-    if isinstance(answer, float) and answer.is_integer():
-        texts.append(str(int(answer)))
+    """Texts of a right answer: all of it, and what ends a solution."""
+    texts = _written(answer)
+    if isinstance(answer, Mapping) and isinstance(answer.get("text"), str):
+        texts.append(answer["text"])
+    text = texts[0]
     if (last := _LAST_LINE.search(text)) is not None:
         texts.append(last[1])
     elif boxed := _BOXED.findall(text):
@@ -130,9 +155,9 @@ class _Matching:
     def __post_init__(self, extract: str | None) -> None:
         self._extract = Extract(extract)
 
-    def _texts(self, task: Task, output: Any) -> tuple[str, list[list[str]]]:
-        """Take the output's text, and the texts of each right answer."""
-        return self._extract(text_of(pick(output, self.field))), [
+    def _texts(self, task: Task, output: Any) -> tuple[list[str], list[list[str]]]:
+        """Take the output's texts, and those of each right answer."""
+        return [self._extract(text) for text in _written(pick(output, self.field))], [
             [self._extract(text) for text in spellings(answer)] for answer in answers_of(task, self.answer_field)
         ]
 
@@ -146,9 +171,9 @@ class Exact(_Matching):
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         given, right = self._texts(task, output)
-        if self.normalized:
-            return float(normalize(given) in [normalize(text) for texts in right for text in texts])
-        return float(given in [text.strip() for texts in right for text in texts])
+        same: Callable[[str], object] = normalize if self.normalized else str.strip
+        answers = [same(text) for texts in right for text in texts]
+        return float(any(same(text) in answers for text in given))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -167,7 +192,7 @@ class Numeric(_Matching):
             raise ConfigError(f"reward 'numeric': {both} must not be negative")
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
-        text, right = self._texts(task, output)
+        (text, *_), right = self._texts(task, output)
         numbers = [
             next((number for text in texts if (number := read_number(text)) is not None), None) for texts in right
         ]
@@ -193,7 +218,7 @@ class F1(_Matching):
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         given, right = self._texts(task, output)
-        return max(_f1(normalize(text), normalize(given)) for texts in right for text in texts)
+        return max(_f1(normalize(text), normalize(words)) for words in given for texts in right for text in texts)
 
 
 class Pattern:

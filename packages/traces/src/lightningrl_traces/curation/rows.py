@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightningrl.tool_schemas import canonical
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Likeness, Message
 from lightningrl_traces.curation.files import RowFiles
 from lightningrl_traces.curation.near_equality import NearTexts
@@ -176,7 +177,7 @@ def _text(messages: Sequence[Message]) -> str:
             (
                 str(message.get("content") or ""),
                 *(
-                    f"{call['function']['name']} {call['function']['arguments']}"
+                    f"{call['function']['name']} {canonical(call['function']['arguments'])}"
                     for call in message.get("tool_calls") or ()
                 ),
             )

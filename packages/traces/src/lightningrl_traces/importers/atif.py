@@ -12,7 +12,7 @@ from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
 from lightningrl_traces.times import unix_seconds
-from lightningrl_viewer.reading.foreign.bodies import sampling_of
+from lightningrl_viewer.reading.foreign.bodies import binding_of, sampling_of
 from lightningrl_viewer.reading.foreign.messages import NO_TEXT, REPARSED, finish_of, note_unread, read_tools
 
 __all__ = ["AtifImporter"]
@@ -46,7 +46,7 @@ def _read(document: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     notes: set[str] = set()
     tools = read_tools(agent.get("tool_definitions"), notes)
     for number, step in enumerate(dicts_of(document.get("steps")), 1):
-        note_unread(step, _STEP, notes)
+        note_unread(step, _STEP - binding_of(step).keys(), notes)
         message = _message(step, notes)
         is_call = (
             step.get("source") == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0

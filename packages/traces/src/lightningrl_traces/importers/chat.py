@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.tool_schemas import without_fill
-from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
+from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained, marks_of
 from lightningrl_traces.documents import dict_of, name_document, read_documents
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
-from lightningrl_viewer.reading.foreign.bodies import BINDING, read_request, sampling_of
+from lightningrl_viewer.reading.foreign.bodies import binding_of, note_beside, read_request, sampling_of
 from lightningrl_viewer.reading.foreign.messages import UNTRAINED, digest_text, finish_of, note_unread, read_message
 
 __all__ = ["ChatImporter"]
@@ -48,7 +48,7 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     notes: set[str] = set()
     whole = row.get("messages") or row.get("conversations")
     listed = _listed(whole) or [*_listed(row.get("prompt")), *_listed(row.get("completion"))]
-    asked = {key: row[key] for key in ("system", "tools", "functions", *BINDING) if row.get(key)}
+    asked = {key: row[key] for key in ("system", "tools", "functions") if row.get(key)} | binding_of(row)
     if isinstance(asked.get("tools"), list):
         listed, asked["tools"] = without_fill(listed, asked["tools"])
     fields = read_request({"messages": listed, **asked}, notes)
@@ -56,10 +56,11 @@ def _read(row: Mapping[str, Any], name: str) -> Iterator[TraceRecord]:
     if messages and messages[0]["role"] != "system":
         instructions = row.get("system_prompt") or row.get("instructions")
         messages = [*read_message(instructions, notes, "system"), *messages]
+    note_beside(row, ("system_prompt", "instructions"), messages, notes)
     beside = {
         key: value for key, value in row.items() if key in PROMPT_COLUMNS or (key not in _READ and _is_dialogue(value))
     }
-    note_unread(beside, (), notes)
+    note_unread(beside | dict.fromkeys(marks_of(row), True), (), notes)
     if is_untrained(row) or ("completion" in row and is_untrained({"weight": row.get("label")})):
         notes.add(UNTRAINED)
     rollout = str(row.get("rollout_id") or name)

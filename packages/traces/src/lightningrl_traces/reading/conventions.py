@@ -78,7 +78,7 @@ def read_traceloop(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fi
         "finish_reason": finish_of(answers[0].get("finish_reason")) if answers else None,
         "tools": read_tools(functions, notes) if functions else None,
     }
-    return _over(fields, _genai_request(attributes))
+    return _over(fields, _genai_request(attributes, notes))
 
 
 def _traceloop_message(item: Mapping[str, Any]) -> Message:
@@ -99,7 +99,7 @@ def read_genai(span: Span, logs: Sequence[LogRecord], notes: set[str]) -> Fields
     for attributes in (span.attributes, *details):
         fields = _over(fields, _genai_structured(attributes, notes))
     fields = _over(fields, _genai_events(records, notes))
-    return _over(fields, _genai_request(span.attributes))
+    return _over(fields, _genai_request(span.attributes, notes))
 
 
 def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
@@ -111,16 +111,11 @@ def _genai_structured(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
         prompt = [*read_message({"role": "system", "parts": system}, notes), *prompt]
     for before, after in pairwise(prompt or ()):
         _pair_by_item(before, after)
-    outputs = read["output.messages"]
-    reason = (
-        outputs[0].get("finish_reason")
-        if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict)
-        else None
-    )
+    outputs = dicts_of(read["output.messages"])
     return {
         "messages": prompt,
         "answer": replies[-1] if replies else None,
-        "finish_reason": finish_of(reason),
+        "finish_reason": finish_of(outputs[-1].get("finish_reason")) if outputs else None,
         "tools": read_tools(attributes.get("gen_ai.tool.definitions"), notes),
     }
 
@@ -159,7 +154,7 @@ def _parsed_part(value: Any) -> Any:
     return value if parsed is None else parsed
 
 
-def _genai_request(attributes: Mapping[str, Any]) -> Fields:
+def _genai_request(attributes: Mapping[str, Any], notes: set[str]) -> Fields:
     settings = {
         key.removeprefix("gen_ai.request."): value
         for key, value in attributes.items()
@@ -168,6 +163,7 @@ def _genai_request(attributes: Mapping[str, Any]) -> Fields:
     settings |= {
         key: value for key, value in (("seed", attributes.get("gen_ai.openai.request.seed")),) if value is not None
     }
+    tools_beside(settings, notes)  # for the notes
     reasons = parse_attribute(attributes.get("gen_ai.response.finish_reasons"))
     return {
         "model": attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model"),

@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 
 from lightningrl.backends import Continuation
+from lightningrl.conventions import parse_attribute
 from lightningrl.errors import ConfigError
+from lightningrl.sanitize import DoubledKeyError, unique_keys
 from lightningrl.tool_schemas import without_fill
 from lightningrl_server.gateway.dialects.checks import is_nothing
-from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained
+from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained, marks_of
 from lightningrl_server.gateway.known_answers import KnownAnswer, render_answer
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_training.task_files import DoubledKeyError, read_text, unique_keys
+from lightningrl_training.task_files import read_text
 from lightningrl_training.tuning.settings import Method
+from lightningrl_viewer.reading.foreign.bodies import binding_of
 
 __all__ = ["Row", "Rows", "find_file", "read_rows"]
 
@@ -90,6 +93,9 @@ def read_rows(path: Path, method: Method, renderer: PolicyRenderer, most: int | 
         if most is not None and read.longest > most:
             rows.left_out[f"more than {most} tokens"] += 1
             continue
+        if method == "dpo" and np.array_equal(read.answers[0].tokens, read.answers[1].tokens):
+            rows.left_out["chosen and rejected are the same answer, which says nothing of which is better"] += 1
+            continue
         rows.rows.append(read)
     return rows
 
@@ -120,12 +126,15 @@ def _problem(
         return "its author took the answer out (weight 0)"
     if method == "sft" and row.get("label") is False:
         return "its label is false, a bad answer; tune on it with method 'kto'"
+    for key in (*marks_of(row), *(key for last in lasts for key in marks_of(last, (list, int, float, str)))):
+        return f"its {key!r} is no mark of a whole message (weight 0 or 1)"
     thinks, kwargs = row.get("enable_thinking"), row.get("chat_template_kwargs") or {}
     kwargs = kwargs if thinks is None or not isinstance(kwargs, dict) else {"enable_thinking": thinks, **kwargs}
     if kwargs and (not isinstance(kwargs, dict) or renderer.unlike(kwargs)):
         return "its chat_template_kwargs are not the recipe's policy.chat_template_kwargs"
-    for key in ("system", "functions", *sorted(PROMPT_COLUMNS - {"enable_thinking"})):
-        if not is_nothing(row.get(key)):
+    asked = binding_of(row).keys() - {"enable_thinking", "chat_template_kwargs"}
+    for key in (*sorted(asked), "system", "functions", *sorted(PROMPT_COLUMNS - {"enable_thinking"})):
+        if key in asked or not is_nothing(row.get(key)):
             return f"it has {key!r} beside its messages, and its prompt is made of messages and tools alone"
     learned = lasts if method == "sft" or row.get("label") is True else lasts[:1] if method == "dpo" else []
     if any(all(is_nothing(value) for key, value in last.items() if key != "role") for last in learned):
@@ -143,7 +152,9 @@ def _tools(row: Mapping[str, Any], where: str) -> list[Any] | None:
             raise ConfigError(f"{where}: 'tools' is a text that is no JSON ({error}); mend or remove it") from None
     if not isinstance(tools, list | None):
         raise ConfigError(f"{where}: 'tools' is a list of tools, or JSON of one; this one has {tools!r:.60}")
-    return tools
+    read = [parse_attribute(tool) or tool for tool in tools or ()]  # a column of texts
+    is_bare = [isinstance(tool, dict) and "name" in tool for tool in read]
+    return [{"type": "function", "function": tool} if bare else tool for tool, bare in zip(read, is_bare, strict=True)]
 
 
 def _conversations(row: Mapping[str, Any], method: Method, where: str) -> tuple[list[list[Any]], bool]:
@@ -153,7 +164,9 @@ def _conversations(row: Mapping[str, Any], method: Method, where: str) -> tuple[
         is_right = isinstance(row.get(name), bool if name == "label" else list)
         if not is_right:
             kind = "true or false" if name == "label" else "a list of messages"
-            raise ConfigError(f"{where}: a row of {method} has {name!r}, {kind}; this one has {row.get(name)!r:.60}")
+            others = "; rows of other forms become such by `lightningrl import-traces` and `lightningrl curate`"
+            given = f"this one has {row.get(name)!r:.60}{others if name not in row else ''}"
+            raise ConfigError(f"{where}: a row of {method} has {name!r}, {kind}; {given}")
     for name in {"sft": (), "dpo": ("chosen", "rejected"), "kto": ("completion",)}[method]:
         if len(row[name]) != 1:
             raise ConfigError(

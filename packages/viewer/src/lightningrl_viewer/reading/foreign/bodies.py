@@ -4,16 +4,24 @@ vLLM's token ids and our gateway's version of the policy."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightningrl_viewer.reading.foreign import dict_of, dicts_of
-from lightningrl_viewer.reading.foreign.messages import finish_of, note_unread, read_message, read_messages, read_tools
+from lightningrl_viewer.reading.foreign.messages import (
+    SWITCHES,
+    finish_of,
+    note_unread,
+    read_message,
+    read_messages,
+    read_tools,
+)
 
 __all__ = [
-    "BINDING",
     "DOUBLED",
     "SAMPLING",
+    "binding_of",
+    "note_beside",
     "read_request",
     "read_response",
     "sampling_of",
@@ -34,42 +42,23 @@ SAMPLING: Final[Mapping[str, str]] = {
 _REQUEST: Final = frozenset(
     {
         *("messages", "input", "instructions", "system", "tools", "functions", "model", *SAMPLING),
-        *(
-            "stream",
-            "stream_options",
-            "n",
-            "stop",
-            "stop_sequences",
-            "parallel_tool_calls",
-            "user",
-            "store",
-            "metadata",
-        ),
-        *(
-            "frequency_penalty",
-            "presence_penalty",
-            "repetition_penalty",
-            "min_p",
-            "logprobs",
-            "top_logprobs",
-            "timeout",
-        ),
+        *("stream", "stream_options", "n", "stop", "stop_sequences"),
+        *("parallel_tool_calls", "user", "store", "metadata"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logprobs"),
+        *("top_logprobs", "timeout"),
         *("reasoning", "reasoning_effort", "thinking", "verbosity", "include", "truncation", "service_tier", "betas"),
         *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "extra_headers", "extra_query", "type"),
         *("background", "cache_control", "anthropic_version", "return_token_ids", "skip_special_tokens", "_type"),
-        *(
-            "client_metadata",
-            "prediction",
-            "request_id",
-            "priority",
-            "cache_salt",
-            "context_management",
-            "output_config",
-        ),
+        *("client_metadata", "prediction", "request_id", "priority", "cache_salt"),
+        *("context_management", "output_config"),
     }
 )
 """Keys of a request that are read, or say nothing of its prompt and of what an answer is bound to."""
-BINDING: Final = ("tool_choice", "response_format", "chat_template_kwargs", "logit_bias", "previous_response_id")
+_BINDING: Final = (
+    *("tool_choice", "response_format", "logit_bias", "previous_response_id"),
+    *("chat_template_kwargs", "enable_thinking", "think"),
+)
+_AMOUNTS: Final = ("type", "effort", "enabled", "budget_tokens", "max_tokens")
 _VERSION: Final = re.compile(r"[A-Za-z0-9][\w.-]*@(\d{1,9})")
 
 
@@ -103,10 +92,11 @@ def read_request(body: Any, notes: set[str]) -> dict[str, Any]:
         return {}
     body = {**dict_of(body.get("extra_body")), **body}
     free = {key: body[key] for key in ("tool_choice", "response_format", "text") if _is_free(body.get(key))}
-    note_unread(body, _REQUEST | free.keys() | {"extra_body"}, notes)
+    note_unread(body, (_REQUEST | free.keys() | {"extra_body"}) - binding_of(body).keys(), notes)
     fields: dict[str, Any] = {"sampling": sampling_of(body)}
-    if "messages" in body:
+    if body.get("messages"):
         fields["messages"] = read_messages(body["messages"], notes)
+        note_beside(body, ("instructions", "input"), fields["messages"], notes)
     elif "input" in body:
         instructions = {"role": "system", "content": body.get("instructions")}
         system = read_message(instructions, notes) if body.get("instructions") else []
@@ -123,15 +113,38 @@ def read_request(body: Any, notes: set[str]) -> dict[str, Any]:
 def _is_free(value: Any) -> bool:
     """True for a choice of tools or a format that binds the answer to nothing."""
     kind = value.get("format", value) if isinstance(value, dict) else value
-    return (kind.get("type", "text") if isinstance(kind, dict) else kind) in ("auto", "text")
+    kind = kind.get("type", "text" if "verbosity" in kind else "") if isinstance(kind, dict) else kind
+    return kind in ("auto", "text")
+
+
+def _is_off(value: Any) -> bool:
+    """True for a setting of reasoning that asks for none."""
+    amounts = [value.get(key) for key in _AMOUNTS] if isinstance(value, dict) else [value]
+    words = [str(amount).lower() for amount in amounts if amount is not None]
+    return any(word in ("none", "disabled", "off", "false", "0") for word in words)
+
+
+def binding_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick what changes a call's prompt or binds its answer, and is kept nowhere."""
+    free = {key for key in ("tool_choice", "response_format") if _is_free(settings.get(key))}
+    keys = {*_BINDING, *(key for key in SWITCHES if _is_off(settings.get(key)))} - free
+    return {key: value for key, value in settings.items() if key in keys and value not in (None, {}, [], "")}
+
+
+def note_beside(
+    body: Mapping[str, Any], keys: Sequence[str], messages: Sequence[Mapping[str, Any]] | None, notes: set[str]
+) -> None:
+    """Note what stands beside messages that are the whole prompt, and in none of them."""
+    texts = [body.get("messages"), *(message.get("content") for message in messages or ())]
+    note_unread({key: body[key] for key in keys if key in body and body[key] not in texts}, (), notes)
 
 
 def tools_beside(settings: Any, notes: set[str]) -> list[dict[str, Any]] | None:
     """Tools among the settings of a call, told beside its messages. Notes others of them that change its prompt or bind
     its answer."""
-    given = {key: value for key, value in dict_of(settings).items() if key in BINDING and not _is_free(value)}
-    note_unread(given, (), notes)
-    return read_tools(dict_of(settings).get("tools") or dict_of(settings).get("functions"), notes)
+    given = {**dict_of(dict_of(settings).get("extra_body")), **dict_of(settings)}
+    note_unread(binding_of(given), (), notes)
+    return read_tools(given.get("tools") or given.get("functions"), notes)
 
 
 def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
@@ -144,10 +157,11 @@ def read_response(body: Any, notes: set[str]) -> dict[str, Any]:
         "model": body.get("model") or None,
         "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),
     }
-    choices = body.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        fields |= _read_choice(choices[0], notes)
-        fields["prompt_ids"] = _prompt_ids(body, choices[0], fields["prompt_tokens"], notes)
+    choices = dicts_of(body.get("choices"))
+    if choices:  # of several the first by its index, as of a stream
+        choice = next((choice for choice in choices if choice.get("index") in (0, None)), choices[0])
+        fields |= _read_choice(choice, notes)
+        fields["prompt_ids"] = _prompt_ids(body, choice, fields["prompt_tokens"], notes)
     elif isinstance(body.get("output"), list):
         items = dicts_of(body["output"])
         replies = _joined([message for item in items for message in read_message(item, notes, "assistant")])
@@ -171,8 +185,9 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             joined.append(dict(message))
             continue
         last["content"] = "".join(part for part in (last.get("content"), message.get("content")) if part) or None
-        if "tool_calls" in message:
-            last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+        calls = last.get("tool_calls", [])  # an item that is told twice is one call
+        if more := [call for call in message.get("tool_calls", ()) if not call["id"] or call not in calls]:
+            last["tool_calls"] = [*calls, *more]
         if "reasoning_content" in message:
             thoughts = (last.get("reasoning_content"), message["reasoning_content"])
             last["reasoning_content"] = "\n".join(filter(None, thoughts))

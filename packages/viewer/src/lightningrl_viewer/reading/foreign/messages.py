@@ -31,6 +31,7 @@ __all__ = [
     "FINISHES",
     "NO_TEXT",
     "REPARSED",
+    "SWITCHES",
     "UNREAD",
     "UNTRAINED",
     "digest_text",
@@ -95,16 +96,8 @@ _TELLS_NOTHING: Final = frozenset(
         *("annotations", "artifact", "cache_control", "citations", "created", "example", "finish_reason", "index"),
         *("logprobs", "message", "metadata", "model", "object", "response_metadata", "status", "stop_reason"),
         *("stop_sequence", "stop_details", "timestamp", "token_ids", "tool_call_chunks", "usage", "usage_metadata"),
-        *(
-            "audio",
-            "parsed",
-            "phase",
-            "container",
-            "provider_specific_fields",
-            "lc_attributes",
-            "uuid",
-            "tool_calls_ids",
-        ),
+        *("audio", "parsed", "phase", "container", "provider_specific_fields"),
+        *("lc_attributes", "uuid", "tool_calls_ids"),
     }
 )
 """Keys beside a message that say nothing of its prompt or answer."""
@@ -118,14 +111,14 @@ def finish_of(reason: Any) -> str | None:
     return None if not text or text in ("none", "unknown", "null") else FINISHES.get(text, text)
 
 
-_SWITCHES: Final = ("chat_template_kwargs", "enable_thinking", "think")
+SWITCHES: Final = ("chat_template_kwargs", "enable_thinking", "think", "thinking", "reasoning", "reasoning_effort")
 
 
 def note_unread(item: Mapping[str, Any], readable: Collection[str], notes: set[str]) -> None:
     """Note each key that holds something, and that is not readable; attributes with a dot are a span's own."""
     for key, value in item.items():
         # no thoughts, too, is a prompt
-        says = value not in (None, {}) if key in _SWITCHES else not is_nothing(value)
+        says = value not in (None, {}, [], "") if key in SWITCHES else not is_nothing(value)
         if says and key not in readable and "." not in key:
             notes.add(f"{UNREAD}{key[:60]}")
 
@@ -183,7 +176,8 @@ def read_message(item: Any, notes: set[str], role: str = "user") -> list[Message
     if who == "tool" and not results:
         call_id = item.get("tool_call_id") or item.get("id") or ""
         return [{"role": "tool", "tool_call_id": str(call_id), "content": text or "", **named}]
-    keyed = next(filter(None, (text_of(side.get(key)) for side in sides for key in THOUGHT_KEYS)), "")
+    places = (*sides, dict_of(item.get("provider_specific_fields")))
+    keyed = next(filter(None, (text_of(side.get(key)) for side in places for key in THOUGHT_KEYS)), "")
     thought = "\n".join(thoughts) or keyed
     message: Message = {"role": who, "content": text if text is not None or calls else "", **named}
     message |= {"tool_calls": calls} if calls else {}
@@ -320,15 +314,8 @@ def _read_calls(calls: Any, notes: set[str]) -> list[dict[str, Any]]:
 _CALL_KEYS: Final = frozenset(
     {
         *("id", "call_id", "type", "function", "custom", "name", "arguments", "args", "input", "index", "status"),
-        *(
-            "error",
-            "caller",
-            "cache_control",
-            "extra_content",
-            "provider_specific_fields",
-            "thought_signature",
-            "object",
-        ),
+        *("error", "caller", "cache_control", "extra_content", "provider_specific_fields"),
+        *("thought_signature", "object"),
     }
 )
 
