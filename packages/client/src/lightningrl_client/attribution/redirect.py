@@ -3,8 +3,8 @@
 `send` is patched on the client *classes*, when the agent imports them: httpx and httpx2 (the OpenAI and Anthropic SDKs,
 most frameworks), requests, and aiohttp, alone or as a transport of httpx. So clients made at import, SDKs, LangChain's
 cached clients and wrapped transports are covered. `ThreadPoolExecutor.submit` carries the context along. `Thread.start`
-does not: a long-lived thread would carry its first rollout into later ones. Agents of AutoGen's and Semantic Kernel's
-runtimes handle a message in its sender's context.
+does not: a long-lived thread would carry its first rollout into later ones. Semantic Kernel's agents handle a message
+in its sender's context.
 """
 
 from __future__ import annotations
@@ -24,15 +24,7 @@ from lightningrl_client.attribution.model_calls import CALL_ID, OUR_HEADERS, Mod
 
 __all__ = ["Redirection", "installed_redirection"]
 
-RUNTIMES: Final = (
-    ("autogen_core._single_threaded_agent_runtime", "SingleThreadedAgentRuntime", "autogen_core._base_agent"),
-    (
-        "semantic_kernel.agents.runtime.in_process.in_process_runtime",
-        "InProcessRuntime",
-        "semantic_kernel.agents.runtime.core.base_agent",
-    ),
-)
-"""Modules and classes of agent runtimes, with the modules of their agents' `BaseAgent`."""
+SEMANTIC_KERNEL: Final = "semantic_kernel.agents.runtime"
 
 
 class Redirection(ModelCalls):
@@ -51,8 +43,7 @@ class Redirection(ModelCalls):
             self._patches.wrap(asyncio.BaseEventLoop, "create_task", self._create_task)
             self._patches.wrap(multiprocessing.process.BaseProcess, "start", self._start_process)
         self._patch_clients(self._patches)
-        for modules in RUNTIMES:
-            _carry_messages(self._patches, *modules)
+        _patch_semantic_kernel(self._patches)
 
     def uninstall(self) -> None:
         """Restore what `install` patched."""
@@ -194,17 +185,17 @@ class Redirection(ModelCalls):
         return response
 
 
-def _carry_messages(patches: Patches, of_runtime: str, name: str, of_agent: str) -> None:
+def _patch_semantic_kernel(patches: Patches) -> None:
     def patch(module: Any) -> None:
         def within(agent: Any) -> Any:
             return module.MessageHandlerContext.populate_context(agent.id)
 
-        runtime = getattr(module, name)
-        patches.when_imported(
-            of_agent, lambda agents: carry_senders_context(patches, runtime, agents.BaseAgent, within)
-        )
+        def patch_agents(agents: Any) -> None:
+            carry_senders_context(patches, module.InProcessRuntime, agents.BaseAgent, within)
 
-    patches.when_imported(of_runtime, patch)
+        patches.when_imported(f"{SEMANTIC_KERNEL}.core.base_agent", patch_agents)
+
+    patches.when_imported(f"{SEMANTIC_KERNEL}.in_process.in_process_runtime", patch)
 
 
 def _without_connections(transport: Any) -> Any:
