@@ -85,8 +85,7 @@ def attempt_routes(
             raise BodyError(f"the spans of the result: {error}; {sentence}") from error
         if shared := await _find_shared(log, place, body):
             _mark_shared(place[0], body, len(shared))
-        may_go_again = is_of_worker and not shared
-        end = await _end_of(place, body, contents, memory, may_go_again=may_go_again, untrained=shared)
+        end = await _end_of(place, body, contents, memory, is_of_worker=is_of_worker, untrained=shared)
         if then is None or workers.is_stopping(then.worker_id):
             state, lease = await queue.finish_and_lease(*place, end, None)
         else:
@@ -128,7 +127,7 @@ def _mark_shared(rollout_id: str, body: api.Result, count: int) -> None:
         f"here, though other rollouts may have asked for them, so {untrained}; let each rollout start and end its own"
     )
     logger.warning("rollout %s: %s", rollout_id, sentence)
-    body.error = sentence if is_success else f"{body.error}; {sentence}"
+    body.error = "; ".join(filter(None, (body.error, sentence)))
     body.outcome = Outcome.INFRASTRUCTURE_ERROR if is_success else body.outcome
 
 
@@ -138,7 +137,7 @@ async def _end_of(
     contents: ExportContents | None,
     memory: AttemptMemory | None,
     *,
-    may_go_again: bool,
+    is_of_worker: bool,
     untrained: Sequence[str],
 ) -> AttemptEnd:
     is_overflow = body.outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place)
@@ -151,7 +150,7 @@ async def _end_of(
         spans=() if contents is None or all(span.agent is None for span in contents.spans) else contents.spans,
         rewards={} if contents is None else contents.rewards,
         other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts],
-        may_go_again=may_go_again,
+        may_go_again=is_of_worker and not untrained,
         left_threads=body.left_threads,
         untrained=untrained,
     )
