@@ -20,7 +20,7 @@ from lightningrl_testing.tokenizers import tiny_tokenizer
 pytestmark = pytest.mark.slow
 
 AGENT = '''
-import asyncio, contextvars, multiprocessing, queue, subprocess, sys, threading
+import asyncio, contextvars, multiprocessing, queue, subprocess, sys, threading, time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import httpx
 
@@ -172,6 +172,7 @@ async def of_senders_threads(_):
             while True:
                 context, job, done = kept["jobs"].get()
                 done(context.run(job))
+                time.sleep(0.2)  # the rollout may end meanwhile
                 del context, job, done
         threading.Thread(target=work, daemon=True).start()
     await meet()

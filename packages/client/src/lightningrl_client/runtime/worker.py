@@ -305,14 +305,15 @@ def _work_left(rollout: ActiveRollout) -> tuple[list[str], list[str]]:
     calls that were made in none of it. None without such work."""
     until = time.monotonic() + SHARED_GRACE_S
     while True:
-        works = [work for work in rollout.works if not work.is_done()]
+        # no variable keeps a work while this sleeps: it ends with the last context that has it
+        left = [(work.name, work.calls) for work in rollout.works if not work.is_done()]
         living = set(list_living(os.getpid())) if rollout.programs else ()
         programs = [name for pid, name in rollout.programs.items() if pid in living]
-        if not (works or programs):
+        if not (left or programs):
             return [], []
         if time.monotonic() > until:
-            names = sorted({*programs, *(work.name for work in works)})
-            return names, sorted(rollout.asked.difference(*(work.calls for work in works)))
+            names = sorted({*programs, *(name for name, _ in left)})
+            return names, sorted(rollout.asked.difference(*(calls for _, calls in left)))
         time.sleep(0.01)
 
 
