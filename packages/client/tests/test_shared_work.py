@@ -166,6 +166,7 @@ async def by_session(_):
 async def of_senders_threads(_):
     """A kept thread that runs each job in its sender's context; and anyio's, which does so, too."""
     import anyio
+    await meet()
     if "jobs" not in kept:
         kept["jobs"] = queue.Queue()
         def work():
@@ -175,7 +176,6 @@ async def of_senders_threads(_):
                 time.sleep(0.2)  # the rollout may end meanwhile
                 del context, job, done
         threading.Thread(target=work, daemon=True).start()
-    await meet()
     status = await anyio.to_thread.run_sync(ask_sync)
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     hand_out = lambda status: loop.call_soon_threadsafe(done.set_result, status)
