@@ -3,6 +3,7 @@
     make frameworks                       all of them; make frameworks ONLY="agno haystack" some
     tests/frameworks/NAME_agent.py        an agent in its framework's own style; its first lines pin what it needs
     tests/frameworks/expected.toml        what the policy says to it, and what has to be recorded
+    tests/frameworks/shared.toml          the same for agents with an object that all rollouts share
     tests/frameworks/examples.toml        the same for examples of the frameworks' authors, out of the framework's sdist
 
 NAME_agent.py ─► .frameworks/NAME (environment) ─► lightningrl work ─► server here ─► ROLLOUTS trajectories ─► checks ─►
@@ -38,6 +39,7 @@ from lightningrl_testing.whole_path import RUN_KEY, WholePath, running_services
 ROOT: Final = Path(__file__).parents[1]
 AGENTS: Final = ROOT / "tests/frameworks"
 CACHE: Final = ROOT / ".frameworks"
+OURS: Final = [word for name in ("core", "client") for word in ("-e", str(ROOT / "packages" / name))]
 ROLLOUTS: Final = 4
 WAIT_S: Final = 600.0
 """A rollout's time, and then some for the run."""
@@ -121,7 +123,8 @@ class Row:
 
 
 def load_cases() -> list[Case]:
-    found = [tomllib.loads((AGENTS / file).read_text()) for file in ("expected.toml", "examples.toml")]
+    files = "expected.toml", "shared.toml", "examples.toml"
+    found = [tomllib.loads((AGENTS / file).read_text()) for file in files]
     return [Case(name=name, **values) for values_by_name in found for name, values in values_by_name.items()]
 
 
@@ -139,7 +142,7 @@ def install(case: Case) -> None:
     else:
         subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(case.folder)], check=True)
         environment = {**os.environ, "VIRTUAL_ENV": str(case.folder)}
-        ours = [] if case.example else ["-e", str(ROOT / "packages/core")]  # a program has nothing of ours
+        ours = [] if case.example else OURS  # a program has nothing of ours
         command = [uv, "pip", "install", "--quiet", *ours, *case.packages]
         subprocess.run(command, check=True, env=environment, cwd=ROOT)
     if case.example:

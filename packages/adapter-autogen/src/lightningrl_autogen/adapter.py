@@ -22,8 +22,8 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 from opentelemetry.trace import Tracer
 
 from lightningrl.call_origin import CallOrigin
+from lightningrl.carried_context import carry_senders_context
 from lightningrl.instrumentation import Patches, Wrapper, make_tracer
-from lightningrl_autogen.messages import handle_in_senders_context, send_with_context
 from lightningrl_autogen.models import Models
 from lightningrl_autogen.roles import Roles
 from lightningrl_autogen.tools import Tools
@@ -78,9 +78,7 @@ def patch_autogen(patches: Patches, tracer: Tracer) -> Models:
     tools = Tools(tracer, roles.current)
     models = Models(tracer, roles, tools)
 
-    for method in ("send_message", "publish_message"):
-        wrap(SingleThreadedAgentRuntime, method, send_with_context)
-    wrap(BaseAgent, "on_message", handle_in_senders_context(roles))
+    carry_senders_context(patches, SingleThreadedAgentRuntime, BaseAgent, roles.handling)
 
     wrap(BaseChatAgent, "run", roles.run)
     wrap(BaseChatAgent, "run_stream", roles.stream)

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
+from autogen_core import MessageHandlerContext
+
 from lightningrl.instrumentation import Args, Kwargs
 
 __all__ = ["Roles", "role_of_agent_id", "set_within", "step_through"]
@@ -60,6 +62,12 @@ class Roles:
 
     def entered(self, role: str) -> AbstractContextManager[None]:
         return set_within(self._current, role)
+
+    @contextmanager
+    def handling(self, agent: Any) -> Iterator[None]:
+        """Handle a message as that agent of a runtime."""
+        with MessageHandlerContext.populate_context(agent.id), self.entered(role_of_agent_id(agent.id, agent)):
+            yield
 
     async def run(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         """Wraps a coroutine method of an agent."""

@@ -145,9 +145,12 @@ class Result(_Body):
     """Where the agent called models past the gateway."""
     left_threads: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
     """Bare threads that still ran when the agent had returned, by name."""
-    left_programs: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
-    """Programs with the attempt's key that did, where other attempts run beside it. If one of them called a model, for
-    whichever attempt, a success is an `infrastructure_error`, which is not tried again."""
+    left_work: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
+    """Tasks, jobs, threads, processes and programs that did, where other attempts run beside it. If one of them called
+    a model, for whichever attempt, a success is an `infrastructure_error`, which is not tried again, and a failure is
+    trained without these calls."""
+    own_calls: Sequence[str] = ()
+    """`x-lightningrl-call-id` of the calls that were made in none of them."""
     spans: bytes | None = None
     """OTLP in protobuf, as it could be exported before. Where it cannot be read, the result is not taken either."""
     then: ThenLease | None = None

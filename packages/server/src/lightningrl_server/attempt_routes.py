@@ -83,9 +83,9 @@ def attempt_routes(
         except ServerError as error:
             sentence = "the attempt has not ended: send its result without them"
             raise BodyError(f"the spans of the result: {error}; {sentence}") from error
-        if shared := await _describe_shared(log, place, body):
-            body.outcome, body.error, is_of_worker = Outcome.INFRASTRUCTURE_ERROR, shared, False
-        end = await _end_of(place, body, contents, memory, may_go_again=is_of_worker)
+        if shared := await _find_shared(log, place, body):
+            _mark_shared(place[0], body, len(shared))
+        end = await _end_of(place, body, contents, memory, is_of_worker=is_of_worker, untrained=shared)
         if then is None or workers.is_stopping(then.worker_id):
             state, lease = await queue.finish_and_lease(*place, end, None)
         else:
@@ -108,20 +108,27 @@ def attempt_routes(
     ]
 
 
-async def _describe_shared(log: CallLog, place: tuple[str, int], body: api.Result) -> str:
-    """Say which of an attempt's programs go on after its success and called models, perhaps for attempts beside it.
-    Empty = none. A worker's own clients give their calls an id, programs do not."""
-    if body.outcome is not Outcome.SUCCEEDED or not body.left_programs:
-        return ""
-    if all(call.call_key.startswith(("id:", "broken:")) for call in await log.calls(*place)):
-        return ""
+async def _find_shared(log: CallLog, place: tuple[str, int], body: api.Result) -> list[str]:
+    """Keys of the calls in what goes on after the attempt, perhaps for attempts beside it: all but those that its
+    worker made for it. Programs give their calls no id, and forked processes ids of their own."""
+    if not body.left_work:
+        return []
+    own = {f"id:{call_id}" for call_id in body.own_calls}
+    keys = [call.call_key for call in await log.calls(*place)]
+    return [key for key in keys if key.partition("#")[0] not in own and not key.startswith("broken:")]
+
+
+def _mark_shared(rollout_id: str, body: api.Result, count: int) -> None:
+    """Have a success count as a failure of the world, and say why; a failure stays the agent's."""
+    is_success = body.outcome is Outcome.SUCCEEDED
+    untrained = "nothing is trained on this rollout" if is_success else f"these {count} calls are not trained"
     sentence = (
-        f"{', '.join(sorted(set(body.left_programs))[:10])}, started by this rollout, goes on after it; model calls in "
-        "it are recorded here, though other rollouts may have asked for them, so nothing is trained on this rollout; "
-        "let each rollout start and end its own"
+        f"{', '.join(body.left_work[:10])}, started by this rollout, goes on after it; model calls in it are recorded "
+        f"here, though other rollouts may have asked for them, so {untrained}; let each rollout start and end its own"
     )
-    logger.warning("rollout %s: %s", place[0], sentence)
-    return sentence
+    logger.warning("rollout %s: %s", rollout_id, sentence)
+    body.error = "; ".join(filter(None, (body.error, sentence)))
+    body.outcome = Outcome.INFRASTRUCTURE_ERROR if is_success else body.outcome
 
 
 async def _end_of(
@@ -130,7 +137,8 @@ async def _end_of(
     contents: ExportContents | None,
     memory: AttemptMemory | None,
     *,
-    may_go_again: bool,
+    is_of_worker: bool,
+    untrained: Sequence[str],
 ) -> AttemptEnd:
     is_overflow = body.outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place)
     return AttemptEnd(
@@ -142,8 +150,9 @@ async def _end_of(
         spans=() if contents is None or all(span.agent is None for span in contents.spans) else contents.spans,
         rewards={} if contents is None else contents.rewards,
         other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts],
-        may_go_again=may_go_again,
+        may_go_again=is_of_worker and not untrained,
         left_threads=body.left_threads,
+        untrained=untrained,
     )
 
 

@@ -90,6 +90,8 @@ class AttemptEnd:
     """False where the agent alone says that the infrastructure failed: the rollout is not queued again for it."""
     left_threads: Sequence[str] = ()
     """Names of bare threads that still ran when it was over."""
+    untrained: Sequence[str] = ()
+    """Keys of calls that may be other attempts'."""
     rewards: Mapping[str | None, Mapping[str, float | None]] = field(
         default_factory=dict[str | None, Mapping[str, float | None]]
     )

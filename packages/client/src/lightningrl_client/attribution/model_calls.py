@@ -150,13 +150,13 @@ class ModelCalls:
             self._note_unattributed(parts.path)
         else:
             key, attempt = rollout.key, rollout.base_path.removesuffix("/v1")
-            self.scope.note_call(rollout)
         headers = {"Authorization": f"Bearer {key}"}
         claimed: ClaimedCall | None = None
         if rollout is not None and body:
             claimed = rollout.calls.claim(tail.encode() + b"\n" + body, is_retry=is_retry)
             headers[CALL_ID] = claimed.id
         if rollout is not None:
+            self.scope.note_call(rollout, headers.get(CALL_ID, ""))
             headers.update(self._origin().headers())
         target = urlunsplit(urlsplit(self.server_url + attempt + tail)._replace(query=parts.query))
         return RedirectedCall(target, self._netloc, headers, rollout, claimed)

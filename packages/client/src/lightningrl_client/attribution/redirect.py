@@ -3,7 +3,8 @@
 `send` is patched on the client *classes*, when the agent imports them: httpx and httpx2 (the OpenAI and Anthropic SDKs,
 most frameworks), requests, and aiohttp, alone or as a transport of httpx. So clients made at import, SDKs, LangChain's
 cached clients and wrapped transports are covered. `ThreadPoolExecutor.submit` carries the context along. `Thread.start`
-does not: a long-lived thread would carry its first rollout into later ones.
+does not: a long-lived thread would carry its first rollout into later ones. Semantic Kernel's agents handle a message
+in its sender's context.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from copy import copy
-from typing import Any
+from typing import Any, Final
 
+from lightningrl.carried_context import carry_senders_context
 from lightningrl.instrumentation import Args, Kwargs, Patches
 from lightningrl_client.attribution.model_calls import CALL_ID, OUR_HEADERS, ModelCalls, RedirectedCall, is_sdk_retry
 
 __all__ = ["Redirection", "installed_redirection"]
+
+SEMANTIC_KERNEL: Final = "semantic_kernel.agents.runtime"
 
 
 class Redirection(ModelCalls):
@@ -39,6 +43,7 @@ class Redirection(ModelCalls):
             self._patches.wrap(asyncio.BaseEventLoop, "create_task", self._create_task)
             self._patches.wrap(multiprocessing.process.BaseProcess, "start", self._start_process)
         self._patch_clients(self._patches)
+        _patch_semantic_kernel(self._patches)
 
     def uninstall(self) -> None:
         """Restore what `install` patched."""
@@ -64,13 +69,14 @@ class Redirection(ModelCalls):
         task = wrapped(*args, **(kwargs if has_own else {**kwargs, "context": context}))
         work.watch(task)
         if has_own:
-            self.scope.works_of_tasks[task] = work
+            self.scope.works_of_others[task] = work
         return task
 
     def _start_process(self, wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> None:
         wrapped(*args, **kwargs)
         if (work := self.scope.begin_work(f"process {instance.name!r}")[1]) is not None:
-            work.is_done = lambda: not instance.is_alive()
+            work.watch(instance, lambda process: process._closed or not process.is_alive())
+            self.scope.works_of_others[instance] = work
             work.rollout.works.add(work)  # what it asks is not seen here
 
     def _patch_clients(self, patches: Patches) -> None:
@@ -177,6 +183,19 @@ class Redirection(ModelCalls):
             response = await wrapped(method, type(whole)(call.url), *rest, **kwargs)
             note_status(response.status)
         return response
+
+
+def _patch_semantic_kernel(patches: Patches) -> None:
+    def patch(module: Any) -> None:
+        def within(agent: Any) -> Any:
+            return module.MessageHandlerContext.populate_context(agent.id)
+
+        def patch_agents(agents: Any) -> None:
+            carry_senders_context(patches, module.InProcessRuntime, agents.BaseAgent, within)
+
+        patches.when_imported(f"{SEMANTIC_KERNEL}.core.base_agent", patch_agents)
+
+    patches.when_imported(f"{SEMANTIC_KERNEL}.in_process.in_process_runtime", patch)
 
 
 def _without_connections(transport: Any) -> Any:

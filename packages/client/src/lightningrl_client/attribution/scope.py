@@ -4,7 +4,8 @@
 agent uses. *Concurrent*: each context has its own. In both, a context that outlived its rollout (a task that the agent
 left behind) has none. Only a bare thread that outlives its rollout in an exclusive process cannot be told from one of
 the next; see `ThreadWatch`. And a task that one rollout starts and others use works for the one that started it, as
-long as that runs: where it goes on after its rollout, the rollout's calls are not known to be its own; see `Work`.
+long as that runs: where it goes on after its rollout, the calls in it are not known to be the rollout's; see `Work`.
+A thread that gathers jobs of several rollouts and asks for all of them in the context of one cannot be told.
 
 A call's id is the same on every retry of it, so that the gateway records the call once. A request that failed (an
 exception, or a status of 400 and more) gives its id back, and the next request of the same rollout with the same body
@@ -93,6 +94,22 @@ class Report:
     """JSON"""
 
 
+class ThreadWatch:
+    """Bare threads that a rollout starts and leaves running: their later calls are recorded under the next rollouts. An
+    executor's threads are none of them: each of their jobs knows its rollout."""
+
+    def __init__(self) -> None:
+        self._before = set(threading.enumerate())
+
+    def has(self, thread: threading.Thread) -> bool:
+        """True if it is bare and was started since."""
+        return thread not in self._before and thread not in executors._threads_queues
+
+    def left_behind(self) -> list[str]:
+        """Names of those that were started since, and still run."""
+        return sorted(thread.name for thread in threading.enumerate() if self.has(thread))
+
+
 @dataclass(kw_only=True, slots=True, eq=False, repr=False)
 class ActiveRollout:
     """An attempt while it runs in this process: where its calls go, and what was seen of it."""
@@ -112,8 +129,11 @@ class ActiveRollout:
     """Calls that the gateway did not answer."""
     unseen_hosts: set[str] = field(default_factory=set[str])
     """Whose models it called past the gateway."""
-    works: set[Work] = field(default_factory=set["Work"])
-    """Tasks, jobs and processes that it started and that called models, where several rollouts run in the process."""
+    threads: ThreadWatch = field(default_factory=ThreadWatch)
+    asked: set[str] = field(default_factory=set[str])
+    """Ids of its calls, where several rollouts run in the process."""
+    works: WeakSet[Work] = field(default_factory=WeakSet["Work"])
+    """Tasks, jobs, threads and processes that it started and that called models, or may have, where several do."""
     programs: dict[int, str] = field(default_factory=dict[int, str])
     """Names by pid of programs that it started with its key, where several rollouts run in the process."""
     is_over: bool = False
@@ -122,20 +142,23 @@ class ActiveRollout:
         return f"ActiveRollout({self.rollout_id!r}, attempt {self.attempt})"
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False, weakref_slot=True)
 class Work:
-    """A task, an executor's job or a process that a rollout started. One that outlives it may have called models for
-    other rollouts as well."""
+    """A task, an executor's job, a thread or a process that a rollout started. One that outlives it may have called
+    models for other rollouts as well. It is kept by the contexts that it runs in, and over where none is left."""
 
     name: str
     """`task 'serve'`, `process 'ForkProcess-1'`"""
     rollout: ActiveRollout
+    calls: set[str] = field(default_factory=set[str])
+    """Ids of those that were made within it."""
+    doer: Callable[[], Any] = lambda: None
     is_done: Callable[[], bool] = lambda: False
 
-    def watch(self, future: Any) -> None:
-        """Take that task's or future's end for its own."""
-        seen = weakref.ref(future)
-        self.is_done = lambda: (there := seen()) is None or there.done()
+    def watch(self, doer: Any, is_done: Callable[[Any], bool] = lambda future: future.done()) -> None:
+        """Take that task's, future's, thread's or process's end for its own."""
+        self.doer = seen = weakref.ref(doer)
+        self.is_done = lambda: (there := seen()) is None or is_done(there)
 
 
 class RolloutScope:
@@ -146,8 +169,8 @@ class RolloutScope:
         self._process: ActiveRollout | None = None
         self._context: ContextVar[ActiveRollout | None] = ContextVar("lightningrl_rollout", default=None)
         self._works: ContextVar[tuple[Work, ...]] = ContextVar("lightningrl_works", default=())
-        self.works_of_tasks: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
-        """Work of tasks whose context is not ours to make."""
+        self.works_of_others: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
+        """Work of processes, and of tasks whose context is not ours to make."""
 
     def current(self) -> ActiveRollout | None:
         """The rollout that the caller works for; None = it works for no rollout, so its calls fail closed."""
@@ -163,21 +186,35 @@ class RolloutScope:
         if rollout is None:
             return context, None
         work = Work(name=name, rollout=rollout)
-        around = (outer for outer in self._works_here() if not outer.is_done())
+        around = (outer for outer in self._works_here(rollout) if not outer.is_done())
         context.run(self._works.set, (*around, work))
         return context, work
 
-    def note_call(self, rollout: ActiveRollout) -> None:
+    def note_call(self, rollout: ActiveRollout, call_id: str) -> None:
         """Note that the caller asks a model for the rollout, and within which work of it."""
-        rollout.works.update(work for work in self._works_here() if work.rollout is rollout)
+        if self.exclusive:
+            return
+        rollout.asked.add(call_id)
+        for work in self._works_here(rollout):
+            if work.rollout is rollout:
+                rollout.works.add(work)
+                work.calls.add(call_id)
 
-    def _works_here(self) -> tuple[Work, ...]:
+    def _works_here(self, rollout: ActiveRollout) -> tuple[Work, ...]:
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs in this thread
             task = None
-        work = None if task is None else self.works_of_tasks.get(task)
-        return self._works.get() if work is None else (*self._works.get(), work)
+        if task is not None:
+            work = self.works_of_others.get(task)
+            return self._works.get() if work is None else (*self._works.get(), work)
+        # a bare thread that was given this context: its work as long as it stays in it
+        thread, works = threading.current_thread(), self._works.get()
+        if rollout.threads.has(thread) and not any(work.doer() is thread for work in works):
+            work = Work(name=f"thread {thread.name!r}", rollout=rollout)
+            work.watch(thread, lambda thread: not thread.is_alive())
+            self._works.set((*works, work))
+        return self._works.get()
 
     def is_within(self) -> bool:
         """True if the caller's context was given a rollout, be it over or not."""
@@ -214,17 +251,3 @@ class RolloutScope:
             rollout.is_over = True
             self._process = None if self.exclusive else self._process
             self._context.reset(token)
-
-
-class ThreadWatch:
-    """Bare threads that a rollout starts and leaves running: their later calls are recorded under the next rollouts. An
-    executor's threads are none of them: each of their jobs knows its rollout."""
-
-    def __init__(self) -> None:
-        self._before = set(threading.enumerate())
-
-    def left_behind(self) -> list[str]:
-        """Names of those that were started since, and still run."""
-        of_executors: set[threading.Thread] = set(executors._threads_queues)
-        bare = set(threading.enumerate()) - self._before - of_executors
-        return sorted(thread.name for thread in bare)

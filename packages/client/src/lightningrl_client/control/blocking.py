@@ -75,16 +75,13 @@ class ControlClient:
         path = BEAT.path.format(wid=quote(worker_id, safe=":"))
         return wire.decode(self._send(path, wire.encode(beat), JSON, key=self._worker_key, wait_s=beat.wait_s), Orders)
 
-    def report(self, lease: Lease, report: Result, *, may_go_again: bool = True) -> Lease | None:
+    def report(self, lease: Lease, report: Result) -> Lease | None:
         """Hand in the attempt's result, with its own key; returns the next lease, where the report asks for one.
-        `may_go_again` False: the rollout ends with it, also where its failure is the world's.
 
         The first report of an attempt counts. A result that the server cannot take is reported as the agent's failure,
         with the server's sentence; spans that it cannot take are dropped.
         """
-        if not may_go_again:
-            report = structs.replace(report, then=None)
-        elif report.then is not None:
+        if report.then is not None:
             report = structs.replace(report, then=structs.replace(report.then, key=self._worker_key))
         elif report.outcome is Outcome.INFRASTRUCTURE_ERROR:
             report = structs.replace(report, worker_key=self._worker_key)
@@ -99,7 +96,7 @@ class ControlClient:
                 self._send(_path(TRACES, lease), report.spans, OTLP, key=lease.key)
             except ServerError as error:
                 logger.warning("rollout %s: its spans are lost: %s", lease.rollout_id, error)
-            return self.report(lease, structs.replace(report, spans=None), may_go_again=may_go_again)
+            return self.report(lease, structs.replace(report, spans=None))
         logger.warning("rollout %s: its result was refused, so it failed: %s", lease.rollout_id, refusal)
         sentence = f"the server did not take the agent's result: {refusal}"
         failure = Result(outcome=Outcome.AGENT_ERROR, error=sentence, duration_s=report.duration_s, then=report.then)

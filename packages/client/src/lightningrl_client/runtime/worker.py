@@ -31,7 +31,7 @@ from lightningrl.processes import die_with_parent, list_living
 from lightningrl.records import Lease, WorkerState
 from lightningrl.types import Outcome
 from lightningrl_client.attribution.redirect import Redirection
-from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch
+from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl_client.control.blocking import ControlClient, RefusedError
 from lightningrl_client.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl_client.runtime.attempt import Attempt
@@ -44,13 +44,13 @@ from lightningrl_client.runtime.worker_process import LOST_STATUS, die_with_pipe
 __all__ = ["Worker", "Workplace", "main"]
 
 MOST_HOSTS: Final = 100
-MOST_THREADS: Final = 100
+MOST_NAMES: Final = 100
 LONGEST_NAME: Final = 300
 ASYNC_GRACE_S: Final = 5.0
 """Seconds that an async agent may take to react to its cancellation at the time limit, before the process is killed."""
 
 SHARED_GRACE_S: Final = 1.0
-"""Seconds that tasks and processes of a rollout have to end after it."""
+"""Seconds that a rollout's tasks, processes and programs have to end after it."""
 
 logger = logging.getLogger(__name__)
 
@@ -207,33 +207,30 @@ class Worker:
         """The next one's lease, where one came with the answer to the report."""
         lease, rollout = attempt.lease, attempt.rollout
         self._heart.add(attempt)
-        threads = ThreadWatch()
         try:
             with self._scope.entered(rollout), self._surroundings(rollout):
                 report = attempt.run(self._agent, self._run_on_loop)
             if os.getpid() != self._pid:
                 # a process that the agent has forked, and whose work ended where the agent's did, is no worker
                 os._exit(1)
-            left = self._warn_of_threads(rollout, threads)
+            threads = self._warn_of_threads(rollout)
             report = self._hand_in(attempt, client) or report
-            # a failure leaves tasks behind that were its own (`asyncio.gather`), and stays the policy's
-            shared = self._describe_shared(rollout) if report.outcome is Outcome.SUCCEEDED else ""
-            if shared:
-                report.outcome, report.error = Outcome.INFRASTRUCTURE_ERROR, clean_text(shared)
-            report.left_threads = [clean_text(name, LONGEST_NAME) for name in left[:MOST_THREADS]]
-            report.left_programs = [clean_text(name, LONGEST_NAME) for name in _programs_left(rollout)[:MOST_THREADS]]
+            report.left_threads = [clean_text(name, LONGEST_NAME) for name in threads[:MOST_NAMES]]
+            if report.outcome is Outcome.SUCCEEDED or report.outcome.is_agents_own:
+                names, report.own_calls = _work_left(rollout)
+                report.left_work = [clean_text(name, LONGEST_NAME) for name in names[:MOST_NAMES]]
             if rollout.unseen_hosts:
                 report.unseen_hosts = sorted(rollout.unseen_hosts)[:MOST_HOSTS]
             if self._telemetry is not None:
                 report.spans = self._collect(rollout)
             report.then = None if self._stopping.is_set() else then
-            return client.report(lease, report, may_go_again=not shared)
+            return client.report(lease, report)
         finally:
             self._heart.remove(attempt)
 
-    def _warn_of_threads(self, rollout: ActiveRollout, threads: ThreadWatch) -> list[str]:
+    def _warn_of_threads(self, rollout: ActiveRollout) -> list[str]:
         """Names of the threads left behind, in an exclusive process: nothing tells them from the next rollout's."""
-        names = threads.left_behind() if self._scope.exclusive else []
+        names = rollout.threads.left_behind() if self._scope.exclusive else []
         if names:
             what = rollout.rollout_id, len(names), ", ".join(names[:10])
             logger.warning(
@@ -242,20 +239,6 @@ class Worker:
                 *what,
             )
         return names
-
-    def _describe_shared(self, rollout: ActiveRollout) -> str:
-        """Say which of what it started goes on and has called models, where several rollouts run in this process: these
-        calls may be other rollouts', so that nothing is trained on them. Empty = none."""
-        left = _wait_for_end(lambda: [work.name for work in rollout.works if not work.is_done()])
-        if not left:
-            return ""
-        sentence = (
-            f"{', '.join(sorted(set(left))[:10])}, started by this rollout, goes on after it; model calls in it are "
-            "recorded here, though other rollouts may have asked for them, so nothing is trained on this rollout; let "
-            "each rollout start and end its own"
-        )
-        logger.warning("rollout %s: %s", rollout.rollout_id, sentence)
-        return sentence
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
         """Hand in the agent's reports. Returns a failure where one is refused: the agent's if the report is wrong."""
@@ -317,22 +300,21 @@ class Worker:
             kill_own_group()
 
 
-def _programs_left(rollout: ActiveRollout) -> list[str]:
-    """Names of the programs that it started with its key and that go on after it."""
-
-    def living() -> list[str]:
-        alive = set(list_living(os.getpid()))
-        return [name for pid, name in rollout.programs.items() if pid in alive]
-
-    return _wait_for_end(living) if rollout.programs else []
-
-
-def _wait_for_end(look: Callable[[], list[str]]) -> list[str]:
-    """Give what is left a moment to end; the names of what does not."""
+def _work_left(rollout: ActiveRollout) -> tuple[list[str], list[str]]:
+    """Names of the work, and of the programs with its key, that go on a moment after the rollout; and the ids of the
+    calls that were made in none of it. None without such work."""
     until = time.monotonic() + SHARED_GRACE_S
-    while (left := look()) and time.monotonic() < until:
+    while True:
+        # no variable keeps a work while this sleeps: it ends with the last context that has it
+        left = [(work.name, work.calls) for work in rollout.works if not work.is_done()]
+        living = set(list_living(os.getpid())) if rollout.programs else ()
+        programs = [name for pid, name in rollout.programs.items() if pid in living]
+        if not (left or programs):
+            return [], []
+        if time.monotonic() > until:
+            names = sorted({*programs, *(name for name, _ in left)})
+            return names, sorted(rollout.asked.difference(*(calls for _, calls in left)))
         time.sleep(0.01)
-    return left
 
 
 def log_to_stderr() -> None:

@@ -194,6 +194,8 @@ def finish(
     if end.rewards:
         indices = call_log.call_indices(tx, [row.pk])[row.pk]
         tx.replace(rewards, call_log.reward_rows(tx, row.pk, rollout_id, indices, end.rewards))
+    for key in end.untrained:
+        tx.run(_LEAVE_OUT, of_pk=row.pk, key=key)
     outcome, error = end.outcome, end.error
     may_diverge = row.branch is not None and outcome in (Outcome.SUCCEEDED, Outcome.AGENT_ERROR)
     if may_diverge and (why := _divergence(tx, row)):
@@ -326,6 +328,8 @@ _ORDERED = ("id", "task_pk", "group_id", "mode", "step", "sampling", "branch", "
 _CREATE = PreparedStatement(insert(rollouts), columns=(*_ORDERED, "state", "created_at"))
 _COUNT_REFUSED = PreparedStatement(_attempt.values(results_refused=attempts.c.results_refused + 1))
 _OUTPUT = PreparedStatement(select(attempts.c.output).where(attempts.c.pk == bindparam("of_pk")))
+_of_key = (calls.c.attempt_pk == bindparam("of_pk"), calls.c.call_key == bindparam("key"))
+_LEAVE_OUT = PreparedStatement(update(calls).where(*_of_key).values(trainable=False))
 _END_ATTEMPT = PreparedStatement(
     _attempt, columns=("outcome", "ended_at", "output", "error", "duration_s", "left_threads")
 )

@@ -1,4 +1,4 @@
-"""Carries the sender's context along with each message of a runtime.
+"""Carries the sender's context along with each message of an agent runtime, AutoGen's or Semantic Kernel's copy of it.
 
     send_message / publish_message        queue                    BaseAgent.on_message
       message_id = MessageId(context) ──► envelope.message_id ──►  a task in a copy of that context
@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from typing import Any
 
-from autogen_core import MessageHandlerContext
+from lightningrl.instrumentation import Args, Kwargs, Patches
 
-from lightningrl.instrumentation import Args, Kwargs
-from lightningrl_autogen.roles import Roles, role_of_agent_id
-
-__all__ = ["MessageId", "handle_in_senders_context", "send_with_context"]
+__all__ = ["carry_senders_context"]
 
 
 class MessageId(str):
@@ -31,33 +29,28 @@ class MessageId(str):
 
     context: Context
 
-    @classmethod
-    def here(cls, text: str | None) -> MessageId:
-        """An id for a message that this context sends."""
-        message_id = cls(text or uuid.uuid4())
-        message_id.context = copy_context()
-        return message_id
 
-
-def send_with_context(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Wraps a runtime's `send_message` and `publish_message`."""
-    return wrapped(*args, **{**kwargs, "message_id": MessageId.here(kwargs.get("message_id"))})
-
-
-def handle_in_senders_context(roles: Roles) -> Callable[..., Any]:
-    """Wraps `BaseAgent.on_message`."""
+def carry_senders_context(
+    patches: Patches, runtime: Any, agent: Any, within: Callable[[Any], AbstractContextManager[Any]]
+) -> None:
+    """Wrap the classes of a runtime and of its agents. `within` opens for an agent what its handler also runs in."""
+    for method in ("send_message", "publish_message"):
+        patches.wrap(runtime, method, _send)
 
     async def on_message(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
         message_id = (args[1] if len(args) > 1 else kwargs["ctx"]).message_id
         context = message_id.context.copy() if isinstance(message_id, MessageId) else Context()
 
         async def handle() -> Any:
-            with (
-                MessageHandlerContext.populate_context(instance.id),
-                roles.entered(role_of_agent_id(instance.id, instance)),
-            ):
+            with within(instance):
                 return await wrapped(*args, **kwargs)
 
         return await asyncio.get_running_loop().create_task(handle(), context=context)
 
-    return on_message
+    patches.wrap(agent, "on_message", on_message)
+
+
+def _send(wrapped: Callable[..., Any], instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    message_id = MessageId(kwargs.get("message_id") or uuid.uuid4())
+    message_id.context = copy_context()
+    return wrapped(*args, **{**kwargs, "message_id": message_id})
