@@ -318,5 +318,5 @@ def _with_schema(url: URL, schema: str) -> str:
 def _schema_of(store: str) -> str:
     url = make_url(store)
     if not str(options := url.query.get("options")).startswith(_OPTION):
-        raise StoreError(f"the run's run.json names {url.render_as_string()!r}, a store without its schema; restore it")
+        raise StoreError(f"the store {url.render_as_string()!r} of the run's run.json has no schema; restore the file")
     return str(options).removeprefix(_OPTION)

@@ -173,7 +173,7 @@ class Room:
             with contextlib.suppress(OSError):  # it has ended
                 for entry in os.scandir(f"/proc/{pid}/fd"):
                     with contextlib.suppress(OSError):
-                        state = os.stat(entry.path)
+                        state = entry.stat()
                         is_ours = stat.S_ISREG(state.st_mode) and state.st_dev == self.disk
                         if is_ours and not state.st_nlink:
                             sizes[state.st_ino] = state.st_blocks * 512
