@@ -51,7 +51,7 @@ def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def has_namespaces() -> bool:
-    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-rn", "true"]).returncode
+    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-rnpfm", "true"]).returncode
 
 
 def git(folder: Path, *words: str) -> None:

@@ -68,6 +68,15 @@ _PRIVATE_KEY: Final = re.compile(
     r"|PuTTY-User-Key-File-\d.*?(?:Private-MAC: ?[0-9a-f]+|\Z)",
     re.DOTALL,
 )
+_BLOCK: Final = r"[A-Za-z0-9+/]{16,}={0,2}(?:(?:\s|\\[nr]){1,4}[A-Za-z0-9+/]{16,}={0,2})*"
+_HALF_KEY: Final = re.compile(
+    rf"(?:(?i:private[ _-]key)\b[^\n]{{0,40}}?|Private-Lines: \d+)(?:\s|\\[nr]){{1,6}}(?=[A-Za-z0-9+/]{{40}}){_BLOCK}"
+    r"|(?<![A-Za-z0-9+/])(?=MII[A-Za-z0-9+/]{3}IBA[AD]|MI[A-Za-z0-9]{2}AgE[AB][BM]|MHcCAQEE|MC4CAQAw|b3BlbnNzaC1rZXk)"
+    + _BLOCK
+)
+"""A private key without its first line: behind its name, or by how such a key begins in base64."""
+_END_OF_KEY: Final = re.compile(r"-{4,5} ?END (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY")
+_BLOCK_BEFORE: Final = re.compile(r"(?:\s|[nr]\\|=)*[A-Za-z0-9+/]+(?:(?:\s|[nr]\\){1,4}[A-Za-z0-9+/]{16,})+")
 _KEY: Final = re.compile(
     r"(?P<password>pass(?:word|wd|phrase|code|wort)?(?![a-z])|passwords?|pwd|(?<![a-z])pw(?![a-z])"
     r"|identified by|kennwort|mot de passe|contrase[nñ]a|senha"
@@ -76,7 +85,8 @@ _KEY: Final = re.compile(
     r"|(?P<key>api[ _-]?key|(?:access|account|app|auth|client|deploy|encryption|license|master|private|service|session"
     r"|shared|signing|ssh|storage|webhook)[ _-]?key|token(?!iz)|jwt|key-data"
     r"|sig(?:nature)?(?==)|session[ _-]?id|(?<=[?&])key(?==))"
-    r"|(?<![a-z])(?P<number>pin(?: code)?|cvv|cvc|otp)(?![a-z])",
+    r"|(?<![a-z])(?P<number>pin(?: code)?|cvv|cvc|otp)(?![a-z])"
+    r"|(?<!cache[ _-])(?<!public[ _-])(?<!partition[ _-])(?<!idempotency[ _-])(?P<hex>key|seed|psk)",
     re.IGNORECASE,
 )
 _KEY_SIGNS: Final = tuple(
@@ -95,7 +105,21 @@ _KEY_SIGNS: Final = tuple(
             "seed",
             "mnemonic",
         ),
-        *("recovery", "authorization", "cookie", "key", "token", "jwt", "sig", "session", "pin", "cvv", "cvc", "otp"),
+        *(
+            "recovery",
+            "authorization",
+            "cookie",
+            "key",
+            "token",
+            "jwt",
+            "sig",
+            "session",
+            "pin",
+            "cvv",
+            "cvc",
+            "otp",
+            "psk",
+        ),
     )
 )
 """Texts of which each key has one: found many times faster than the keys."""
@@ -160,7 +184,8 @@ _IDS: Final = re.compile(
 def mask_secrets(text: str, *, decodes: bool = True) -> str:
     """Mask tokens by their beginnings, values by their keys, headers, passwords of addresses, and such in base64."""
     if "PRIVATE KEY" in text or "PuTTY" in text:
-        text = _PRIVATE_KEY.sub("[secret: private key]", text)
+        text = _mask_half_before_end(_PRIVATE_KEY.sub("[secret: private key]", text))
+    text = _HALF_KEY.sub("[secret: private key]", text)
     if "://" in text:
         text = _URL.sub(_mask_address, text)
     text = _TOKEN.sub(_mask_token, text)
@@ -178,6 +203,17 @@ def mask_secrets(text: str, *, decodes: bool = True) -> str:
         for secret in detector.analyze_string(text):
             text = text.replace(secret, f"[secret: {detector.secret_type}]") if secret else text
     return _BASE64.sub(_mask_base64, text) if decodes else text
+
+
+def _mask_half_before_end(text: str) -> str:
+    """Mask the lines of base64 before the end of a private key whose beginning is elsewhere."""
+    parts, done = [], 0
+    for end in _END_OF_KEY.finditer(text):
+        block = _BLOCK_BEFORE.match(text[max(done, end.start() - 8192) : end.start()][::-1])
+        if block is not None:
+            parts += [text[done : end.start() - block.end()], "[secret: private key]\n"]
+            done = end.start()
+    return "".join([*parts, text[done:]])
 
 
 def _mask_address(match: re.Match[str]) -> str:
@@ -249,6 +285,8 @@ def _is_secret_value(family: str, key: str, value: str, *, is_quoted: bool, sep:
     has_digit = any(letter.isdigit() for letter in value)
     if family == "number":
         return re.fullmatch(r"\d{3,8}", value) is not None and (key.lower() != "pin" or len(value) > 3)
+    if family == "hex":
+        return re.fullmatch(r"(?:0x)?(?:[\da-f]{2}[: ]?){16,}", lowered) is not None
     if len(value) < 4 or lowered in _NO_VALUE or re.match(r"[<\[({*]|\$[A-Z_{(]|%[s(]|your|xxx|\.\.\.", value):
         return False
     if not is_quoted and (
