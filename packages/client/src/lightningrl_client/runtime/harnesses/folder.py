@@ -171,11 +171,10 @@ class Room:
         sizes: dict[int, int] = {}
         for pid in list_descendants(keeper_pid):
             with contextlib.suppress(OSError):  # it has ended
-                for entry in os.scandir(f"/proc/{pid}/fd"):
-                    with contextlib.suppress(OSError):
-                        state = entry.stat()
-                        is_ours = stat.S_ISREG(state.st_mode) and state.st_dev == self.disk
-                        if is_ours and not state.st_nlink:
+                for link in os.scandir(f"/proc/{pid}/fd"):
+                    with contextlib.suppress(OSError):  # it has closed this one
+                        state = link.stat()
+                        if stat.S_ISREG(state.st_mode) and state.st_dev == self.disk and not state.st_nlink:
                             sizes[state.st_ino] = state.st_blocks * 512
         return sum(sizes.values())
 
