@@ -99,10 +99,11 @@ def test_pods_run_without_rights_and_without_a_key_of_the_cluster(manifest: dict
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def test_workers_in_containers_see_the_agent_alone() -> None:
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    assert services["worker"]["volumes"] == ["${AGENT:-./agent}:/agent:ro"]
-    assert "/agent/recipe.toml" in services["worker"]["command"]
+def test_workers_in_containers_see_the_agent_alone_and_have_no_rights() -> None:
+    worker = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]["worker"]
+    assert worker["volumes"] == ["${AGENT:-./agent}:/agent:ro"]
+    assert "/agent/recipe.toml" in worker["command"]
+    assert (worker["cap_drop"], worker["security_opt"]) == (["ALL"], ["no-new-privileges"])
 
 
 def lint(*command: str) -> str:

@@ -243,6 +243,8 @@ def test_a_providers_answers_are_rows(first_agent: Path, warm: WarmCommand, tmp_
         ({"teacher": "starter"}, {"method": "x"}, "tune.method"),
         ({"teacher": "starter", "threshold": 2.0}, {}, "no reward is above 1"),
         ({"teacher": "nobody"}, {}, "warm_start.teacher: 'nobody' is no run folder"),
+        ({"teacher": "m@https://x.test/v1?key=abc123456789"}, {}, "the address has a secret behind 'key'"),
+        ({"teacher": "m@https://me:PASS@x.test/v1"}, {}, "the address names a user or a password"),
         ({"teacher": "m@https://x.test/v1", "api_key_env": "NO_SUCH_KEY_HERE"}, {}, "'NO_SUCH_KEY_HERE' is not set"),
     ],
 )
@@ -252,6 +254,7 @@ def test_what_is_wrong_with_the_table_is_said_in_a_sentence(
     recipe: Recipe = load_recipe(first_agent).model_copy(update={"warm_start": table, "tune": tune})
     said = explain_warm_start(recipe)
     assert said == [] if not what else (len(said) == 1 and what in said[0]), said
+    assert not any(secret in text for text in said for secret in ("PASS", "abc123456789"))
 
 
 def test_doctor_and_sweep_refuse_a_wrong_table_before_they_start(

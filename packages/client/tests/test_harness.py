@@ -51,7 +51,7 @@ def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def has_namespaces() -> bool:
-    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-rn", "true"]).returncode
+    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-rnpfm", "true"]).returncode
 
 
 def git(folder: Path, *words: str) -> None:
@@ -92,7 +92,7 @@ async def test_four_rollouts_at_once_have_folders_and_homes_of_their_own_and_are
             metadata={
                 "files": {"given/part.txt": f"of task {number}\n"},
                 "check_files": {"answer.test": f"{number}\n"},
-                "check": f"diff answer.txt answer.test && grep -q 'task {number}' given/part.txt && cat \"$HOME/mine\"",
+                "check": f"diff answer.txt answer.test && grep -q 'task {number}' given/part.txt && cat answer.txt",
             },
         )
         for number in range(4)
@@ -294,6 +294,19 @@ async def test_an_input_that_no_argument_can_be_is_told_in_a_sentence(
     await emptied(rooms)
 
 
+REMOVED = """
+import os, time
+held = []
+for number in range(8):
+    held.append(open("x", "wb"))
+    os.unlink("x")
+    held[-1].write(bytes(4 << 20))
+    held[-1].flush()
+time.sleep(20)
+"""
+"""Fills files that are in no folder any more."""
+
+
 async def test_disk_and_output_are_bounded_and_a_link_leads_no_file_of_the_check_out_of_the_folder(
     path: WholePath, rooms: Path, tmp_path: Path
 ) -> None:
@@ -302,6 +315,7 @@ async def test_disk_and_output_are_bounded_and_a_link_leads_no_file_of_the_check
     tasks = {
         "one-file": "do «cat /dev/zero > big; sleep 100000»",
         "many-files": "do «i=0; while true; do i=$((i+1)); head -c 1000000 /dev/zero > $i; done»",
+        "removed": Task(id="x", input=f"do «setsid {sys.executable} r.py»", metadata={"files": {"r.py": REMOVED}}),
         "link": Task(
             id="x",
             input=f"do «mkdir sub; ln -s {outside} sub/tests; seq 200000 >&2»",
@@ -310,10 +324,11 @@ async def test_disk_and_output_are_bounded_and_a_link_leads_no_file_of_the_check
         "bad-path": Task(id="x", input="hello", metadata={"files": {"../there": "x"}}),
         "no-model-and-no-key-for-the-check": Task(id="x", input="hello", metadata={"check": "env"}),
     }
-    one, many, link, bad, check = await run(path, tmp_path, {"disk_mb": 16}, tasks)
+    one, many, removed, link, bad, check = await run(path, tmp_path, {"disk_mb": 16}, tasks)
     for trajectory in (one, many):
         assert trajectory.outcome is Outcome.AGENT_ERROR or "big" not in trajectory.output["diff"]
-    assert "more than agent.disk_mb = 16; it was ended" in (many.error or "")
+    for trajectory in (many, removed):
+        assert "more than agent.disk_mb = 16; it was ended" in (trajectory.error or "")
     assert link.outcome is Outcome.SUCCEEDED, link.error
     assert list(outside.iterdir()) == []
     assert len(link.output["check"]["said"]) == 2_000 and link.output["check"]["said"].endswith("50000")
@@ -345,6 +360,19 @@ async def test_folders_nested_by_the_thousand_and_files_full_of_holes_stop_neith
     assert clear(str(room.place)) and not room.place.exists()
 
 
+async def test_what_a_harness_left_in_its_home_and_temporary_folder_does_not_reach_the_check(
+    path: WholePath, rooms: Path, tmp_path: Path
+) -> None:
+    meddle = "git config --global alias.st '!true'; mkdir $HOME/.config $XDG_DATA_HOME -p; echo x > $TMPDIR/seed"
+    check = "ls -A $HOME $TMPDIR; git st || test -w $HOME"
+    (trajectory,) = await run(path, tmp_path, {"check": check}, {"meddles": f"do «{meddle}»"})
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+    result = trajectory.output["check"]
+    assert result["status"] == 0 and "'st' is not a git command" in result["said"]
+    assert not any(name in result["said"] for name in (".gitconfig", ".config", ".local", "seed"))
+    await emptied(rooms)
+
+
 async def test_a_harness_that_fails_says_why(path: WholePath, rooms: Path, tmp_path: Path) -> None:
     row = {"command": ["/bin/sh", "-c", "echo on stdout; echo $MODEL >&2; exit 3"], "environment": {"MODEL": "{model}"}}
     agent = {"harness": row, "model": "mine"}
@@ -368,6 +396,42 @@ async def test_a_row_writes_files_into_home_and_the_task_may_come_by_stdin(
     assert json.loads(settings)["url"].endswith("/rollouts/by-stdin/attempts/1/v1")
     assert json.loads(settings)["as"] == "policy" and said == "-x"
     assert os.environ["HOME"] != trajectory.output["text"]
+
+
+KILLER = """
+import os, sys
+pid = os.getpid()
+while pid > 1 and b"keeper.py" not in open(f"/proc/{pid}/cmdline", "rb").read():
+    pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.chdir("/")
+        os.kill(pid, 9) if pid > 1 else os.kill(1, 9)
+        for fd in (0, 1, 2):
+            os.close(fd)
+        os.execve("/bin/sleep", ["sleep", sys.argv[1]], {})
+    os._exit(0)
+os.wait()
+"""
+"""Kills the keeper above it, then sleeps with nothing of the rollout's in its folder, environment or session."""
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="no user namespaces here")
+async def test_a_program_in_a_box_kills_no_keeper_and_does_not_outlive_its_rollout(
+    path: WholePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = f"98765{os.getpid()}"
+    task = Task(id="x", input=f"do «{sys.executable} k.py {seconds}»", metadata={"files": {"k.py": KILLER}})
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        (trajectory,) = await run(path, tmp_path, {"network": "gateway"}, {"killer": task})
+        await emptied(Path(short))
+    left = subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], capture_output=True, text=True, check=False).stdout
+    for pid in left.split():
+        os.kill(int(pid), 9)
+    assert not left.split()
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
 
 
 @pytest.mark.skipif(not has_namespaces(), reason="no user namespaces here")

@@ -101,6 +101,15 @@ def test_files_go_in_and_come_out_but_links_do_not(box: NamespaceBox, tmp_path: 
         box.put(pack([(tmp_path / "a.sh", "b.sh")]), "/usr/bin")
 
 
+def test_folders_nested_by_the_thousand_are_out_of_the_way_of_what_comes_afresh(box: NamespaceBox) -> None:
+    nest = "import os; os.makedirs('/app'); os.chdir('/app'); [(os.mkdir('a'), os.chdir('a')) for _ in range(5_000)]"
+    assert run(box, f'python3 -c "{nest}"').status == 0
+    with pytest.raises(BoxError, match="refused"):
+        box.take("/app")
+    box.put(pack(()), "/app", afresh=True)
+    assert run(box, "find /app").output == "/app\n"
+
+
 def test_a_box_that_ended_says_so(box: NamespaceBox) -> None:
     box.close()
     with pytest.raises(BoxGone, match="the box by unshare ended"):

@@ -56,6 +56,7 @@ def tokens(rng: random.Random) -> list[tuple[str, str]]:
         (f"-----BEGIN OPENSSH PRIVATE KEY-----\n{key}\n-----END OPENSSH PRIVATE KEY-----", key),
         (f"{draw(rng, 10, string.digits)}:{draw(rng, 35)}", ""),
         (f"my password is {word}", word),
+        (f"set the password to '{word}'", word),
         (f"<password>{word}</password>", word),
         (f"mysql --password {word} -h db", word),
         (f"api_key: {draw(rng, 24, HEX)}", ""),
@@ -133,7 +134,39 @@ def unlisted(rng: random.Random) -> list[tuple[str, str]]:
         ("ada.lovelace\\u0040example.org", ""),
         (base64.b64encode(f"password={word};".encode("utf-16-le")).decode(), ""),
         (f"https://acme.webhook.office.com/webhookb2/{draw(rng, 24)}", ""),
+        *halves_of_keys(rng),
+        (f"key = {draw(rng, 63, HEX)}7", ""),
+        (f'{{"aes_key": "{draw(rng, 31, HEX)}7"}}', ""),
+        (f"wallet key: 0x{draw(rng, 63, HEX)}7", ""),
+        (f"hmac key: {':'.join(draw(rng, 2, HEX) for _ in range(20))}", ""),
+        (f"wpa_psk={draw(rng, 63, HEX)}7", ""),
+        (f"SEED={draw(rng, 63, HEX).upper()}7", ""),
+        (f"p\u0430ssw\u043erd={word}", word),
+        (f"DB_\u0420ASSW\u039fRD: {word}", word),
+        (f'{{"\u0430pi_k\u0435y": "{draw(rng, 30)}7"}}', ""),
     ]
+
+
+def halves_of_keys(rng: random.Random) -> list[tuple[str, str]]:
+    """Private keys of which a line or two are missing: the text, and a line of it that is left out."""
+
+    def lines(first: str, count: int, end: str = "\n") -> tuple[str, str]:
+        rows = [draw(rng, 64) for _ in range(count)]
+        return end.join([first + rows[0][len(first) :], *rows[1:], f"{draw(rng, 20)}=="]), rows[-1]
+
+    told = []
+    for first in ("MIIEpAIBAAKCAQEA", "MIIEvQIBADANBgkq", "b3BlbnNzaC1rZXktdjEA", "MHcCAQEEI", "MIGHAgEAMBMGByqGSM49"):
+        block, line = lines(first, 6)
+        told.append((f"{block}\n", line))
+    block, line = lines("", 6)
+    told.append((f"my RSA private key is:\n{block}", line))
+    block, line = lines("", 6, "\\n")
+    told.append((f"PRIVATE KEY\\n{block}", line))
+    block, line = lines("", 6)
+    told.append((f"it ends so:\n{block}\n-----END EC PRIVATE KEY-----", line))
+    block, line = lines("", 6)
+    told.append((f"Private-Lines: 14\n{block}", line))
+    return told
 
 
 def arguments(text: str) -> list[dict[str, Any]]:
@@ -280,12 +313,15 @@ def test_harmless_ids_hashes_and_prose_are_left_alone() -> None:
         "max_tokens=4096, tokens: 512, total_tokens = 20",
         'def login(user, password: str, token=None): return check(password, os.environ["API_KEY"])',
         '{"type": "object", "properties": {"password": {"type": "string", "description": "The user\'s password, 8 signs"}}}',
+        "Reset the password to continue, and change the token to another; a password to remember.",
         "Enter your password: <password>. Authorization: Bearer $TOKEN. api_key: YOUR_API_KEY",
         "The secret is to listen. A basic understanding of tokens helps; the key is patience.",
         "getUserByIdFromDatabaseTable2 and AbstractSingletonProxyFactoryBean in sklearn, task-12345, risk-assessment-2024",
         "Python 3.11.4, 2026-11-28T21:10:30Z, 12:30:45, 1,234,567.89 USD, room 101-2034, ISBN 978-3-16-148410-0",
         "app.py:1204: unused:name, docker run -p 8080:80 ghcr.io/org/app:1.2, mailto:x, mysql -h db -P 3306, \\d{4}\\w+",
         "self.password = settings.db_password; if not password: raise ValueError",
+        f"cache key: {'3f786850e387550f' * 4}, cache_key={'3f786850e387550f' * 4}, public key 0x{'3f786850e387550f' * 4}",
+        "Keep the private key in a vault, with its password. \u041f\u0430\u0440\u043e\u043b\u044c \u0438 ip-\u0430\u0434\u0440\u0435\u0441, \u041e\u041e\u041e",
     ):
         assert mask_text(text) == (text, False, False, False)
 
@@ -332,6 +368,10 @@ PIECES = (
         "%3d",
         "\x1b[",
         "a:5432:",
+        "private key ",
+        "MIIEpAIBAAKCAQEA" * 3 + "\n",
+        "-----END PRIVATE KEY-----",
+        "a\u0430",
     ),
 )
 

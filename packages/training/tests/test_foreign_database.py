@@ -135,3 +135,17 @@ def test_another_host_behind_a_named_one_is_not_connected_to(listener: Listener,
 
     with pytest.raises(StoreError, match="no recipe has named"):
         find_store(folder)
+
+
+@pytest.mark.parametrize(
+    "more", ["", "?options=-cwork_mem%3D1", "?options=-csearch_path%3Da&options=-csearch_path%3Db"]
+)
+def test_a_run_whose_file_names_a_database_without_a_schema_is_not_deleted_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    monkeypatch.setenv("LIGHTNINGRL_DATABASES", "postgresql://me@127.0.0.1:1/rollouts")
+    folder = make_folder(tmp_path / "run", f"postgresql://me@127.0.0.1:1/rollouts{more}")
+
+    with pytest.raises(StoreError, match="has no schema; restore the file"):
+        remove_run(folder)
+    assert (folder / "run.json").is_file()

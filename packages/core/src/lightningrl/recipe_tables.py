@@ -141,7 +141,7 @@ class CallRule(Table):
 
 class _Policy(Table):
     model: str
-    """Hub name or local folder (relative to the recipe)."""
+    """Hub name, `package:NAME`, or a folder or GGUF file (relative to the recipe)."""
     trainable: bool = True
     """False = it is served and its calls are recorded; its weights stay as they are, bit for bit."""
     trained_agents: tuple[str, ...] | None = None

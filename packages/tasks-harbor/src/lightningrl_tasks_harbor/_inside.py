@@ -310,8 +310,12 @@ def _without_devices(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _remove(path: str) -> None:
+    """Remove what is there, or move it aside where folders are nested deeper than can be walked."""
     if Path(path).is_dir() and not Path(path).is_symlink():
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except (OSError, RecursionError):
+            Path(path).rename(f"{path}-{os.urandom(8).hex()}")
     else:
         Path(path).unlink(missing_ok=True)
 

@@ -68,6 +68,15 @@ _PRIVATE_KEY: Final = re.compile(
     r"|PuTTY-User-Key-File-\d.*?(?:Private-MAC: ?[0-9a-f]+|\Z)",
     re.DOTALL,
 )
+_BLOCK: Final = r"[A-Za-z0-9+/]{16,}={0,2}(?:(?:\s|\\[nr]){1,4}[A-Za-z0-9+/]{16,}={0,2})*"
+_HALF_KEY: Final = re.compile(
+    rf"(?:(?i:private[ _-]key)\b[^\n]{{0,40}}?|Private-Lines: \d+)(?:\s|\\[nr]){{1,6}}(?=[A-Za-z0-9+/]{{40}}){_BLOCK}"
+    r"|(?<![A-Za-z0-9+/])(?=MII[A-Za-z0-9+/]{3}IBA[AD]|MI[A-Za-z0-9]{2}AgE[AB][BM]|MHcCAQEE|MC4CAQAw|b3BlbnNzaC1rZXk)"
+    + _BLOCK
+)
+"""A private key without its first line: behind its name, or by how such a key begins in base64."""
+_END_OF_KEY: Final = re.compile(r"-{4,5} ?END (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY")
+_BLOCK_BEFORE: Final = re.compile(r"(?:\s|[nr]\\|=)*[A-Za-z0-9+/]+(?:(?:\s|[nr]\\){1,4}[A-Za-z0-9+/]{16,})+")
 _KEY: Final = re.compile(
     r"(?P<password>pass(?:word|wd|phrase|code|wort)?(?![a-z])|passwords?|pwd|(?<![a-z])pw(?![a-z])"
     r"|identified by|kennwort|mot de passe|contrase[nñ]a|senha"
@@ -76,24 +85,22 @@ _KEY: Final = re.compile(
     r"|(?P<key>api[ _-]?key|(?:access|account|app|auth|client|deploy|encryption|license|master|private|service|session"
     r"|shared|signing|ssh|storage|webhook)[ _-]?key|token(?!iz)|jwt|key-data"
     r"|sig(?:nature)?(?==)|session[ _-]?id|(?<=[?&])key(?==))"
-    r"|(?<![a-z])(?P<number>pin(?: code)?|cvv|cvc|otp)(?![a-z])",
+    r"|(?<![a-z])(?P<number>pin(?: code)?|cvv|cvc|otp)(?![a-z])"
+    r"|(?<!cache[ _-])(?<!public[ _-])(?<!partition[ _-])(?<!idempotency[ _-])(?P<hex>key|seed|psk)",
     re.IGNORECASE,
 )
-_KEY_SIGNS: Final = tuple(
-    re.compile(sign)
-    for sign in (
-        *("pass", "pw", "identified", "kennwort", "contrase", "senha"),
-        *("secret", "credential", "connection", "seed", "mnemonic"),
-        *("recovery", "authorization", "cookie", "key", "token", "jwt", "sig", "session", "pin", "cvv", "cvc", "otp"),
-    )
-)
+_SIGNS: Final = """
+    pass pw identified kennwort contrase senha secret credential connection seed mnemonic recovery authorization
+    cookie key token jwt sig session pin cvv cvc otp psk
+"""
+_KEY_SIGNS: Final = tuple(map(re.compile, _SIGNS.split()))
 """Texts of which each key has one: found many times faster than the keys."""
 _QUOTE: Final = r"(?:\\{0,31}(?:[\"'`]|u002[27])|%2[27]|&(?:quot|apos|#0?3[49]);)"
 """Quotes, also within texts of JSON, URLs and HTML."""
 _GIVEN: Final = re.compile(
     rf"[\w-]{{0,24}}(?:{_QUOTE}|[\])*]){{0,3}}"
     rf"(?:(?P<sep>\s{{0,4}}(?:=>|:=|={{1,3}}|[:：|]|%3[ad])\s{{0,4}}(?:[|>][+-]?\s{{1,40}}|\[\s{{0,40}}|-\s)?|>"
-    r"|\s{1,4}(?:is|was|lautet|ist)\s{1,4}:?)"
+    r"|\s{1,4}(?:is|was|to|lautet|ist)\s{1,4}:?)"
     rf"|(?:\s?,?\s{{0,40}}|(?<=\")[^<>\n]{{0,80}}\s){_QUOTE}?value{_QUOTE}?\s?[:=]\s?"
     rf"|\s{{1,3}}(?={_QUOTE})|(?P<flag>\s))"
     rf"(?:(?P<quote>{_QUOTE}{{1,3}})(?P<quoted>[^\"'`\n\\]{{1,512}})"
@@ -104,14 +111,12 @@ _GIVEN: Final = re.compile(
 _FLAG: Final = re.compile(r"(?:--[\w-]{0,12}|\blogin\s\S{1,30}\s|\b(?:ENV|setx?)\s{1,4}\w{0,30})$")
 _REST_OF_LINE: Final = re.compile(r"[^\"'`\n\\<>]{0,512}")
 _REST: Final = re.compile(r"[^\s\"'`,;&<>)}\]\\]*")
-_NO_VALUE: Final = frozenset(
-    {
-        *("none", "null", "nil", "true", "false", "undefined", "string", "str", "text", "number", "int", "integer"),
-        *("bool", "boolean", "object", "bytes", "required", "optional", "empty", "hidden", "redacted", "invalid"),
-        *("incorrect", "wrong", "missing", "expired", "reset", "field", "input", "unknown", "default", "password"),
-        *("secret", "token", "bearer", "basic", "name", "type", "value", "example", "changed", "sent", "stored"),
-    }
-)
+_WORDS: Final = """
+    none null nil true false undefined string str text number int integer bool boolean object bytes
+    required optional empty hidden redacted invalid incorrect wrong missing expired reset field input
+    unknown default password secret token bearer basic name type value example changed sent stored
+"""
+_NO_VALUE: Final = frozenset(_WORDS.split())
 """Words behind a key that are no secret."""
 _PAGES: Final = re.compile(
     r"(?<![a-z])(?:next|page|pagination|continuation|sync|cursor|max|min|per|stop|eos|bos|pad)[_ -]?$", re.IGNORECASE
@@ -149,7 +154,8 @@ _IDS: Final = re.compile(
 def mask_secrets(text: str, *, decodes: bool = True) -> str:
     """Mask tokens by their beginnings, values by their keys, headers, passwords of addresses, and such in base64."""
     if "PRIVATE KEY" in text or "PuTTY" in text:
-        text = _PRIVATE_KEY.sub("[secret: private key]", text)
+        text = _mask_half_before_end(_PRIVATE_KEY.sub("[secret: private key]", text))
+    text = _HALF_KEY.sub("[secret: private key]", text)
     if "://" in text:
         text = _URL.sub(_mask_address, text)
     text = _TOKEN.sub(_mask_token, text)
@@ -167,6 +173,17 @@ def mask_secrets(text: str, *, decodes: bool = True) -> str:
         for secret in detector.analyze_string(text):
             text = text.replace(secret, f"[secret: {detector.secret_type}]") if secret else text
     return _BASE64.sub(_mask_base64, text) if decodes else text
+
+
+def _mask_half_before_end(text: str) -> str:
+    """Mask the lines of base64 before the end of a private key whose beginning is elsewhere."""
+    parts, done = [], 0
+    for end in _END_OF_KEY.finditer(text):
+        block = _BLOCK_BEFORE.match(text[max(done, end.start() - 8192) : end.start()][::-1])
+        if block is not None:
+            parts += [text[done : end.start() - block.end()], "[secret: private key]\n"]
+            done = end.start()
+    return "".join([*parts, text[done:]])
 
 
 def _mask_address(match: re.Match[str]) -> str:
@@ -238,6 +255,8 @@ def _is_secret_value(family: str, key: str, value: str, *, is_quoted: bool, sep:
     has_digit = any(letter.isdigit() for letter in value)
     if family == "number":
         return re.fullmatch(r"\d{3,8}", value) is not None and (key.lower() != "pin" or len(value) > 3)
+    if family == "hex":
+        return re.fullmatch(r"(?:0x)?(?:[\da-f]{2}[: ]?){16,}", lowered) is not None
     if len(value) < 4 or lowered in _NO_VALUE or re.match(r"[<\[({*]|\$[A-Z_{(]|%[s(]|your|xxx|\.\.\.", value):
         return False
     if not is_quoted and (
@@ -252,7 +271,7 @@ def _is_secret_value(family: str, key: str, value: str, *, is_quoted: bool, sep:
     if value.count(" ") > 2:
         return "phrase" in key.lower() or "mnemonic" in key.lower()
     has_sign = has_digit or re.search(r"[^\w\s.,'-]", value) is not None
-    if " is" in sep or " was" in sep or "st " in sep or "lautet" in sep:
+    if sep.strip(" :").isalpha():
         return has_sign
     return has_sign or is_quoted or sep in ("=", ">") or "phrase" in key.lower()
 

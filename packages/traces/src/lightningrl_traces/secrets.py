@@ -41,10 +41,18 @@ _HIDDEN: Final = re.compile(
 """Colours of a terminal and characters of no width, which hide a secret from every rule."""
 _ESCAPED: Final = re.compile(
     r"\\{1,31}u00(2[013-9a-f]|[3-7][0-9a-f])|&#(?:x0*([2-7][0-9a-f])|0*(\d{2,3}));"
+    r"|(?<!\w)(\w{0,40}?[\u0370-\u052f]\w{0,40})"
     r"|([\uff0d\uff0e\uff10-\uff19\uff1d\uff20-\uff3a\uff3f\uff41-\uff5a\U0001d400-\U0001d7ff]+)",
     re.IGNORECASE,
 )
 """Letters and signs that JSON and HTML can write as numbers, and Unicode in other widths and scripts."""
+_ALIKE: Final = str.maketrans(
+    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0455\u0456\u0458\u0501\u051d\u04cf\u043a\u0442\u043d"
+    "\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0423\u0425\u0405\u0406"
+    "\u03bf\u03b1\u03c1\u03b5\u03b9\u03ba\u03c4\u03c5\u0391\u0395\u0399\u039a\u039f\u03a1\u03a4\u03a5",
+    "aeopcyxsijdwlkthABEKMHOPCTYXSIoapeiktuAEIKOPTY",
+)
+"""Cyrillic and Greek letters that look like others, within words that have others."""
 _LABELS: Final = ("name", "key", "header", "field", "variable")
 _LABELLED: Final = frozenset({"value", "values", "default"})
 """Keys of a value whose name stands beside it."""
@@ -85,7 +93,10 @@ def _mask(text: str) -> MaskedText:
 
 def _unescape(match: re.Match[str]) -> str:
     if match[4]:
-        return unicodedata.normalize("NFKC", match[4])
+        alike = match[4].translate(_ALIKE)
+        return alike if alike.isascii() and re.search("[A-Za-z]", match[4]) else match[4]
+    if match[5]:
+        return unicodedata.normalize("NFKC", match[5])
     letter = chr(int(match[3]) if match[3] else int(match[1] or match[2], 16))
     return letter if letter.isprintable() and letter not in "\"'\\" else match[0]
 

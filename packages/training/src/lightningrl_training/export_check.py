@@ -151,14 +151,21 @@ def _transformers(target: Path, base: str | None) -> Answer:
 def _vllm(folder: Path, context: int, calls: Sequence[Transition]) -> Answer:
     """vLLM's answers to all calls, from a process of its own, which it leaves with its memory. Raises BackendError."""
     asked = [([int(token) for token in call.prompt_ids], len(call.completion_ids)) for call in calls]
-    ran = subprocess.run(
-        [sys.executable, "-c", VLLM_PROGRAM, str(folder), str(context)],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**VLLM_VARIABLES, **os.environ},
-    )
+    patience_s = PATIENCE_S * (1 + len(asked))
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", VLLM_PROGRAM, str(folder), str(context)],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**VLLM_VARIABLES, **os.environ},
+            timeout=patience_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise BackendError(
+            f"vLLM did not answer for {folder}, which was written, in {patience_s:g} s; check fewer calls"
+        ) from None
     if ran.returncode != 0:
         last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
         raise BackendError(f"{folder} was written, and vLLM does not read it: {last}")

@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 
-__all__ = ["main"]
+__all__ = ["list_descendants", "main"]
 
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 10.0
@@ -28,17 +28,20 @@ PATIENCE_S = 10.0
 PAUSE_S = 0.005
 
 
-def _list_children() -> list[int]:
-    """Processes whose parent this one is: orphans among them. Empty where there is no /proc."""
+def list_descendants(pid: int) -> list[int]:
+    """Processes that one has started, orphans among them, and those in turn. Empty where there is no /proc."""
     if not os.path.isdir("/proc/self"):  # noqa: PTH112  pathlib is not imported here
         return []
-    own, children = str(os.getpid()), []
+    children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError), open(f"{entry.path}/stat", errors="replace") as file:  # noqa: PTH123
-                if file.read().rpartition(")")[2].split()[1] == own:
-                    children.append(int(entry.name))
-    return children
+                parent = int(file.read().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    descendants = children.pop(pid, [])
+    for each in descendants:
+        descendants += children.pop(each, ())
+    return descendants
 
 
 def _signal_group(group: int, number: int) -> None:
@@ -64,11 +67,11 @@ class _Program:
         return False
 
     def end(self) -> None:
-        """Kill all. A parent's end makes its children ours, which are killed in turn."""
+        """Kill all, also what is started meanwhile: a parent's end makes its children ours."""
         until = time.monotonic() + PATIENCE_S
         _signal_group(self.pid, signal.SIGKILL)
         while self.reap() and time.monotonic() < until:
-            for pid in _list_children():
+            for pid in list_descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(PAUSE_S)

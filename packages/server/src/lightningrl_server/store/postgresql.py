@@ -316,4 +316,7 @@ def _with_schema(url: URL, schema: str) -> str:
 
 
 def _schema_of(store: str) -> str:
-    return str(make_url(store).query["options"]).removeprefix(_OPTION)
+    url = make_url(store)
+    if not str(options := url.query.get("options")).startswith(_OPTION):
+        raise StoreError(f"the store {url.render_as_string()!r} of the run's run.json has no schema; restore the file")
+    return str(options).removeprefix(_OPTION)

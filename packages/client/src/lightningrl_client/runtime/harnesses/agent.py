@@ -170,6 +170,7 @@ class HarnessAgent:
         command = metadata.get("check") or self.check
         if command is None:
             return None
+        await in_thread(room.renew_home)
         await in_thread(write_files, room.work, _files(metadata, "check_files"))
         variables = {**_own_variables(room, of_check=True), **self.environment}
         words: list[str] = ["/bin/sh", "-c", str(command)]

@@ -3,7 +3,7 @@
 ROOT                 one for each process that runs harnesses; guard.py removes it, however that process ends
 └── 7                one for each rollout, removed after it
     ├── work         from a template folder or a git revision, and the task's files; a git repository of one commit
-    ├── home         HOME, with .config, .cache, … below it; tmp beside it
+    ├── home         HOME, with .config, .cache, … below it; tmp beside it; others of both for the check
     ├── start.bundle the same commit: what it is compared with
     ├── diff-…       made afterwards, for the comparison: git reads no repository that a program could write
     └── log          stdin, stdout and stderr
@@ -31,6 +31,7 @@ from typing import Any, Final, TypeVar
 from lightningrl.errors import LightningError
 from lightningrl_client.runtime.command import wait_for
 from lightningrl_client.runtime.harnesses import guard
+from lightningrl_client.runtime.keeper import list_descendants
 
 __all__ = ["FolderError", "Rollouts", "Room", "in_thread", "write_files"]
 
@@ -81,6 +82,8 @@ class Room:
         self.commit = ""
         """The state that the work began with; git checks each of its objects by the digest."""
         self.exclude: tuple[str, ...] = ()
+        self.disk = 0
+        """The device that its files are on."""
 
     def furnish(
         self,
@@ -113,6 +116,12 @@ class Room:
         git(*WHO, "-C", self.work, "commit", "--quiet", "--allow-empty", "--no-verify", "-m", "start")
         self.commit = git("-C", self.work, "rev-parse", "HEAD").strip()
         git("-C", self.work, "bundle", "create", "--quiet", self.start, "HEAD")
+        self.disk = self.start.stat().st_dev
+
+    def renew_home(self) -> None:
+        """Make a HOME and a TMPDIR for what runs next, in which no program before has written. Raises FolderError."""
+        self.refuse_links()
+        self.home, self.tmp = (Path(tempfile.mkdtemp(prefix=name, dir=self.place)) for name in ("home-", "tmp-"))
 
     def refuse_links(self) -> None:
         """Raise FolderError where a program has put something else in the place of a folder that we work in."""
@@ -139,10 +148,10 @@ class Room:
             return text
         return f"{text[:LONGEST_DIFF]}\n... the diff was cut at {LONGEST_DIFF} characters\n"
 
-    def used_bytes(self) -> int:
-        """Bytes that its files take on the disk. Raises FolderError where folders are nested beyond what can be
-        named."""
-        total, left = 0, [str(self.place)]
+    def used_bytes(self, keeper_pid: int = 0) -> int:
+        """Bytes that its files take on the disk, with those that programs below a keeper have removed and hold open.
+        Raises FolderError where folders are nested beyond what can be named."""
+        total, left = self._removed_bytes(keeper_pid), [str(self.place)]
         while left:
             folder = left.pop()
             if len(folder) > LONGEST_PATH:
@@ -157,6 +166,17 @@ class Room:
                         else:
                             total += entry.stat(follow_symlinks=False).st_blocks * 512
         return total
+
+    def _removed_bytes(self, keeper_pid: int) -> int:
+        sizes: dict[int, int] = {}
+        for pid in list_descendants(keeper_pid):
+            with contextlib.suppress(OSError):  # it has ended
+                for link in os.scandir(f"/proc/{pid}/fd"):
+                    with contextlib.suppress(OSError):  # it has closed this one
+                        state = link.stat()
+                        if stat.S_ISREG(state.st_mode) and state.st_dev == self.disk and not state.st_nlink:
+                            sizes[state.st_ino] = state.st_blocks * 512
+        return sum(sizes.values())
 
 
 class Rollouts:

@@ -31,7 +31,7 @@ def require_boxes() -> None:
     if tried.returncode:
         raise ConfigError(
             f"agent.network = 'gateway' needs user namespaces, which are not to be had here: "
-            f"{tried.stderr.strip()[-200:]}; leave it out, or run workers where `unshare -rn true` works"
+            f"{tried.stderr.strip()[-200:]}; leave it out, or run workers where `unshare -rnpfm true` works"
         )
 
 

@@ -85,7 +85,7 @@ async def _watch(
             await asyncio.wait({waiting}, timeout=LOOK_S)
             for log in logs:
                 bound_log(log, MOST_OUTPUT)
-            if (used := await in_thread(room.used_bytes)) > most_bytes:
+            if (used := await in_thread(room.used_bytes, process.pid)) > most_bytes:
                 raise CommandFailed(
                     f"{name!r} had {used / 2**20:.0f} MiB in its folders, more than agent.disk_mb = "
                     f"{most_bytes / 2**20:g}; it was ended: raise the limit, or look at what it writes"
