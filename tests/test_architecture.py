@@ -23,7 +23,7 @@ PAGES = [
     *ROOT.glob("examples/*/README.md"),
     *TEMPLATES.rglob("README.md.template"),
 ]
-MOST_LINES = 97_580
+MOST_LINES = 97_866
 HEAVY = (
     "torch",
     "transformers",
