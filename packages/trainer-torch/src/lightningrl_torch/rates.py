@@ -47,7 +47,7 @@ def usual_rate(parameters: int, *, adapters: bool, rollouts: int | None = None) 
     the square root, as AdamW wants it (Malladi et al. 2022, arXiv 2205.10287). None = there are enough."""
     row = next(row for row in RATES if parameters < row.below)
     rate = row.adapters if adapters else row.all_weights
-    return rate * min(1.0, (rollouts or USUAL_ROLLOUTS) / USUAL_ROLLOUTS) ** 0.5
+    return rate * math.sqrt(min(1.0, (rollouts or USUAL_ROLLOUTS) / USUAL_ROLLOUTS))
 
 
 def explain_rate(parameters: int, *, adapters: bool, rollouts: int | None = None) -> str:
