@@ -238,7 +238,7 @@ HIDDEN: Final = frozenset(
     {
         "step", "time", "minutes", "rollouts", "groups", "rows", "policy_version", "hooks_failed",
         "rollouts_unrewarded", "seconds_collect", "seconds_reward", "seconds_credit", "seconds_learn",
-        "learn/staleness_mean", "learn/gpu_memory_before", "learn/gpu_memory", "forecast_step_seconds",
+        "learn/staleness_mean", "learn/gpu_memory_before", "learn/gpu_memory", "forecast_step_seconds", "went_back_to",
     }
 )  # fmt: skip
 """Metrics that are no curve of their own: they are in another's, or in the table of steps."""
