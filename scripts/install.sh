@@ -23,8 +23,9 @@ uv=.venv/bin/uv
 
 # uv does not read pip's settings: hand it the folder of wheels that pip would look in, if there is one.
 links=${PIP_FIND_LINKS:-$(.venv/bin/python -m pip config get global.find-links 2>/dev/null || true)}
+tag=$(.venv/bin/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 if ! .venv/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
-    if [ -n "$links" ] && ls "$links"/torch-"$TORCH"+cpu-* >/dev/null 2>&1 && ! command -v nvidia-smi >/dev/null; then
+    if [ -n "$links" ] && ls "$links"/torch-"$TORCH+cpu-$tag"-* >/dev/null 2>&1 && ! command -v nvidia-smi >/dev/null; then
         $uv pip install --quiet --find-links "$links" "torch==$TORCH+cpu"
     else
         $uv pip install --quiet --torch-backend auto "torch==$TORCH"
