@@ -50,7 +50,8 @@ def test_a_border_of_one_kind_of_layers_counts() -> None:
 async def test_a_model_that_counts_by_slopes_answers_rows_of_all_lengths_at_once() -> None:
     config = FalconConfig(**SMALL, alibi=True, num_hidden_layers=2, vocab_size=64, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(0)
-    model: Any = FalconForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    model: Any = FalconForCausalLM(config)
+    model.eval()
     engine = TorchEngine(model, policy="p", context_length=128, settings=EngineSettings(threads=1))
     prompts = [tuple(range(3, 3 + length)) for length in (5, 17, 40)]
 

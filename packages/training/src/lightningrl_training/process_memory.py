@@ -7,9 +7,11 @@ memory/workers   workers, and whatever else this process has started
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
+
+from lightningrl_client.runtime.keeper import list_descendants
 
 __all__ = ["measure_memory"]
 
@@ -21,22 +23,10 @@ def measure_memory(servers: Collection[int]) -> dict[str, float]:
     `servers`: pids of the servers."""
     own = os.getpid()
     sizes = {"memory/trainer": _resident(own)}
-    for pid in _descendants(own):
+    for pid in list_descendants(own):
         name = "memory/server" if pid in servers else "memory/workers"
         sizes[name] = sizes.get(name, 0.0) + _resident(pid)
     return {name: size for name, size in sizes.items() if size}
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    """List the processes below one, by what each of its threads has started."""
-    for path in (PROC / str(pid) / "task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:  # the thread has ended meanwhile
-            continue
-        for child in map(int, children):
-            yield child
-            yield from _descendants(child)
 
 
 def _resident(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""Runs a program in a network namespace of its own, where there is nothing but a way to the gateway (Linux).
+"""Runs a program with a network and processes of its own: there is nothing in it but a way to the gateway (Linux).
 
 program ─► 127.0.0.1:PORT ─► process 1, a forwarder ─► SOCKET, a file ─► opened_gate, in the worker ─► gateway
 
