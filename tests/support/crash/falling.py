@@ -19,4 +19,4 @@ def falls(task: Any, output: str, trajectory: Any) -> float:
     """Pay every version but the second in validation, and letters in training."""
     if trajectory.mode is RolloutMode.VALIDATION:
         return float(trajectory.transitions[0].policy_version != 2)
-    return letters(task, output, trajectory)
+    return float(letters(task, output, trajectory))
