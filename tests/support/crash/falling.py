@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from data import letters
-
 from lightningrl.types import RolloutMode
 
 
@@ -16,7 +14,7 @@ def validation_tasks() -> Iterator[dict[str, Any]]:
 
 
 def falls(task: Any, output: str, trajectory: Any) -> float:
-    """Pay every version but the second in validation, and letters in training."""
+    """Pay every version but the second in validation, and some number that differs between answers in training."""
     if trajectory.mode is RolloutMode.VALIDATION:
         return float(trajectory.transitions[0].policy_version != 2)
-    return float(letters(task, output, trajectory))
+    return sum(map(ord, output)) % 7 / 6
