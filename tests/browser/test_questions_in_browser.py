@@ -1,5 +1,5 @@
-"""Twenty questions that a stranger has, asked of the site's own search in a real Chromium: the page that answers is one of
-the first two hits, and its first block is a command."""
+"""Questions that a stranger has, asked of the site's own search in a real Chromium: the page that answers is the first
+hit, and its first block is a command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUESTIONS = {
     "W&B": "how-to/loggers",
     "deploy to Ollama": "how-to/deploy",
     "more GPUs": "how-to/more-gpus",
-    "is my reward hackable": "how-to/rewards",
+    "is my reward hackable": "how-to/is-my-reward-hackable",
 }
 LATER = {
     "my GGUF has no chat template": "reference/models",
@@ -43,6 +43,16 @@ LATER = {
     "curate with my own reward": "how-to/curate",
     "I have no answers": "how-to/no-answers",
     "tool-calling LangGraph agent": "tutorials/tool-calling",
+    "reward is always 0": "how-to/it-does-not-learn",
+    "resume after kill": "how-to/resume",
+    "stop training early": "how-to/evaluation",
+    "LangGraph recursion limit": "how-to/agents/langchain",
+    "W&B offline": "how-to/loggers",
+    "compare two runs": "how-to/sweeps",
+    "import LangSmith": "how-to/import-traces",
+    "learning rate for 135M": "how-to/choose-settings",
+    "use an LLM judge": "explanation/credit/judge",
+    "validation every": "reference/recipe",
 }
 """Questions of a later stranger, whose pages need not begin with a command."""
 SETTLED_MS = 1500
@@ -80,8 +90,8 @@ def hits(page: Any, question: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("question", "answer"), (QUESTIONS | LATER).items(), ids=QUESTIONS | LATER)
-def test_a_question_is_answered_by_one_of_the_first_two_hits(question: str, answer: str, start_page: Any) -> None:
-    assert answer in hits(start_page, question)[:2]
+def test_a_question_is_answered_by_the_first_hit(question: str, answer: str, start_page: Any) -> None:
+    assert hits(start_page, question)[0] == answer
 
 
 @pytest.mark.parametrize("answer", QUESTIONS.values())

@@ -116,6 +116,10 @@ ADDRESSES = (
     "https://h/v1?client_secret=PASSWORD",
     "https://h:PASSWORD@[::1/v1",
     "htp://me:PASSWORD@h/v1",
+    "https://h/v1/AIzaPASSWORD-abcdefgh0123/models",
+    "https://h/v1?x=sk-proj-PASSWORD0123456789",
+    "https://h/hook/aB3PASSWORDxk29Qw71LmZr8TtUv5/v1",
+    "https://h/v1/hf%5FPASSWORD0123456789",
 )
 PLACES = (
     "judge.base_url",
@@ -146,6 +150,10 @@ def test_addresses_that_say_a_version_or_a_deployment_are_taken() -> None:
     told = (
         "https://h/openai/deployments/x?api-version=2024-10-21",
         "http://[::1]:8000/v1",
+        "https://gateway.ai.cloudflare.com/v1/0123456789abcdef0123456789abcdef/my-gateway/openai",
+        "https://my-workspace--a-deployment-of-Qwen3-30B-A3B-serve.modal.run/v1/Qwen3-30B-A3B-Instruct-2507",
+        "https://h/v1/models/DeepSeek-R1-Distill-Qwen-32B-Instruct-2507-FP8",
+        "https://h/v1/projects/7f9c24e8-3b1a-4c5d-9e2f-0a1b2c3d4e5f",
         "https://h/v1?alt=sse&beta=true&max_tokens=3",
     )
     assert [str(JudgeConfig(base_url=url, model="m").base_url) for url in told] == list(told)

@@ -25,6 +25,11 @@ _SECRET_NAME: Final = re.compile(
     r"(.*(key|token|secret|password|passwd|passphrase|signature|credentials?)"
     r"|pass|pwd|auth|authorization|sig|sas|jwt|bearer|code)"
 )
+_KEY: Final = re.compile(
+    r"([sr]k_|gsk_|c?sk-|xai-|pplx-|nvapi-|hf_|r8_|AIza|ya29\.|AKIA|ASIA|gh[a-z]_|github_pat_|glpat-|eyJ)[\w.~-]{12,}"
+    r"|(?=.*[a-z])(?=.*[A-Z])(?=(.*[0-9]){4})\w{28,}"
+)
+"""A part of an address that can only be a key: by its issuer's prefix, or by length and mixture. No hexadecimal id."""
 
 
 def read_key(variable: str, environment: Mapping[str, str], *, where: str, what: str = "the provider's key") -> str:
@@ -74,12 +79,15 @@ def check_no_secret(url: str) -> str:
             *(part for part in re.split("[/;]", parts.path) if "=" in part),
         ]
         names = [unquote_plus(pair.partition("=")[0]) for pair in pairs]
+        values = [unquote_plus(part) for part in re.split("[/&;=]", f"{parts.path}&{parts.query}&{parts.fragment}")]
     except ValueError:
         raise ValueError("it is no address; write for example 'https://api.openai.com/v1'") from None
     if "@" in parts.netloc:
         raise ValueError(f"the address names a user or a password, {why}")
     if secret := next(filter(names_secret, names), None):
         raise ValueError(f"the address has a secret behind {secret!r}, {why}")
+    if any(map(_KEY.fullmatch, values)):
+        raise ValueError(f"the address has what looks like a key in its path or query, {why}")
     return url
 
 
