@@ -37,8 +37,8 @@ from lightningrl_credit.samples import build_samples
 from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.look import read_trajectories
-from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.reader import Reader
+from lightningrl_server.store.sql import open_database
 
 TURNS = 50
 PROMPT, COMPLETION, VOCABULARY = 120, 60, 150_000

@@ -65,7 +65,7 @@ async def test_a_stuck_server_is_told_of_with_its_log_and_is_gone(tmp_path: Path
 
 
 LOUD = """
-from lightningrl_server.gateway.dialects.chat_answer import ChatFormat
+from lightningrl_server.gateway.dialects.chat import ChatFormat
 
 print("imported")
 

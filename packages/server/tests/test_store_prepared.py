@@ -14,8 +14,8 @@ from lightningrl.errors import StoreError
 from lightningrl.records import Lease
 from lightningrl.types import BranchPoint, Outcome, RolloutMode, RolloutState, SamplingSettings, Task
 from lightningrl_server.store.call_log import append_calls
-from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.queue_writes import create_rollouts, lease
+from lightningrl_server.store.sql import open_database
 from lightningrl_server.store.tables import attempts, calls, metadata, rollouts, tasks
 from lightningrl_server.store.transaction import PreparedStatement, Transaction
 from lightningrl_testing.store_conformance import make_call, make_spec

@@ -30,8 +30,8 @@ from lightningrl.types import Outcome, RolloutState, ToolCall
 from lightningrl_server.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
-from lightningrl_server.store.opening import open_database
 from lightningrl_server.store.protocol import Store
+from lightningrl_server.store.sql import open_database
 from lightningrl_server.store.tables import SCHEMA_VERSION, metadata
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_server.store.writer import _PATIENCE_S, Writer

@@ -20,7 +20,7 @@ from lightningrl.types import Outcome, SamplingSettings
 from lightningrl_server.lru import LruCache
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.call_log import append_calls
-from lightningrl_server.store.opening import open_database
+from lightningrl_server.store.sql import open_database
 from lightningrl_server.store.transaction import Transaction
 from lightningrl_testing.store_conformance import leased, make_call, make_spec
 

@@ -14,7 +14,7 @@ import pytest
 from lightningrl.commands import main
 from lightningrl.errors import LightningError, StoreError
 from lightningrl_server.store.location import find_store, name_database
-from lightningrl_server.store.opening import open_database
+from lightningrl_server.store.sql import open_database
 from lightningrl_viewer.removal import remove_run
 
 PASSWORD = "sesame-of-mine"

@@ -64,7 +64,7 @@ class Dialect:
 DIALECTS: Final = (
     Dialect(
         name="chat",
-        format="lightningrl_server.gateway.dialects.chat_answer:ChatFormat",
+        format="lightningrl_server.gateway.dialects.chat:ChatFormat",
         endpoints=("chat/completions",),
         forwarded=("embeddings",),
         others=("completions", "models"),
@@ -79,7 +79,7 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="responses",
-        format="lightningrl_server.gateway.dialects.responses_answer:ResponsesFormat",
+        format="lightningrl_server.gateway.dialects.responses:ResponsesFormat",
         endpoints=("responses",),
         hosts=("api.openai.com",),
         sent_headers=("openai-beta",),
@@ -87,7 +87,7 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="messages",
-        format="lightningrl_server.gateway.dialects.messages_answer:MessagesFormat",
+        format="lightningrl_server.gateway.dialects.messages:MessagesFormat",
         endpoints=("messages",),
         counting=("messages/count_tokens",),
         bases=("/v1", ""),  # Vercel's client adds no /v1

@@ -351,7 +351,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
 
 def _has_rollouts(path: Path) -> bool:
     """True where the store of a run has rollouts. A store that cannot be read may have."""
-    from lightningrl_server.store.opening import has_rollouts
+    from lightningrl_server.store.sql import has_rollouts
 
     try:
         return has_store(path) and has_rollouts(find_store(path))

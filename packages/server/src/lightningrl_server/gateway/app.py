@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.gateway.calls import PolicyCalls
-from lightningrl_server.gateway.dialects.chat_answer import write_model, write_models
+from lightningrl_server.gateway.dialects.chat import write_model, write_models
 from lightningrl_server.gateway.dialects.format import CountingFormat, load_format
 from lightningrl_server.gateway.model_call import (
     Endpoint,

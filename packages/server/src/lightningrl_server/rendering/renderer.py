@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,7 @@ from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl_server.lru import LruCache
 from lightningrl_server.rendering import families
 from lightningrl_server.rendering.call_forms import CallForm, find_form
-from lightningrl_server.rendering.switches import changes_prompts
+from lightningrl_server.rendering.markups import Markup, TextReading, read_text
 from lightningrl_server.rendering.templates import (
     GIVEN,
     check_template_kwargs,
@@ -30,7 +32,6 @@ from lightningrl_server.rendering.templates import (
     no_tools,
     template_variables,
 )
-from lightningrl_server.rendering.text_parser import TextParser, parsed_calls
 from lightningrl_server.rendering.tokenizer import (
     QuickTokenizer,
     TemplateBridge,
@@ -40,7 +41,7 @@ from lightningrl_server.rendering.tokenizer import (
 )
 from lightningrl_server.rendering.tool_turns import ToolTurns, find_tool_turns
 
-__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer", "pack"]
+__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer", "TextParser", "changes_prompts", "pack", "parsed_calls"]
 
 logger = logging.getLogger(__name__)
 
@@ -408,4 +409,101 @@ def _remedy(messages: Messages) -> str:
     return (
         "send turns of user and assistant that alternate, the user's first, or write a chat_template.jinja that takes "
         "others to the model's folder"
+    )
+
+
+_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+_EVERYTHING: Final[list[Mapping[str, Any]]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "b",
+        "reasoning_content": "c",
+        "tool_calls": [{"id": "call12345", "type": "function", "function": {"name": "f", "arguments": {}}}],
+    },
+    {"role": "tool", "content": "d", "name": "f", "tool_call_id": "call12345"},
+    {"role": "assistant", "content": "e", "reasoning_content": "f"},
+    {"role": "user", "content": "g"},
+]
+"""A conversation in which a template's switches show."""
+
+
+def changes_prompts(render: Callable[..., str], name: str, value: Any) -> bool:
+    """True where a switch would change some prompt that `render(messages, tools=…)` writes."""
+
+    def text(messages: list[Mapping[str, Any]], **kwargs: Any) -> str | None:
+        try:
+            return render(messages, **kwargs)
+        except Exception:  # noqa: BLE001  (a template may take no tools; another conversation shows what it does)
+            return None
+
+    tried = [
+        (messages, {"tools": tools})
+        for messages in (_EVERYTHING, _EVERYTHING[-2:], _EVERYTHING[-1:])
+        for tools in (None, [_TOOL])
+    ]
+    return any(text(messages, **tools) != text(messages, **tools, **{name: value}) for messages, tools in tried)
+
+
+_THINK_END: Final = "</think>"
+_BACK: Final = 32
+"""Characters before new ones that may begin a mark which they end."""
+
+
+class TextParser:
+    """Reads the completions of one policy."""
+
+    def __init__(self, tokenizer: QuickTokenizer, markup: Markup) -> None:
+        self._tokenizer = tokenizer
+        self._markup = markup
+        self._opens = re.compile(markup.opens or "|".join(map(re.escape, markup.tokens)))
+        framing = sorted({*tokenizer.all_special_tokens} - {"<think>", _THINK_END, *markup.tokens})
+        self._framing = re.compile("|".join(map(re.escape, framing))) if framing else None
+        self._own_ids = frozenset(tokenizer.convert_tokens_to_ids(list(markup.tokens)))
+
+    def opens_call(self, text: str, place: int = 0) -> bool:
+        """True where what begins near a place of a text may be or become a call."""
+        return self._opens.search(text, max(0, len(text[:place].rstrip()) - _BACK)) is not None
+
+    def parse(
+        self,
+        completion_ids: Sequence[int],
+        prompt_tail: Sequence[int],
+        stop_ids: Collection[int],
+        *,
+        tools: bool,
+        final: bool,
+    ) -> TextReading:
+        """Read a completion after the last tokens of its prompt. Without `tools`, calls stay text."""
+        reasoning: Any = import_module("renderers.reasoning")
+        end = len(completion_ids)
+        while end and completion_ids[end - 1] in stop_ids and completion_ids[end - 1] not in self._own_ids:
+            end -= 1
+        ids = list(completion_ids[:end])
+        is_open = reasoning.prompt_ends_in_reasoning(self._tokenizer, list(prompt_tail), stop_ids=frozenset(stop_ids))
+        thought = reasoning.scan_reasoning(self._tokenizer, ids, prefilled=is_open)
+        if thought.is_open:
+            return TextReading(content="", reasoning=thought.text)
+        text = self._tokenizer.decode(ids)
+        if thought.text is not None:
+            text = text.partition(_THINK_END)[2]
+        if self._framing is not None:
+            text = self._framing.sub("", text)
+        if not tools and not self._markup.has_channels:
+            return TextReading(content=text, reasoning=thought.text or "")
+        read = read_text(self._markup, text, final=final)
+        return TextReading(
+            content=read.content, calls=read.calls, reasoning=thought.text or read.reasoning, problems=read.problems
+        )
+
+
+def parsed_calls(reading: TextReading) -> tuple[Any, ...]:
+    """The calls of a reading as `renderers.ParsedToolCall`."""
+    library: Any = import_module("renderers.base")
+    return tuple(
+        library.ParsedToolCall(raw=raw, name=call.name, arguments=call.arguments, id=call.id)
+        for call, raw in reading.calls
     )
