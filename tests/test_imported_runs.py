@@ -29,7 +29,7 @@ from lightningrl.scaffold import new_agent_of_traces
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_traces.importing import import_traces
 from lightningrl_training.build import load_tasks
-from lightningrl_viewer.browser import viewer_of
+from lightningrl_viewer.app import viewer_of
 
 REWARD = """\
 def said_it(task, output, trajectory):

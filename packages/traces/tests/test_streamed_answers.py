@@ -24,7 +24,7 @@ from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gate
 from lightningrl_testing.loopback import serving
 from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, UnreadCall
 from lightningrl_traces.curation.forwarded import read_forwarded
-from lightningrl_viewer.reading.foreign.streams import join_events
+from lightningrl_viewer.reading.foreign.bodies import join_events
 
 USER: Any = {"role": "user", "content": "What is 6 times 7?"}
 SCHEMA: Any = {"type": "object", "properties": {"q": {"type": "string"}}}

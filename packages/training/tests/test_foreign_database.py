@@ -15,7 +15,7 @@ from lightningrl.commands import main
 from lightningrl.errors import LightningError, StoreError
 from lightningrl_server.store.location import find_store, name_database
 from lightningrl_server.store.sql import open_database
-from lightningrl_viewer.removal import remove_run
+from lightningrl_viewer.runs import remove_run
 
 PASSWORD = "sesame-of-mine"
 

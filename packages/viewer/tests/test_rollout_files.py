@@ -33,8 +33,7 @@ from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.rollout_export import export_command, list_stored
-from lightningrl_viewer.rollout_files import FORMATS, StoredRollout, read_rollouts
+from lightningrl_viewer.rollout_files import FORMATS, StoredRollout, export_command, list_stored, read_rollouts
 
 OFFERED = '{"look_up": {"type": "object"}, "bell": null}'
 

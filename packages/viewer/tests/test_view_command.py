@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from lightningrl.commands import app
 from lightningrl.errors import LightningError, RunFolderError, ServerError
-from lightningrl_viewer.browser import viewer_of
+from lightningrl_viewer.app import viewer_of
 from lightningrl_viewer.reading.queries.rollout_index import RolloutIndex
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState
-from lightningrl_viewer.charts import SMALL, Series, draw_chart, smooth
-from lightningrl_viewer.curves import make_curves
-from lightningrl_viewer.reading.metric_table import HIDDEN, METRICS, find_metric
+from lightningrl_viewer.charts import SMALL, Series, draw_chart, make_curves, smooth
+from lightningrl_viewer.reading.metrics import HIDDEN, METRICS, find_metric
 from lightningrl_viewer.reading.progress import measure_progress
 from lightningrl_viewer.reading.queries.rollout_counts import Cell, StepReward
 from lightningrl_viewer.reading.summary import Point, effective_count, wilson

@@ -24,8 +24,7 @@ from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
 from lightningrl_viewer.reading.origin import read_models
 from lightningrl_viewer.reading.runs import read_runs
-from lightningrl_viewer.removal import remove_run
-from lightningrl_viewer.runs import OneFolder, Runs, RunsFolder
+from lightningrl_viewer.runs import OneFolder, Runs, RunsFolder, remove_run
 
 KEY = "the-view-key"
 ORIGIN = {"origin": "http://127.0.0.1"}

@@ -21,7 +21,7 @@ from lightningrl_client.control.client import ServerClient
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import ServerSettings
 from lightningrl_server.store import SqlStore
-from lightningrl_viewer.events import Place, stream_news
+from lightningrl_viewer.app import Place, stream_news
 from lightningrl_viewer.reading.reader import StoredRun
 
 RUN_KEY = "the-run-key"

@@ -14,7 +14,7 @@ from lightningrl.errors import PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl
 from lightningrl.records import RolloutFilter
 from lightningrl_viewer import pages
-from lightningrl_viewer.browser import viewer_of
+from lightningrl_viewer.app import viewer_of
 
 
 class Brings:

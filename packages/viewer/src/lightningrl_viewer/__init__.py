@@ -23,7 +23,7 @@ A page is added in three steps; nothing else knows the pages by name.
 What a browser may do is said in the markup, so that keyboard and mouse are one:
 - `data-key="t"` on a link or button: the key presses it, and `?` lists it by its text or `aria-label`.
 - `data-row` on an element with a link `data-open` (Enter) and one `data-peek` (Space) in it: j and k go through them.
-- `<div id="live" data-live>` is fetched anew when the run has news (`events.py`); nothing more is expected of a page
+- `<div id="live" data-live>` is fetched anew when the run has news (`app.py`); nothing more is expected of a page
   without `data-live`.
 - CSP is `default-src 'self'`: no `style="…"`, no `<script>` or `onclick` in a page. Bars are SVG with attributes;
   colours are classes.

@@ -40,7 +40,7 @@ def view(
       [bold]lightningrl view runs/mine[/]       one run, live or ended
       [bold]lightningrl view runs[/]            all of them, and how they compare
     """
-    from lightningrl_viewer.browser import view_command
+    from lightningrl_viewer.app import view_command
 
     view_command(folder, runs=runs, port=port, browser=browser, may_write=not read_only)
 
@@ -90,7 +90,7 @@ def export_rollouts(
     Example:
       [bold]lightningrl export-rollouts runs/mine --format atif --to mine.jsonl[/]
     """
-    from lightningrl_viewer.rollout_export import export_command
+    from lightningrl_viewer.rollout_files import export_command
 
     export_command(folder, form=form, to=to, runs=runs, mode=mode)
 

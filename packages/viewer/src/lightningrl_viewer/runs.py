@@ -1,23 +1,43 @@
-"""Runs that a viewer shows: one that is open already, or those of a folder, opened when somebody looks."""
+"""Runs that a viewer shows: one that is open already, or those of a folder, opened when somebody looks; and the
+removal of one, for good: what the run made goes, and what else lies in its folder stays.
+
+a run of ours, and no link? ─► does nobody hold its lock? ─► schema, files by their names ─► run.json, .lock, folder
+
+Forms of the folder of runs: tags and a note, and deletion, which a page asks about first.
+
+runs/NAME/notes    the form ─► POST ─► notes.json ─► back to the list
+runs/NAME/delete   what goes, and what stays ─► POST ─► back to the list
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hmac
+import os
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Hashable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
-from lightningrl_server.store.location import named_store
-from lightningrl_viewer.page import NoSuchPage, ViewedRun
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from lightningrl.errors import LightningError, RunFolderError
+from lightningrl_server.store.location import find_store, named_store
+from lightningrl_viewer.belongings import remove_made
+from lightningrl_viewer.page import NoSuchPage, PageView, ViewedRun
+from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
+from lightningrl_viewer.reading.origin import is_own
 from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.reading.runs import is_run
-from lightningrl_viewer.removal import remove_run
+from lightningrl_viewer.reading.summary import is_live
 
-__all__ = ["OneFolder", "OneRun", "Runs", "RunsFolder"]
+__all__ = ["FORMS", "Form", "OneFolder", "OneRun", "Runs", "RunsFolder", "remove_run"]
 
 _MOST_OPEN: Final = 8
 
@@ -148,3 +168,121 @@ def _store_of(folder: Path) -> Hashable:
     """Return what changes where another run was written over it: the file that is open keeps its number."""
     path = folder / "store.sqlite"
     return named_store(folder), path.stat().st_ino if path.is_file() else None
+
+
+_LOCK_S: Final = 0.5
+"""Seconds to wait for the lock: pages that ask whether the run is live hold it for a moment."""
+_LAST: Final = ("run.json", ".lock")
+"""Files by which a folder is known as a run's: they go when nothing else of it is left."""
+
+
+def remove_run(folder: Path) -> list[str]:
+    """Remove a run, also from its database; return the names of what else lies in its folder, and stays. Raises
+    RunFolderError where it is no run of ours, or runs, and StoreError where its database is away."""
+    if folder.is_symlink() or not is_run(folder) or not is_own(folder):
+        raise RunFolderError(f"no run of ours in {str(folder)!r}, so nothing is deleted; name the folder of a run")
+    try:
+        with _locked(folder):
+            if not (store := find_store(folder)).startswith("sqlite"):
+                from lightningrl_server.store.postgresql import drop_schema
+
+                drop_schema(store, folder)
+            remove_made(folder)
+            left = sorted(path.name for path in folder.iterdir() if path.name not in _LAST)
+            for name in _LAST:
+                (folder / name).unlink(missing_ok=True)
+        if not left:
+            folder.rmdir()
+    except (OSError, RecursionError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "folders are nested too deeply in it"
+        raise RunFolderError(
+            f"run {str(folder)!r} cannot be deleted: {problem}; make its folder writable, then delete it again"
+        ) from error
+    return left
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the run's lock. Raises RunFolderError where another process has it."""
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        give_up = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise RunFolderError(
+                        f"run {str(folder)!r} is training, so it is not deleted; stop it first (Ctrl-C)"
+                    ) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(lock)
+
+
+_MOST_BYTES: Final = 64_000
+_MOST_FIELDS: Final = 20
+Form = Callable[[RunsFolder, Request, str], Awaitable[PageView | Response]]
+"""Answers GET with a page and POST with a redirection; the text is the token that the form must carry."""
+
+
+async def edit_notes(runs: RunsFolder, request: Request, token: str) -> PageView | Response:
+    name = request.path_params["run"]
+    folder = runs.place_of(name)
+    if request.method == "POST":
+        fields = await _read_fields(request, token)
+        tags = fields.get("tags", "").replace(",", " ").split()
+        await asyncio.to_thread(write_notes, folder, RunNotes.of(tags, fields.get("note", "")))
+        return _back(request)
+    notes = await asyncio.to_thread(read_notes, folder)
+    return PageView("notes.html", title=f"Notes of {name}", name=name, notes=notes, token=token)
+
+
+async def confirm_deletion(runs: RunsFolder, request: Request, token: str) -> PageView | Response:
+    name = request.path_params["run"]
+    folder = runs.place_of(name)
+    if request.method == "POST":
+        fields = await _read_fields(request, token)
+        if fields.get("run") != name:
+            raise RunFolderError(f"run {name[:100]!r} is not deleted: the form was of another; open its page again")
+        left = await runs.remove(name)
+        if left:
+            others = f"{len(left)} more in its folder are not the run's and stay: {', '.join(left[:5])[:200]}"
+            return PageView("error.html", title="Deleted", sentence=f"Run {name[:100]!r} is deleted; {others}.")
+        return _back(request)
+    files, size = await asyncio.to_thread(_measure, folder)
+    return PageView(
+        "delete.html", title=f"Delete {name}", name=name, token=token, files=files, bytes=size, is_live=is_live(folder)
+    )
+
+
+def _measure(folder: Path) -> tuple[int, int]:
+    """Count the files below a folder, and their bytes; links are not followed."""
+    sizes = [path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()]
+    return len(sizes), sum(sizes)
+
+
+async def _read_fields(request: Request, token: str) -> Mapping[str, str]:
+    """Read a form. Raises LightningError where it is too long, or not one of these pages'."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise LightningError(f"the form is longer than {_MOST_BYTES:,} bytes; shorten the note")
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise LightningError(f"the form cannot be read: {error}; open its page again") from None
+    if not hmac.compare_digest(fields.get("token", [""])[0].encode(), token.encode()):
+        raise NoSuchPage("the form is of another start of the viewer; open its page again")
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _back(request: Request) -> Response:
+    return RedirectResponse(request.scope.get("root_path", "") + "/", status_code=303)
+
+
+FORMS: Final[Mapping[str, Form]] = {"notes": edit_notes, "delete": confirm_deletion}
+"""Forms by their path below a run."""

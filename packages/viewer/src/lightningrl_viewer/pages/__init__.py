@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from lightningrl.errors import LightningError, PluginError, describe_raised
 from lightningrl.plugins import Plugin, load_plugins
-from lightningrl_viewer.forms import FORMS
 from lightningrl_viewer.page import Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.pages import credit, group, recipe, rollout, rollouts, run, system
+from lightningrl_viewer.runs import FORMS
 
 __all__ = ["PAGES", "all_pages"]
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl_viewer.charts import Series, draw_chart, sparkline
-from lightningrl_viewer.curves import SMOOTHINGS, make_curves
+from lightningrl_viewer.charts import SMOOTHINGS, Series, draw_chart, make_curves, sparkline
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 from lightningrl_viewer.reading.facets import read_facets
-from lightningrl_viewer.reading.metric_table import find_metric
-from lightningrl_viewer.reading.metrics import read_rows
+from lightningrl_viewer.reading.metrics import find_metric, read_rows
 from lightningrl_viewer.reading.notes import read_notes
 from lightningrl_viewer.reading.origin import read_import, read_values
 from lightningrl_viewer.reading.queries.rollout_counts import ToolCount

@@ -14,9 +14,8 @@ from typing import Any, Final
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, OtherCallKind, Task, ToolCall
 from lightningrl_viewer.reading.foreign import Message, dict_of
-from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
+from lightningrl_viewer.reading.foreign.bodies import join_events, read_request, read_response
 from lightningrl_viewer.reading.foreign.messages import digest_text, read_messages
-from lightningrl_viewer.reading.foreign.streams import join_events
 from lightningrl_viewer.reading.trace import Trace
 
 __all__ = [

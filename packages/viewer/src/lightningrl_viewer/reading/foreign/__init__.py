@@ -1,6 +1,6 @@
 """Requests and answers of chat in the forms of other APIs, conventions and frameworks, read as OpenAI's messages.
 
-messages.py   a message of any form        bodies.py   a whole request or answer        streams.py   an answer, streamed
+messages.py   a message of any form        bodies.py   a whole request or answer, also streamed
 """
 
 from __future__ import annotations
