@@ -29,9 +29,9 @@ from verl.workers.config import ActorConfig
 from lightningrl.errors import ConfigError
 from lightningrl_torch.learner_settings import SequenceMask
 from lightningrl_torch.losses import LOSSES, TokenBatch, masked_importance, truncated_importance, weigh_tokens
-from lightningrl_verl.cluster import actor_environment
 from lightningrl_verl.environment import IMPORTANCE, OWN_LOSS, process_environment
 from lightningrl_verl.losses import call_numbers, policy_loss, precomputed
+from lightningrl_verl.ray_connection import actor_environment
 from lightningrl_verl.settings import Settings
 from lightningrl_verl.verl_config import build_config
 

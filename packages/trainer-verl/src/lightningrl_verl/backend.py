@@ -27,12 +27,11 @@ from lightningrl.advantages import count_distinct
 from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError, LightningError
 from lightningrl.types import Sample
-from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
 from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint, step_folder
 from lightningrl_verl.policy import PolicyFacts, count_parameters, read_policy
-from lightningrl_verl.ray_connection import Connection
+from lightningrl_verl.ray_connection import Connection, actor_environment, check_capacity, connect
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
 from lightningrl_verl.rows import choose_samples, separate_calls
 from lightningrl_verl.runner import Learned, Runner

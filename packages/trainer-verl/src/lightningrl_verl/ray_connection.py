@@ -1,10 +1,12 @@
-"""A Ray cluster, joined, started, or refused in a sentence within seconds; Ray would try for a minute, then exit."""
+"""A Ray cluster, joined, started, or refused in a sentence within seconds (Ray would try for a minute, then exit), with
+verl's environment in every process."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +14,20 @@ from typing import Any
 import grpc
 import ray
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import BackendError, ConfigError
 from lightningrl_client.runtime.address import machine_address
+from lightningrl_verl.settings import Settings
 
-__all__ = ["Connection", "Node", "check_gcs", "find_nodes", "join_or_start"]
+__all__ = [
+    "Connection",
+    "Node",
+    "actor_environment",
+    "check_capacity",
+    "check_gcs",
+    "connect",
+    "find_nodes",
+    "join_or_start",
+]
 
 PROBE_S = 4.0
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -117,3 +129,43 @@ def _probe(target: str) -> str | None:
         except untyped.RpcError as error:
             return str(error.details())[:200]
     return None if answer == SERVING else "what listens there is not ready"
+
+
+def connect(settings: Settings, config: Any, environment: dict[str, str]) -> Connection:
+    """Join the cluster of `settings.address` or RAY_ADDRESS, or start a Ray of our own. Raises ConfigError for a
+    cluster that cannot be reached."""
+    from omegaconf import OmegaConf
+
+    options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    own = options.pop("address", None)
+    address = settings.address or os.environ.get("RAY_ADDRESS")
+    if address is not None:
+        for local in ("num_cpus", "num_gpus", "include_dashboard"):  # the cluster's own business
+            options.pop(local, None)
+    # verl's actors have fixed names: a namespace of our own lets several runs share a cluster
+    options |= {
+        "namespace": f"lightningrl-{uuid.uuid4().hex[:12]}",
+        "runtime_env": actor_environment(config, environment),
+    }
+    return join_or_start(address or own, setting="backends.verl.address", **options)
+
+
+def actor_environment(config: Any, environment: dict[str, str]) -> dict[str, Any]:
+    """verl's runtime environment and ours. Actors inherit it from the one that starts them, also where `--workers ray`
+    joined Ray before us."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
+    return {**runtime, "env_vars": {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}}
+
+
+def check_capacity(settings: Settings) -> None:
+    """Raises BackendError where the cluster has fewer GPUs than the layout asks for."""
+    import ray
+
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if gpus < settings.gpus:
+        raise BackendError(
+            f"the layout asks for {settings.gpus} GPUs and the Ray cluster has {gpus}; add nodes, or lower nodes and "
+            "gpus_per_node"
+        )

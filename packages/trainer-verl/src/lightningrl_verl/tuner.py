@@ -27,11 +27,10 @@ from lightningrl.advantages import teaching_rows
 from lightningrl.backends import Continuation, EngineInfo, GenerateRequest, LearnReport, TokenChunk
 from lightningrl.errors import BackendError
 from lightningrl.types import Array, IntArray, Sample
-from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint, step_folder
 from lightningrl_verl.policy import count_parameters, read_policy
-from lightningrl_verl.ray_connection import Connection
+from lightningrl_verl.ray_connection import Connection, actor_environment, check_capacity, connect
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
 from lightningrl_verl.runner import meeting_elsewhere
 from lightningrl_verl.seams import check_seams
