@@ -15,8 +15,7 @@ from typing import Any
 
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
-from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
-from lightningrl_traces.times import unix_seconds
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, unix_seconds
 from lightningrl_viewer.reading.foreign.messages import finish_of, read_message
 
 __all__ = ["ClaudeCodeImporter"]

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.grades import NOT_WHOLE
-from lightningrl_traces.records import Call, Ending, Sample, TraceRecord
-from lightningrl_traces.times import unix_seconds
+from lightningrl_traces.records import Call, Ending, Sample, TraceRecord, unix_seconds
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["CodexImporter"]
