@@ -13,14 +13,20 @@ from typing import Any
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.rewards import RewardSet
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Message
-from lightningrl_traces.curation.files import RowFiles, check_target
-from lightningrl_traces.curation.foreign import TraceSource
-from lightningrl_traces.curation.report import Report
+from lightningrl_traces.curation.files import Report, RowFiles, check_target
+from lightningrl_traces.curation.near_equality import TaskFamilies
 from lightningrl_traces.curation.rows import Candidate, RowWriter
-from lightningrl_traces.curation.rules import GroupRewards, Rules, call_problem, rollout_problem, score_problem
-from lightningrl_traces.curation.sources import OwnSource, Source
-from lightningrl_traces.curation.splits import TaskFamilies
+from lightningrl_traces.curation.rules import (
+    ChatCall,
+    GroupRewards,
+    LeftOut,
+    Rules,
+    call_problem,
+    rollout_problem,
+    score_problem,
+)
+from lightningrl_traces.curation.sources import OwnSource, Source, TraceSource
+from lightningrl_traces.records import Message
 from lightningrl_viewer.reading.dialogue import answer_in, ask_as_agent
 from lightningrl_viewer.reading.origin import RunOrigin, read_import
 from lightningrl_viewer.reading.reader import open_run

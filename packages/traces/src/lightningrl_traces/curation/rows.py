@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.tool_schemas import canonical
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Likeness, Message
 from lightningrl_traces.curation.files import RowFiles
 from lightningrl_traces.curation.near_equality import NearTexts
-from lightningrl_traces.curation.rules import GroupRewards, Rules
+from lightningrl_traces.curation.rules import ChatCall, GroupRewards, LeftOut, Likeness, Rules
+from lightningrl_traces.records import Message
 
 __all__ = ["Candidate", "RowWriter"]
 
