@@ -225,8 +225,8 @@ def read_span(
 ) -> SpanReading:
     """A span that has ended. `events`: by name, with their attributes."""
     of_tool = [(event, values) for event, values in events if event in TOOL_EVENTS]
-    told = {f"{event} {key}": value for event, values in of_tool for key, value in values.items()}
-    attributes = {**attributes, **told}
+    added = {f"{event} {key}": value for event, values in of_tool for key, value in values.items()}
+    attributes = {**attributes, **added}
     exceptions = [str(values.get("exception.type", "")) for event, values in events if event == "exception"]
     kind, agent = read_kind(attributes), (read_agent(name, attributes) or "")[:LONGEST_ROLE] or None
     if kind is not Kind.TOOL:

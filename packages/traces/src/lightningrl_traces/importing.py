@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -86,23 +85,24 @@ def import_traces(
     """Import a source into a new folder. `reward`: name of the score that is the reward; None = the only score that the
     traces have. Raises ConfigError for what cannot be read, RunFolderError for a folder that holds something else."""
     sources = open_source_files(source, form, plugins)
+    formats = tuple(dict.fromkeys(item.form for item in sources))
     mark = _fingerprint(sources) if reward is None else f"{_fingerprint(sources)} {reward}"
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         if _read_mark(into) != mark:
             raise RunFolderError(f"folder {str(into)!r} holds something already; name a new folder with --into")
-        return ImportReport(
-            folder=into, formats=_formats(sources), rollouts=0, grades=Counter(), reasons=Counter(), is_old=True
-        )
+        return ImportReport(folder=into, formats=formats, rollouts=0, grades=Counter(), reasons=Counter(), is_old=True)
     work = into.parent / f".{into.name}.importing"
     with _scratch(work, mark) as spool:
         try:
             _spool(sources, spool)
             _link(spool)
-            report = asyncio.run(_make_rollouts(work, spool, into, _formats(sources), reward))
+            chosen, names = _find_reward(spool, reward)
+            asyncio.run(_make_rollouts(work, spool, chosen, is_asked=reward is not None))
+            report = replace(_count(spool, into, formats), scores=names, reward=chosen)
         except Exception:
             shutil.rmtree(work, ignore_errors=True)
             raise
-        _write_folder(work, mark, source, report.formats, (lines for lines, _ in spool.grades()))
+        _write_folder(work, mark, source, formats, (lines for lines, _ in spool.grades()))
     for scratch in work.glob(".spool*"):
         scratch.unlink()
     if into.is_dir():
@@ -154,10 +154,6 @@ def _told(path: Path, form: str | None, importers: Mapping[str, TraceImporter]) 
         raise ConfigError(f"{str(path)!r} is text in UTF-16; save the file as UTF-8")
     problem = "is empty" if not head.strip() else "is of no format that an importer knows"
     raise ConfigError(f"{str(path)!r} {problem}; say which it is with --format: {', '.join(importers)}")
-
-
-def _formats(sources: Sequence[Source]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(source.form for source in sources))
 
 
 @contextmanager
@@ -225,116 +221,90 @@ def _find_reward(spool: Spool, asked: str | None) -> tuple[str | None, tuple[str
     return asked or (names[0] if len(names) == len(of_traces) == 1 else None), names
 
 
-async def _make_rollouts(
-    work: Path, spool: Spool, into: Path, formats: tuple[str, ...], asked: str | None
-) -> ImportReport:
-    reward, names = _find_reward(spool, asked)
-    keep = partial(_keep, reward=reward, is_asked=asked is not None)
-    facts: Counter[str] = Counter()
+async def _make_rollouts(work: Path, spool: Spool, reward: str | None, *, is_asked: bool) -> None:
+    """Keep rollouts in the store, then their grades; a kill between repeats what the store takes once."""
     store = await TraceStore.open(f"sqlite:///{(work / 'store.sqlite').resolve()}")
     try:
-        batch: list[tuple[ForeignRollout, list[GradedCall]]] = []
-        held = 0
-        for root, traces in spool.rollouts():
-            rollout_id = _rollout_id(root)
-            if spool.is_graded(rollout_id):
-                continue
-            rollout = join_records(rollout_id, spool.records(traces))
-            if not rollout.calls:
-                spool.add_grades(rollout_id, "", {"traces without a model call": 1})
-                continue
-            batch.append(_graded(rollout, traces, spool))
-            held += spool.size(traces)
-            if len(batch) == _ROLLOUTS or held > _BYTES:
-                await keep(store, spool, batch)
-                batch, held = [], 0
-        await keep(store, spool, batch)
+        for batch in _batches(spool):
+            await store.add_rollouts(batch)
+            scores = [score_of(rollout, reward, is_asked=is_asked) for rollout, _ in batch]
+            await store.set_scores([score for score in scores if score is not None])
+            for rollout, graded in batch:
+                oddities = {
+                    "calls told twice, kept once": rollout.duplicates,
+                    "spans whose parents form a circle": rollout.circles,
+                    "calls with a clock that is late": rollout.skewed,
+                    "records without a trace id, taken as one trace": int(rollout.id == _UNTRACED),
+                }
+                lines = "".join(_line(rollout.id, item) for item in graded)
+                spool.add_grades(rollout.id, lines, {name: count for name, count in oddities.items() if count})
+            spool.commit()
     finally:
         await store.close()
-    grades: Counter[str] = Counter()
-    reasons: Counter[tuple[str, str]] = Counter()
-    made = 0
-    for lines, oddities in spool.grades():
-        facts.update(oddities)
-        made += bool(lines)
-        for line in filter(None, lines.split("\n")):
-            graded = msgspec.json.decode(line)
-            grades[graded["grade"]] += 1
-            reasons.update((graded["grade"], reason) for reason in graded["reasons"])
-    if not made:
-        raise RunFolderError(
-            f"no model call among the traces for {str(into)!r}: nothing is imported; export spans of a model's calls, "
-            "with their messages"
-        )
-    return ImportReport(
-        folder=into,
-        formats=formats,
-        rollouts=made,
-        grades=grades,
-        reasons=reasons,
-        facts=facts,
-        scores=names,
-        reward=reward,
-    )
+
+
+def _batches(spool: Spool) -> Iterator[list[tuple[ForeignRollout, list[GradedCall]]]]:
+    """Join, mask and grade the rollouts that are not kept yet, a few at a time."""
+    batch: list[tuple[ForeignRollout, list[GradedCall]]] = []
+    held = 0
+    for traces in spool.rollouts():
+        rollout_id = _rollout_id(traces[0])
+        if spool.is_graded(rollout_id):
+            continue
+        rollout = join_records(rollout_id, spool.records(traces))
+        if not rollout.calls:
+            spool.add_grades(rollout_id, "", {"traces without a model call": 1})
+            continue
+        batch.append(_graded(rollout, traces, spool))
+        held += spool.size(traces)
+        if len(batch) == _ROLLOUTS or held > _BYTES:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def _graded(rollout: ForeignRollout, traces: Sequence[str], spool: Spool) -> tuple[ForeignRollout, list[GradedCall]]:
-    """Mask and grade a rollout."""
-    again = [_note_repeated(call, traces, spool) for call in _with_own_ids(rollout.calls)]
-    calls = [mask_call(call) for call in again]
+    """Mask and grade a rollout; each call gets an id that no other of it has."""
+    calls: list[Call] = []
+    seen: set[str] = set()
+    for number, call in enumerate(rollout.calls):
+        call_id = call.id if call.id and call.id not in seen else f"{call.id or 'call'}-{number}"
+        seen.add(call_id)
+        is_repeated = bool(call.answer) and spool.is_told_before(history_of(call), traces)
+        notes = (*call.notes, Reason.REPEATED.value) if is_repeated else call.notes
+        calls.append(mask_call(replace(call, id=call_id, notes=notes)))
     masked = replace(
         rollout,
         calls=tuple(calls),
         tools=tuple(mask_tool(tool) for tool in rollout.tools),
         ending=mask_ending(rollout.ending),
     )
-    return masked, [grade_call(call) for call in calls]
-
-
-def _with_own_ids(calls: Sequence[Call]) -> Iterator[Call]:
-    """Give each call an id that no other of the rollout has."""
-    seen: set[str] = set()
-    for number, call in enumerate(calls):
-        call_id = call.id if call.id and call.id not in seen else f"{call.id or 'call'}-{number}"
-        seen.add(call_id)
-        yield call if call_id == call.id else replace(call, id=call_id)
-
-
-def _note_repeated(call: Call, traces: Sequence[str], spool: Spool) -> Call:
-    if not call.answer or not spool.is_told_before(history_of(call), traces):
-        return call
-    return replace(call, notes=(*call.notes, Reason.REPEATED.value))
-
-
-async def _keep(
-    store: TraceStore,
-    spool: Spool,
-    batch: Sequence[tuple[ForeignRollout, list[GradedCall]]],
-    *,
-    reward: str | None,
-    is_asked: bool,
-) -> None:
-    """Keep rollouts in the store, then their grades; a kill between repeats what the store takes once."""
-    if not batch:
-        return
-    await store.add_rollouts(batch)
-    scores = [score_of(rollout, reward, is_asked=is_asked) for rollout, _ in batch]
-    await store.set_scores([score for score in scores if score is not None])
-    for rollout, graded in batch:
-        lines = "".join(_line(rollout.id, item) for item in graded)
-        oddities = {
-            "calls told twice, kept once": rollout.duplicates,
-            "spans whose parents form a circle": rollout.circles,
-            "calls with a clock that is late": rollout.skewed,
-            "records without a trace id, taken as one trace": rollout.id == _UNTRACED,
-        }
-        spool.add_grades(rollout.id, lines, {name: int(count) for name, count in oddities.items() if count})
-    spool.commit()
+    return masked, [grade_call(call) for call in masked.calls]
 
 
 def _line(rollout_id: str, item: GradedCall) -> str:
     row = {"rollout_id": rollout_id, "call_id": item.call.id, "grade": item.grade.value, "reasons": list(item.reasons)}
     return msgspec.json.encode(row).decode() + "\n"
+
+
+def _count(spool: Spool, into: Path, formats: tuple[str, ...]) -> ImportReport:
+    """Count the rollouts and grades of an import. Raises RunFolderError where there are none."""
+    report = ImportReport(folder=into, formats=formats, rollouts=0, grades=Counter(), reasons=Counter())
+    made = 0
+    for lines, oddities in spool.grades():
+        report.facts.update(oddities)
+        made += bool(lines)
+        for line in filter(None, lines.split("\n")):
+            graded = msgspec.json.decode(line)
+            report.grades[graded["grade"]] += 1
+            report.reasons.update((graded["grade"], reason) for reason in graded["reasons"])
+    if not made:
+        raise RunFolderError(
+            f"no model call among the traces for {str(into)!r}: nothing is imported; export spans of a model's calls, "
+            "with their messages"
+        )
+    return replace(report, rollouts=made)
 
 
 def _rollout_id(trace: str) -> str:

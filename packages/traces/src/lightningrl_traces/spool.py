@@ -118,8 +118,8 @@ class Spool:
             trace = str(row[0])
         return trace
 
-    def rollouts(self) -> Iterator[tuple[str, list[str]]]:
-        """Each trace that goes on from none, with all that are one rollout with it."""
+    def rollouts(self) -> Iterator[list[str]]:
+        """Traces that are one rollout, that which goes on from none first."""
         is_linked = "SELECT 1 FROM links WHERE trace = ?"
         members = (
             "WITH RECURSIVE member(trace) AS (VALUES (?) UNION ALL "
@@ -127,7 +127,7 @@ class Spool:
         )
         for trace in self.traces():
             if self._db.execute(is_linked, (trace,)).fetchone() is None:
-                yield trace, [str(row[0]) for row in self._db.execute(members, (trace,))]
+                yield [str(row[0]) for row in self._db.execute(members, (trace,))]
 
     def add_grades(self, rollout: str, lines: str, facts: dict[str, Any]) -> None:
         row = (rollout, lines, msgspec.json.encode(facts).decode())
