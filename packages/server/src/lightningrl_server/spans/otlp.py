@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from mmap import mmap
@@ -50,8 +50,8 @@ __all__ = [
     "parse_logs",
     "plain_attributes",
     "plain_value",
+    "read_fields",
     "read_media_type",
-    "read_varint",
 ]
 
 Export = ExportTraceServiceRequest | ExportLogsServiceRequest
@@ -215,26 +215,37 @@ def check_fields(body: bytes, kind: Descriptor) -> None:
     or IndexError for bytes that are no message of the kind."""
     messages, left = [(0, len(body), _messages_in(kind))], MOST_VALUES
     while messages:
-        at, end, inner = messages.pop()
-        while at < end:
+        start, end, inner = messages.pop()
+        for number, at, stop in read_fields(body, start, end):
             left -= 1
             if left < 0:
                 raise ServerError(f"the export has more than {MOST_VALUES} fields; export fewer at a time")
-            tag, at = (body[at], at + 1) if body[at] < 128 else read_varint(body, at)
-            wire_type = tag & 7
-            if wire_type == 2:
-                size, at = (body[at], at + 1) if body[at] < 128 else read_varint(body, at)
-                if size and tag >> 3 in inner:
-                    messages.append((at, at + size, _messages_in(inner[tag >> 3])))
-                at += size
-            elif wire_type == 0:
-                _, at = read_varint(body, at)
-            elif wire_type in (1, 5):
-                at += 8 if wire_type == 1 else 4
-            else:
-                raise DecodeError
-        if at != end:
-            raise DecodeError
+            if stop > at and number in inner:
+                messages.append((at, stop, _messages_in(inner[number])))
+
+
+def read_fields(body: bytes | mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Walk a message in protobuf's wire format, without a copy. Yields the number of each field with a length, 0 for
+    any other, and where it begins and ends. Raises DecodeError or IndexError for bytes that are no message."""
+    while at < end:
+        tag, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
+        wire_type = tag & 7
+        if wire_type == 2:
+            size, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
+            if at + size > end:
+                raise DecodeError(f"a field at byte {at} ends beyond what holds it")
+            yield tag >> 3, at, at + size
+            at += size
+            continue
+        if wire_type == 0:
+            _, at = _varint(body, at)
+        elif wire_type in (1, 5):
+            at += 8 if wire_type == 1 else 4
+        else:
+            raise DecodeError(f"no field at byte {at}")
+        yield 0, at, at
+    if at != end:
+        raise DecodeError(f"a field ends beyond byte {end}, where its message ends")
 
 
 @cache
@@ -243,8 +254,7 @@ def _messages_in(kind: Descriptor) -> dict[int, Descriptor]:
     return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
 
 
-def read_varint(body: bytes | mmap, at: int) -> tuple[int, int]:
-    """Read a number of protobuf's wire format; returns it and the place behind it. Raises DecodeError or IndexError."""
+def _varint(body: bytes | mmap, at: int) -> tuple[int, int]:
     value = body[at] & 127
     shift = 0
     while body[at] > 127:
