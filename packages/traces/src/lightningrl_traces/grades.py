@@ -22,7 +22,7 @@ from lightningrl_traces.records import Call
 from lightningrl_viewer.reading.foreign.bodies import DOUBLED
 from lightningrl_viewer.reading.foreign.messages import NO_TEXT, UNREAD, UNTRAINED
 
-__all__ = ["ENDED", "NOT_WHOLE", "SECRET", "Grade", "GradedCall", "Reason", "grade_call"]
+__all__ = ["ENDED", "Grade", "GradedCall", "Reason", "grade_call"]
 
 
 class Grade(StrEnum):
@@ -61,8 +61,6 @@ class Reason(StrEnum):
     REPEATED = "the same call is in another rollout"
 
 
-NOT_WHOLE: Final = Reason.NOT_WHOLE.value
-SECRET: Final = Reason.SECRET.value
 ENDED: Final = frozenset({"stop", "tool_calls"})
 """Finish reasons of an answer that ended by itself."""
 

@@ -90,7 +90,7 @@ def read_calls(trajectory: Trajectory) -> Iterator[StoredCall]:
         answer, request = dict_of(other.answer), dict_of(other.request)
         if other.kind is not OtherCallKind.FORWARDED or "grade" not in answer:
             continue
-        choice = next(iter(answer.get("choices") or ()), {})
+        choice = dict_of(next(iter(answer.get("choices") or ()), None))
         yield StoredCall(
             id=str(answer.get("id")),
             grade=Grade(answer["grade"]),

@@ -31,7 +31,7 @@ from lightningrl_traces.records import Call, Ending, LogRecord, Message, Span, T
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
 from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages, read_tools
 
-__all__ = ["fill", "flatten", "read_genai", "read_spans"]
+__all__ = ["fill", "flatten", "parse_part", "read_genai", "read_spans"]
 
 Fields = dict[str, Any]
 _DETAILS: Final = "gen_ai.client.inference.operation.details"
@@ -275,10 +275,10 @@ def _genai_events(records: Iterable[tuple[str, Mapping[str, Any], Any]], notes: 
     for name, attributes, body in records:
         values = body if isinstance(body, dict) else attributes
         if (match := _MESSAGE_EVENT.fullmatch(name)) is not None:
-            values = {key: _parsed_part(value) for key, value in values.items()}
+            values = {key: parse_part(value) for key, value in values.items()}
             messages += read_message({"role": match[1], **values}, notes)
         elif name == "gen_ai.choice" and str(values.get("index") or 0) in ("0", "0.0"):
-            message = _parsed_part(values.get("message"))
+            message = parse_part(values.get("message"))
             message = message if isinstance(message, dict) else {"content": message, **values}
             replies = read_message({**message, "role": "assistant"}, notes)
             fields = {
@@ -288,8 +288,8 @@ def _genai_events(records: Iterable[tuple[str, Mapping[str, Any], Any]], notes: 
     return {"messages": messages or None, **fields}
 
 
-def _parsed_part(value: Any) -> Any:
-    """Parse what an event's attribute holds as JSON; texts stay."""
+def parse_part(value: Any) -> Any:
+    """Parse what an attribute or a field holds as JSON; texts stay."""
     parsed = parse_attribute(value) if isinstance(value, str) and value[:1] in "[{" else None
     return value if parsed is None else parsed
 
