@@ -38,11 +38,10 @@ from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.loopback import serving
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
-from lightningrl_traces.importing import import_traces
+from lightningrl_traces.importing import import_traces, open_source_files
 from lightningrl_traces.joins import join_records
 from lightningrl_traces.receiver import OtlpReceiver
 from lightningrl_traces.records import Call, TraceRecord
-from lightningrl_traces.sources import open_source_files
 
 __all__ = ["CASES", "RECORDED", "Case", "rows_of", "table"]
 

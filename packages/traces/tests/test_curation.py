@@ -26,12 +26,10 @@ from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway
 from lightningrl_testing.scripted_engine import ScriptedEngine
-from lightningrl_traces.curation.chat_calls import LeftOut
 from lightningrl_traces.curation.curation import curate
-from lightningrl_traces.curation.near_equality import NearTexts
+from lightningrl_traces.curation.near_equality import NearTexts, TaskFamilies
 from lightningrl_traces.curation.prompts import render_prompt
-from lightningrl_traces.curation.rules import Rules
-from lightningrl_traces.curation.splits import TaskFamilies
+from lightningrl_traces.curation.rules import LeftOut, Rules
 from lightningrl_traces.importing import import_traces
 from lightningrl_viewer.reading.reader import open_run
 

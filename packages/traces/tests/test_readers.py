@@ -31,8 +31,8 @@ from lightningrl_traces.importers.codex import CodexImporter
 from lightningrl_traces.importers.otlp import OtlpImporter
 from lightningrl_traces.importing import import_traces
 from lightningrl_traces.joins import join_records
-from lightningrl_traces.reading.conventions import read_genai
 from lightningrl_traces.records import Call, Span
+from lightningrl_traces.spans import read_genai
 from lightningrl_viewer.reading.foreign.bodies import join_events, read_request, read_response, tools_beside
 from lightningrl_viewer.reading.foreign.messages import read_message, read_messages
 from lightningrl_viewer.reading.reader import open_run

@@ -22,8 +22,8 @@ from lightningrl.types import Outcome, Trajectory
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl_testing.loopback import serving
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, UnreadCall
-from lightningrl_traces.curation.forwarded import read_forwarded
+from lightningrl_traces.curation.rules import ChatCall, LeftOut, UnreadCall
+from lightningrl_traces.curation.sources import read_forwarded
 from lightningrl_viewer.reading.foreign.bodies import join_events
 
 USER: Any = {"role": "user", "content": "What is 6 times 7?"}

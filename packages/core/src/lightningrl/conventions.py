@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -55,7 +55,6 @@ __all__ = [
     "read_agent",
     "read_kind",
     "read_span",
-    "with_events",
 ]
 
 OPERATION_NAME: Final = "gen_ai.operation.name"
@@ -187,12 +186,6 @@ TOOL_EVENTS: Final = frozenset({"gen_ai.tool.message", "gen_ai.choice"})
 """Events of a tool's span: the older way of the GenAI conventions, and Strands'."""
 
 
-def with_events(attributes: Mapping[str, Any], events: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Add the attributes of a tool's events, as `{event} {attribute}`."""
-    of_tool = [(name, values) for name, values in events if name in TOOL_EVENTS]
-    return {**attributes, **{f"{name} {key}": value for name, values in of_tool for key, value in values.items()}}
-
-
 def read_kind(attributes: Mapping[str, Any]) -> Kind:
     """The kind that the span names."""
     for key, kinds in KINDS.items():
@@ -228,9 +221,13 @@ def _named_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
 
 
 def read_span(
-    name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()
+    name: str, attributes: Mapping[str, Any], state: SpanState, events: Sequence[tuple[str, Mapping[str, Any]]] = ()
 ) -> SpanReading:
-    """A span that has ended; `exceptions` are the types that its events name."""
+    """A span that has ended. `events`: by name, with their attributes."""
+    of_tool = [(event, values) for event, values in events if event in TOOL_EVENTS]
+    added = {f"{event} {key}": value for event, values in of_tool for key, value in values.items()}
+    attributes = {**attributes, **added}
+    exceptions = [str(values.get("exception.type", "")) for event, values in events if event == "exception"]
     kind, agent = read_kind(attributes), (read_agent(name, attributes) or "")[:LONGEST_ROLE] or None
     if kind is not Kind.TOOL:
         return SpanReading(kind=kind, agent=agent)

@@ -180,7 +180,7 @@ def read_documents(path: Path) -> Iterator[Any]:
             yield from read_items(file, "item", path)
         elif key is not None:
             yield from read_items(file, f"{key}.item", path)
-        elif _is_lines(start):
+        elif start.partition(b"\n")[0].rstrip() != b"{":  # no opening of an indented document
             yield from _read_lines(file, path)
         else:
             yield _whole(file, path)
@@ -213,19 +213,6 @@ def refuse(path: Path, place: str, error: Exception) -> ConfigError:
     return ConfigError(
         f"{str(path)!r} cannot be read {place}: {problem}; nothing is imported: export it again, or cut it there"
     )
-
-
-def _is_lines(start: bytes) -> bool:
-    """True where the first line is a document, or longer than what was read of it."""
-    line, mark, _ = start.partition(b"\n")
-    if not mark and len(start) < _HEAD // 2:
-        return True
-    if not mark:
-        return start[:1] == b"{" and start[1:2] != b"\n"
-    try:
-        return isinstance(json.loads(line), dict | list)
-    except (ValueError, RecursionError):
-        return len(line.strip()) > 2  # a broken line, not the opening of an indented document
 
 
 def _read_lines(file: IO[bytes], path: Path) -> Iterator[Any]:

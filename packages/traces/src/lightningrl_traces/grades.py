@@ -22,7 +22,7 @@ from lightningrl_traces.records import Call
 from lightningrl_viewer.reading.foreign.bodies import DOUBLED
 from lightningrl_viewer.reading.foreign.messages import NO_TEXT, UNREAD, UNTRAINED
 
-__all__ = ["NOT_WHOLE", "SECRET", "Grade", "GradedCall", "Reason", "grade_call"]
+__all__ = ["ENDED", "Grade", "GradedCall", "Reason", "grade_call"]
 
 
 class Grade(StrEnum):
@@ -61,9 +61,8 @@ class Reason(StrEnum):
     REPEATED = "the same call is in another rollout"
 
 
-NOT_WHOLE: Final = Reason.NOT_WHOLE.value
-SECRET: Final = Reason.SECRET.value
-_ENDED: Final = frozenset({"stop", "tool_calls"})
+ENDED: Final = frozenset({"stop", "tool_calls"})
+"""Finish reasons of an answer that ended by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +137,7 @@ def _sft_problems(call: Call) -> list[str]:
         problems.append(Reason.NO_SCHEMAS)
     if call.finish_reason is None:
         problems.append(Reason.NO_FINISH)
-    elif call.finish_reason not in _ENDED:
+    elif call.finish_reason not in ENDED:
         problems.append(Reason.CUT)
     problems += _dialogue_problems(call)
     spoiling = (Reason.NO_TEXT, Reason.NOT_WHOLE, Reason.SECRET, Reason.DOUBTFUL, Reason.UNTRAINED)

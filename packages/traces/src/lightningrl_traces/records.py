@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ __all__ = [
     "TraceRecord",
     "named_scores",
     "read_score",
+    "unix_seconds",
 ]
 
 
@@ -148,6 +150,23 @@ def named_scores(pairs: Iterable[tuple[Any, Any]]) -> dict[str, float]:
         for name, several in values.items()
         for number, value in enumerate(several, 1)
     }
+
+
+def unix_seconds(value: Any) -> float:
+    """Read ISO 8601, or Unix seconds, milliseconds or nanoseconds, as Unix seconds; 0.0 where there is no time. A time
+    without a zone is UTC."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for scale in (1e9, 1e6, 1e3):
+            if value > 1e8 * scale:
+                return value / scale
+        return float(value)
+    if not isinstance(value, str) or not value:
+        return 0.0
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return 0.0
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 TraceRecord = Span | LogRecord | Call | ToolRun | Ending

@@ -1,5 +1,5 @@
-"""Rollouts of others written to a store, whole or not at all: calls with tokens as transitions of the policy `foreign`,
-which is never trained, and every call as it was asked and answered.
+"""Rollouts of others, written to a store whole or not at all, and read from it again: calls with tokens as transitions
+of the policy `foreign`, which is never trained, and every call as it was asked and answered.
 
 a call     ─► OtherCall "forwarded": request {"messages", "tools", …}, answer {"id", "choices": […]}
   rl-safe  ─► and a Transition of the same id, off-policy: `trainable` is false
@@ -7,7 +7,8 @@ a call     ─► OtherCall "forwarded": request {"messages", "tools", …}, ans
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from lightningrl.types import (
     SamplingSettings,
     Task,
     ToolCall,
+    Trajectory,
     Transition,
 )
 from lightningrl_server.records import DIALOGUE, AttemptEnd, CallRecord, ToolCallRecord
@@ -36,9 +38,11 @@ from lightningrl_server.store.transaction import Transaction
 from lightningrl_server.store.writer import writing
 from lightningrl_traces.grades import Grade, GradedCall
 from lightningrl_traces.joins import ForeignRollout
+from lightningrl_traces.records import Message, ToolRun
+from lightningrl_viewer.reading.foreign import dict_of
 from lightningrl_viewer.reading.queries.rollout_rows import IMPORT
 
-__all__ = ["FOREIGN", "TraceStore", "score_of"]
+__all__ = ["FOREIGN", "StoredCall", "TraceStore", "read_calls", "score_of"]
 
 FOREIGN: Final = "foreign"
 """Policy of imported calls: nobody trains it."""
@@ -61,6 +65,42 @@ def _add(tx: Transaction, batch: Sequence[tuple[ForeignRollout, Sequence[GradedC
             of_attempt = update(attempts).where(attempts.c.pk == row.pk)
             tx.db.execute(of_attempt.values(started_at=began, ended_at=ended))
             tx.db.execute(update(rollouts).where(rollouts.c.pk == row.rollout_pk).values(created_at=began))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredCall:
+    """A call as it was asked and answered, an imported one masked."""
+
+    id: str
+    """Same as `call_id` in `grades.jsonl`."""
+    grade: Grade
+    model: str
+    agent: str | None
+    messages: list[Message]
+    """Messages of the prompt."""
+    tools: list[dict[str, Any]] | None
+    """None = nobody said what was offered."""
+    answer: Message | None
+    finish_reason: str | None
+
+
+def read_calls(trajectory: Trajectory) -> Iterator[StoredCall]:
+    """Read the calls of an imported rollout, in order; none of a rollout that was not imported."""
+    for other in trajectory.other_calls:
+        answer, request = dict_of(other.answer), dict_of(other.request)
+        if other.kind is not OtherCallKind.FORWARDED or "grade" not in answer:
+            continue
+        choice = dict_of(next(iter(answer.get("choices") or ()), None))
+        yield StoredCall(
+            id=str(answer.get("id")),
+            grade=Grade(answer["grade"]),
+            model=other.model,
+            agent=other.agent,
+            messages=request.get("messages") or [],
+            tools=request.get("tools"),
+            answer=choice.get("message"),
+            finish_reason=choice.get("finish_reason"),
+        )
 
 
 class TraceStore(SqlStore):
@@ -164,7 +204,7 @@ def _end(rollout: ForeignRollout, graded: Sequence[GradedCall]) -> AttemptEnd:
     )
 
 
-def _tool(tool: Any) -> ToolCallRecord:
+def _tool(tool: ToolRun) -> ToolCallRecord:
     call = ToolCall(
         id=tool.id,
         name=tool.name,

@@ -16,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightningrl import conventions
 from lightningrl.call_origin import CallOrigin
-from lightningrl.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span, with_events
+from lightningrl.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span
 from lightningrl_client.telemetry.spans import OpenSpan, RolloutSpanProcessor, WorkerTracerProvider
 
 __all__ = ["OpenTelemetryAdapter"]
@@ -103,9 +103,7 @@ def translate(span: ReadableSpan, opened: OpenSpan) -> ReadableSpan:
         return span
     attributes = dict(span.attributes or {})
     events = [(event.name, event.attributes or {}) for event in span.events]
-    exceptions = [str(fields.get("exception.type", "")) for name, fields in events if name == "exception"]
-    with_tool = with_events(attributes, events)
-    reading = read_span(span.name, with_tool, SpanState(span.status.status_code.name.lower()), exceptions)
+    reading = read_span(span.name, attributes, SpanState(span.status.status_code.name.lower()), events)
     added = our_attributes(reading, agent_of(opened))
     whole = {**attributes, **added}
     cut = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in whole.items()}

@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from mmap import mmap
 from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
@@ -29,7 +30,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.exceptions import HTTPException
 
 from lightningrl import conventions
-from lightningrl.conventions import Kind, SpanState, read_span, with_events
+from lightningrl.conventions import Kind, SpanState, read_span
 from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
 from lightningrl_server.inflate import MOST_VALUES, check_values, inflate
@@ -47,6 +48,9 @@ __all__ = [
     "encode_answer",
     "parse_export",
     "parse_logs",
+    "plain_attributes",
+    "plain_value",
+    "read_fields",
     "read_media_type",
 ]
 
@@ -121,7 +125,7 @@ def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> Parse
     _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
     records = [record for scope in scopes for record in scope.log_records if _is_evaluation(record)]
     around = (record.span_id.hex() if len(record.span_id) == 8 else None for record in records)
-    attributes = (_plain_attributes(record.attributes) for record in records)
+    attributes = (plain_attributes(record.attributes) for record in records)
     return ParsedExport(request=request, evaluations=read_log_evaluations(zip(around, attributes, strict=True)))
 
 
@@ -152,11 +156,10 @@ def _is_evaluation(record: LogRecord) -> bool:
 
 
 def _see(span: Span, scope: str) -> SeenSpan:
-    attributes = _plain_attributes(span.attributes)
-    events = [(event.name, _plain_attributes(event.attributes)) for event in span.events]
-    exceptions = [str(fields.get("exception.type", "")) for name, fields in events if name == "exception"]
+    attributes = plain_attributes(span.attributes)
+    events = [(event.name, plain_attributes(event.attributes)) for event in span.events]
     state = _STATES.get(span.status.code, SpanState.UNSET)
-    reading = read_span(span.name, with_events(attributes, events), state, exceptions)
+    reading = read_span(span.name, attributes, state, events)
     return SeenSpan(
         span_id=span.span_id.hex(),
         parent_span_id=span.parent_span_id.hex() or None,
@@ -170,18 +173,20 @@ def _see(span: Span, scope: str) -> SeenSpan:
     )
 
 
-def _plain_attributes(attributes: Iterable[KeyValue]) -> dict[str, Any]:
-    return {one.key: _plain(one.value) for one in attributes}
+def plain_attributes(attributes: Iterable[KeyValue]) -> dict[str, Any]:
+    """Attributes by name, their values as Python's."""
+    return {one.key: plain_value(one.value) for one in attributes}
 
 
-def _plain(value: AnyValue | None) -> Any:
+def plain_value(value: AnyValue | None) -> Any:
+    """A value as Python's; bytes are hexadecimal digits."""
     kind = value.WhichOneof("value") if value is not None else None
     if value is None or kind is None:
         return None
     if kind == "array_value":
-        return [_plain(one) for one in value.array_value.values]
+        return [plain_value(one) for one in value.array_value.values]
     if kind == "kvlist_value":
-        return {one.key: _plain(one.value) for one in value.kvlist_value.values}
+        return {one.key: plain_value(one.value) for one in value.kvlist_value.values}
     plain = getattr(value, kind)
     return plain.hex() if isinstance(plain, bytes) else plain
 
@@ -210,26 +215,37 @@ def check_fields(body: bytes, kind: Descriptor) -> None:
     or IndexError for bytes that are no message of the kind."""
     messages, left = [(0, len(body), _messages_in(kind))], MOST_VALUES
     while messages:
-        at, end, inner = messages.pop()
-        while at < end:
+        start, end, inner = messages.pop()
+        for number, at, stop in read_fields(body, start, end):
             left -= 1
             if left < 0:
                 raise ServerError(f"the export has more than {MOST_VALUES} fields; export fewer at a time")
-            tag, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
-            wire_type = tag & 7
-            if wire_type == 2:
-                size, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
-                if size and tag >> 3 in inner:
-                    messages.append((at, at + size, _messages_in(inner[tag >> 3])))
-                at += size
-            elif wire_type == 0:
-                _, at = _varint(body, at)
-            elif wire_type in (1, 5):
-                at += 8 if wire_type == 1 else 4
-            else:
-                raise DecodeError
-        if at != end:
-            raise DecodeError
+            if stop > at and number in inner:
+                messages.append((at, stop, _messages_in(inner[number])))
+
+
+def read_fields(body: bytes | mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Walk a message in protobuf's wire format, without a copy. Yields the number of each field with a length, 0 for
+    any other, and where it begins and ends. Raises DecodeError or IndexError for bytes that are no message."""
+    while at < end:
+        tag, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
+        wire_type = tag & 7
+        if wire_type == 2:
+            size, at = (body[at], at + 1) if body[at] < 128 else _varint(body, at)
+            if at + size > end:
+                raise DecodeError(f"a field at byte {at} ends beyond what holds it")
+            yield tag >> 3, at, at + size
+            at += size
+            continue
+        if wire_type == 0:
+            _, at = _varint(body, at)
+        elif wire_type in (1, 5):
+            at += 8 if wire_type == 1 else 4
+        else:
+            raise DecodeError(f"no field at byte {at}")
+        yield 0, at, at
+    if at != end:
+        raise DecodeError(f"a field ends beyond byte {end}, where its message ends")
 
 
 @cache
@@ -238,13 +254,13 @@ def _messages_in(kind: Descriptor) -> dict[int, Descriptor]:
     return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
 
 
-def _varint(body: bytes, at: int) -> tuple[int, int]:
+def _varint(body: bytes | mmap, at: int) -> tuple[int, int]:
     value = body[at] & 127
     shift = 0
     while body[at] > 127:
         at, shift = at + 1, shift + 7
         if shift > 63:
-            raise DecodeError
+            raise DecodeError(f"no number at byte {at}")
         value |= (body[at] & 127) << shift
     return value, at + 1
 

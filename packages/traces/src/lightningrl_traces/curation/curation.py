@@ -3,7 +3,7 @@ group by group, write the rows."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,14 +13,20 @@ from typing import Any
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.rewards import RewardSet
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Message
-from lightningrl_traces.curation.files import RowFiles, check_target
-from lightningrl_traces.curation.foreign import TraceSource
-from lightningrl_traces.curation.report import Report
+from lightningrl_traces.curation.files import Report, RowFiles, check_target
+from lightningrl_traces.curation.near_equality import TaskFamilies
 from lightningrl_traces.curation.rows import Candidate, RowWriter
-from lightningrl_traces.curation.rules import GroupRewards, Rules, call_problem, rollout_problem, score_problem
-from lightningrl_traces.curation.sources import OwnSource, Source
-from lightningrl_traces.curation.splits import TaskFamilies
+from lightningrl_traces.curation.rules import (
+    ChatCall,
+    GroupRewards,
+    LeftOut,
+    Rules,
+    call_problem,
+    rollout_problem,
+    score_problem,
+)
+from lightningrl_traces.curation.sources import OwnSource, Source, TraceSource
+from lightningrl_traces.records import Message
 from lightningrl_viewer.reading.dialogue import answer_in, ask_as_agent
 from lightningrl_viewer.reading.origin import RunOrigin, read_import
 from lightningrl_viewer.reading.reader import open_run
@@ -130,54 +136,35 @@ class _Curation:
         self._rules = rules
         self._rewards = rewards
         self._mapping = mapping
-        self._states = 0
-        """Tasks of traces that stay states of messages."""
-        self._failures: Counter[str] = Counter()
-        """Rollouts by the reason why a reward failed on them."""
+        self._report = Report(runs=[source.name for source in sources], rules=rules)
         self._families = TaskFamilies(rules.near)
         self._held_back: frozenset[int] = frozenset()
         self._written: set[int] = set()
         """Tasks in tasks.jsonl, by family."""
-        self._rollouts: Counter[LeftOut] = Counter()
-        self._calls: Counter[LeftOut] = Counter()
-        self._read_rollouts = self._read_calls = 0
 
     async def write(self, into: Path) -> Report:
         groups = [await self._list(source) for source in self._sources]
         groups = [self._regroup(source, listed) for source, listed in zip(self._sources, groups, strict=True)]
         self._held_back = self._families.validation(self._rules.validation)
-        with RowFiles(into, is_split=bool(self._rules.validation)) as files:
-            writer = RowWriter(files, self._rules)
+        with RowFiles(into, self._report) as files:
+            writer = RowWriter(files, self._report)
             for source, listed in zip(self._sources, groups, strict=True):
                 for group in reversed(listed.values()):  # the oldest first
                     await self._write_group(source, group[::-1], files, writer)
-            report = Report(
-                runs=[source.name for source in self._sources],
-                rules=self._rules,
-                rollouts_read=self._read_rollouts,
-                calls_read=self._read_calls,
-                rollouts_left_out=dict(self._rollouts),
-                calls_left_out=dict(self._calls),
-                rows_left_out={kind: dict(counts) for kind, counts in writer.left_out.items()},
-                rows=dict(files.counts),
-                likeness=dict(writer.likeness),
-                reward_failures=dict(self._failures),
-                states=self._states,
-            )
-            if not sum(report.total(kind) for kind in ("sft", "dpo", "kto")):
-                raise ConfigError(f"no row is left: {report.explain()}")
-            files.publish(report.as_json())
-        return report
+            if not any(self._report.total(kind) for kind in ("sft", "dpo", "kto")):
+                raise ConfigError(f"no row is left: {self._report.explain()}")
+            files.publish()
+        return self._report
 
     async def _list(self, source: Source) -> Groups:
         """List a run's rollouts by group, newest first."""
         groups: Groups = defaultdict(list)
         async for rollout in source.rollouts():
-            self._read_rollouts += 1
+            self._report.rollouts_read += 1
             if rollout.mode not in self._rules.modes:
-                self._rollouts[LeftOut.MODE] += 1
+                self._report.rollouts_left_out[LeftOut.MODE] += 1
             elif not rollout.has_ended:
-                self._rollouts[LeftOut.UNFINISHED] += 1
+                self._report.rollouts_left_out[LeftOut.UNFINISHED] += 1
             else:
                 task = self._families.add(self._map(source, rollout.task))
                 groups[rollout.group].append(_Entry(rollout.id, rollout.reward, task))
@@ -198,7 +185,7 @@ class _Curation:
             result = await rewards.score(trajectory if mapping is None else mapping.map_rollout(trajectory))
             values[trajectory.rollout_id] = result.total
             if result.failure is not None:
-                self._failures[result.failure] += 1
+                self._report.reward_failures[result.failure] += 1
         return {name: [replace(entry, reward=values[entry.id]) for entry in group] for name, group in groups.items()}
 
     def _regroup(self, source: Source, groups: Groups) -> Groups:
@@ -228,10 +215,10 @@ class _Curation:
             has_calls, answer = False, None
             for call in source.calls(trajectory):
                 has_calls = True
-                self._read_calls += 1
+                self._report.calls_read += 1
                 reason = call_problem(self._rules, call) if isinstance(call, ChatCall) else call.reason
                 if reason is not None or not isinstance(call, ChatCall):
-                    self._calls[reason or LeftOut.UNREADABLE] += 1
+                    self._report.calls_left_out[reason or LeftOut.UNREADABLE] += 1
                     continue
                 answer = call.answer
                 candidate = Candidate(
@@ -245,14 +232,14 @@ class _Curation:
                 )
                 writer.add(candidate, rewards)
             if not has_calls:
-                self._rollouts[LeftOut.SPEECHLESS] += 1
+                self._report.rollouts_left_out[LeftOut.SPEECHLESS] += 1
             if answer is not None and family not in self._written:
                 row = self._task_row(source, trajectory, answer, is_good=problem is None)
                 if problem is not None and source.is_foreign:
                     waiting.setdefault(family, row)  # a better rollout may say what the answer is
                     continue
                 self._written.add(family)
-                self._states += source.is_foreign and isinstance(row["input"], dict | list)
+                self._report.states += source.is_foreign and isinstance(row["input"], dict | list)
                 files.write(side, "tasks", row)
         for family, row in waiting.items():
             if family not in self._written:

@@ -22,8 +22,9 @@ from lightningrl_server.gateway.prompt import with_tool_names
 from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.completion import Choice, CompletionText, read_recorded
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Likeness, Message, UnreadCall
+from lightningrl_traces.curation.rules import ChatCall, LeftOut, Likeness, UnreadCall
 from lightningrl_traces.curation.tools_in_prompts import find_tools
+from lightningrl_traces.records import Message
 from lightningrl_viewer.reading.segments import SegmentKind, SegmentReader
 
 __all__ = ["PromptReader", "render_prompt"]

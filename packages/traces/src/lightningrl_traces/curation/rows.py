@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.tool_schemas import canonical
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Likeness, Message
-from lightningrl_traces.curation.files import RowFiles
+from lightningrl_traces.curation.files import Report, RowFiles
 from lightningrl_traces.curation.near_equality import NearTexts
-from lightningrl_traces.curation.rules import GroupRewards, Rules
+from lightningrl_traces.curation.rules import ChatCall, GroupRewards, LeftOut
+from lightningrl_traces.records import Message
 
 __all__ = ["Candidate", "RowWriter"]
 
@@ -60,14 +59,12 @@ class _Answers:
 class RowWriter:
     """Writes the rows of one group after the other."""
 
-    def __init__(self, files: RowFiles, rules: Rules) -> None:
-        self.left_out: dict[str, Counter[LeftOut]] = {kind: Counter() for kind in ("sft", "dpo", "kto")}
-        """Candidates by kind of row and reason; of dpo, prompts."""
-        self.likeness: Counter[Likeness] = Counter()
-        """Likenesses of the rows in sft.jsonl."""
+    def __init__(self, files: RowFiles, report: Report) -> None:
         self._files = files
-        self._rules = rules
-        self._seen = {label: NearTexts(rules.near, parts=2) for label in (True, False)}
+        self._report = report
+        self._left_out = report.rows_left_out
+        self._rules = report.rules
+        self._seen = {label: NearTexts(report.rules.near, parts=2) for label in (True, False)}
         self._taken: dict[tuple[str, int], int] = {}
         self._last: dict[tuple[str, int], str] = {}
         self._answers: dict[bytes, _Answers] = {}
@@ -76,18 +73,18 @@ class RowWriter:
         """Write a call's rows, or count why not."""
         label: bool | None = candidate.problem is None
         if candidate.problem is not None:
-            self.left_out["sft"][candidate.problem] += 1
+            self._left_out["sft"][candidate.problem] += 1
         if not self._rules.compares and label:
             label = _is_better(candidate.reward, group)
         if label is False and candidate.reward is None and candidate.problem is not LeftOut.SCORE:
             label = None  # nobody said that it is bad
         if label is None:
-            self.left_out["kto"][LeftOut.NO_REWARD if candidate.reward is None else LeftOut.NO_ROOM] += 1
+            self._left_out["kto"][LeftOut.NO_REWARD if candidate.reward is None else LeftOut.NO_ROOM] += 1
         kinds = ["sft"] if candidate.problem is None else []
         kinds += ["kto"] if label is not None else []
         if kinds and (reason := self._repeats(candidate, is_good=label is not False)):
             for kind in kinds:
-                self.left_out[kind][reason] += 1
+                self._left_out[kind][reason] += 1
         else:
             self._write(candidate, kinds, label)
         if candidate.reward is not None:
@@ -112,11 +109,11 @@ class RowWriter:
         call = candidate.call
         for kind in kinds:
             if not self._has_room(f"{kind} {label}", candidate):
-                self.left_out[kind][LeftOut.CAP] += 1
+                self._left_out[kind][LeftOut.CAP] += 1
             elif kind == "sft":
                 row = {"messages": [*call.prompt, call.answer], **candidate.tools, "source": candidate.source}
                 self._files.write(candidate.side, "sft", row)
-                self.likeness[call.likeness] += 1
+                self._report.likeness[call.likeness] += 1
             else:
                 row = {"prompt": list(call.prompt), "completion": [call.answer], "label": label}
                 self._files.write(candidate.side, "kto", {**row, **candidate.tools, "source": candidate.source})
@@ -146,7 +143,7 @@ class RowWriter:
     def _pair(self, answers: _Answers) -> None:
         chosen, rejected = answers.chosen, answers.rejected
         if chosen is None or rejected is None or not _differ(chosen, rejected):
-            self.left_out["dpo"][LeftOut.NO_PAIR] += 1
+            self._left_out["dpo"][LeftOut.NO_PAIR] += 1
             return
         row = {
             "prompt": list(chosen.call.prompt),

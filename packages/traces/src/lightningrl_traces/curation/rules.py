@@ -1,4 +1,5 @@
-"""Rules of curation: which calls may be rows, and which of those are good enough to be learned from.
+"""Calls as chat messages, and the rules of curation: which of them may be rows, and which are good enough to be learned
+from.
 
 mode, grade, role, length, likeness           ─► no: no row at all
 outcome, tools, reward, mean, best, scores    ─► no: nothing to imitate, but an answer to be told from a better one
@@ -8,19 +9,98 @@ outcome, tools, reward, mean, best, scores    ─► no: nothing to imitate, but
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from enum import StrEnum
 
 from lightningrl.errors import ConfigError
 from lightningrl.types import Outcome, RolloutMode, Trajectory
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, Likeness, length_of
+from lightningrl_traces.grades import Grade
+from lightningrl_traces.records import Message
 
-__all__ = ["GRADES", "GroupRewards", "Rules", "call_problem", "rollout_problem", "score_problem"]
+__all__ = [
+    "ChatCall",
+    "GroupRewards",
+    "LeftOut",
+    "Likeness",
+    "Rules",
+    "UnreadCall",
+    "call_problem",
+    "rollout_problem",
+    "score_problem",
+]
 
-Grade = Literal["rl-safe", "sft-safe", "judge-only", "unusable"]
-GRADES: Final[tuple[str, ...]] = get_args(Grade)
+
+class Likeness(StrEnum):
+    """Relation of a call's prompt, rendered again by the gateway's renderer, to its recorded tokens."""
+
+    EXACT = "exact"
+    """The same ids."""
+    SAME_TEXT = "same_text"
+    """The same text in other tokens: the policy sampled an earlier answer otherwise than its tokenizer writes it."""
+    RERENDERED = "rerendered"
+    """Another text: its template writes earlier answers anew, without their reasoning for instance."""
+    FOREIGN = "foreign"
+    """Its tokens were not recorded, or are another model's."""
+
+
+class LeftOut(StrEnum):
+    """Reason why a rollout, a call or a row is left out, as the report says it."""
+
+    MODE = "not of the mode asked for (--mode)"
+    UNFINISHED = "the rollout has not ended"
+    SPEECHLESS = "the rollout called no policy"
+    NOT_TRAINED = "no training data by the recipe: policy, role, rule or side call"
+    REPLAYED = "repeats a call of another rollout"
+    CUT = "cut off at max_tokens, or the agent left the stream"
+    MALFORMED = "begins a tool call that cannot be read"
+    UNREADABLE = "its prompt cannot be read as messages"
+    UNKEPT = "a provider's answer that is not whole: too large to be kept, or broken off"
+    RERENDERED = "its template writes the history otherwise (--rerendered takes it)"
+    UNFIT = "rl-safe, but no data for tuning (its reasons are in grades.jsonl)"
+    NO_MODEL = "the policy's tokenizer is not here"
+    GRADE = "its grade (--grade)"
+    ROLE = "its role (--role)"
+    LENGTH = "longer than --max-characters"
+    OUTCOME = "the rollout's outcome (--outcome)"
+    TOOLS = "failed tool calls (--max-tool-failures)"
+    NO_REWARD = "the rollout has no reward"
+    REWARD = "reward below --min-reward"
+    MEAN = "not better than the group's mean (--above-mean)"
+    BEST = "not among the best of its group (--best)"
+    SCORE = "a score is below --score"
+    NO_SCORE = "nobody gave a score of --score"
+    NEAR = "nearly equal to a row before it (--near)"
+    CAP = "the task has enough rollouts (--per-task)"
+    NO_ROOM = "the group's rewards are equal: neither good nor bad"
+    NO_PAIR = "no other answer to the same prompt with another reward"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatCall:
+    """A call that can be read."""
+
+    id: str
+    role: str | None
+    """None = nobody said."""
+    prompt: tuple[Message, ...]
+    answer: Message
+    tools: tuple[Message, ...]
+    likeness: Likeness
+    grade: str
+    """`rl-safe`, `sft-safe`, `judge-only` or `unusable`; an own run's calls are rl-safe."""
+    rewards: Mapping[str, float | None]
+    """Values of this call alone, by name: the run's and those that the agent reported."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnreadCall:
+    """A call that can be no row, and why."""
+
+    id: str
+    reason: LeftOut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +137,7 @@ class Rules:
         for name, values, choices in (
             ("--mode", self.modes, tuple(RolloutMode)),
             ("--outcome", self.outcomes, tuple(Outcome)),
-            ("--grade", self.grades, GRADES),
+            ("--grade", self.grades, tuple(Grade)),
         ):
             if unknown := sorted(values - set(choices)):
                 raise ConfigError(f"{name} {unknown[0]!r} is unknown; choose of: {', '.join(choices)}")
@@ -104,7 +184,7 @@ def call_problem(rules: Rules, call: ChatCall) -> LeftOut | None:
         return LeftOut.ROLE
     if call.likeness is Likeness.RERENDERED and not rules.rerendered:
         return LeftOut.RERENDERED
-    if rules.max_characters is not None and length_of((*call.prompt, call.answer)) > rules.max_characters:
+    if rules.max_characters is not None and _length((*call.prompt, call.answer)) > rules.max_characters:
         return LeftOut.LENGTH
     return None
 
@@ -134,3 +214,13 @@ def score_problem(rules: Rules, trajectory: Trajectory, call: ChatCall) -> LeftO
     if any((value := values.get(name)) is not None and value < least for name, least in rules.scores.items()):
         return LeftOut.SCORE
     return LeftOut.NO_SCORE if any(values.get(name) is None for name in rules.scores) else None
+
+
+def _length(messages: Sequence[Message]) -> int:
+    """Count the characters of what messages say, tool calls as JSON."""
+    return sum(
+        len(str(message.get("content") or ""))
+        + len(str(message.get("reasoning_content") or ""))
+        + sum(len(json.dumps(call["function"])) for call in message.get("tool_calls") or ())
+        for message in messages
+    )

@@ -1,7 +1,13 @@
-"""Runs as sources of rows: their rollouts listed in pages, their calls read as chat messages, a batch at a time."""
+"""Runs as sources of rows: their rollouts listed in pages, their calls read as chat messages, a batch at a time.
+
+an own run         recorded tokens, which prompts.py reads back; a teacher's, requests and answers
+imported traces    requests and answers, each with its grade; grades.jsonl has the reasons, and those of a call that is
+                   rl-safe say why it is no data for tuning
+"""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,21 +15,24 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.records import RolloutFilter
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.trained_calls import TrainedCalls, calls_left_out, trained_calls_of
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.templates import load_template
 from lightningrl_server.rendering.tokenizer import load_tokenizer
-from lightningrl_traces.curation.chat_calls import ChatCall, LeftOut, UnreadCall
-from lightningrl_traces.curation.forwarded import read_forwarded
 from lightningrl_traces.curation.prompts import PromptReader
+from lightningrl_traces.curation.rules import ChatCall, LeftOut, Likeness, UnreadCall
+from lightningrl_traces.grades import ENDED, Grade
+from lightningrl_traces.run_store import StoredCall, read_calls
+from lightningrl_viewer.reading.dialogue import is_chat, read_exchange
+from lightningrl_viewer.reading.foreign.messages import REPARSED
 from lightningrl_viewer.reading.origin import RunOrigin
 from lightningrl_viewer.reading.reader import StoredRun
 from lightningrl_viewer.reading.segments import SegmentReader
 
-__all__ = ["ListedRollout", "OwnSource", "Source"]
+__all__ = ["ListedRollout", "OwnSource", "Source", "TraceSource", "read_forwarded"]
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
@@ -130,3 +139,84 @@ def _reader(origin: RunOrigin, policy: str) -> PromptReader | None:
         chat_template=own,
     )
     return PromptReader(renderer, SegmentReader(tokenizer))
+
+
+class TraceSource(Source):
+    """A run that was imported. Its rollouts of nearly equal tasks are compared: nobody sampled them as groups."""
+
+    is_foreign = True
+
+    def __init__(self, folder: Path, stored: StoredRun) -> None:
+        super().__init__(folder, stored)
+        self._unfit = _read_unfit(folder / "grades.jsonl")
+
+    def calls(self, trajectory: Trajectory) -> Iterator[ChatCall | UnreadCall]:
+        """Read the calls of a trajectory."""
+        values = {call.id: {**call.reported, **call.rewards} for call in trajectory.transitions}
+        for call in read_calls(trajectory):
+            if (trajectory.rollout_id, call.id) in self._unfit:
+                yield UnreadCall(id=call.id, reason=LeftOut.UNFIT)
+            else:
+                yield _as_chat(call, values.get(call.id, {}))
+
+
+def read_forwarded(trajectory: Trajectory) -> Iterator[ChatCall | UnreadCall]:
+    """Read the answered calls of chat, streamed or not; a body too large to be kept is unreadable."""
+    for number, call in enumerate(trajectory.other_calls):
+        if call.code is not None or not is_chat(call):
+            continue
+        name = f"{trajectory.rollout_id}/{number}"
+        notes: set[str] = set()
+        asked, answered = read_exchange(call, notes)
+        if not answered.get("answer"):
+            yield UnreadCall(id=name, reason=LeftOut.UNKEPT)
+        # Anthropic's answers have a tool's arguments as an object, so that their text is ours
+        elif notes - {REPARSED}:
+            yield UnreadCall(id=name, reason=LeftOut.UNREADABLE)
+        else:
+            asked_and_answered = StoredCall(
+                id=name,
+                grade=Grade.SFT,
+                model=call.model,
+                agent=call.agent,
+                messages=asked.get("messages") or [],
+                tools=asked.get("tools"),
+                answer=answered["answer"],
+                finish_reason=answered.get("finish_reason"),
+            )
+            yield _as_chat(asked_and_answered, {})
+
+
+def _as_chat(call: StoredCall, rewards: Mapping[str, float | None]) -> ChatCall | UnreadCall:
+    if not call.messages or not call.answer:
+        return UnreadCall(id=call.id, reason=LeftOut.UNREADABLE)
+    if call.finish_reason is not None and call.finish_reason not in ENDED:
+        return UnreadCall(id=call.id, reason=LeftOut.CUT)
+    return ChatCall(
+        id=call.id,
+        role=call.agent,
+        prompt=tuple(call.messages),
+        answer={**call.answer, "role": "assistant"},
+        tools=tuple(call.tools or ()),
+        likeness=Likeness.FOREIGN,
+        grade=call.grade.value,
+        rewards=rewards,
+    )
+
+
+def _read_unfit(path: Path) -> frozenset[tuple[str, str]]:
+    """Return the calls that are rl-safe and no data for tuning. Raises RunFolderError for a line that is none."""
+    unfit: set[tuple[str, str]] = set()
+    number = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                grade = json.loads(line)
+                if grade["grade"] == "rl-safe" and grade["reasons"]:
+                    unfit.add((grade["rollout_id"], grade["call_id"]))
+    except OSError as error:
+        raise RunFolderError(f"{str(path)!r} cannot be read: {error.strerror}; import the traces again") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"line {number} of {str(path)!r} is no grade; import the traces again") from error
+    return frozenset(unfit)

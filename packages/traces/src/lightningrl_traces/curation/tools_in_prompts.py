@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightningrl_traces.curation.chat_calls import Message
+from lightningrl_traces.records import Message
 
 __all__ = ["find_tools"]
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
-from lightningrl_traces.grades import NOT_WHOLE
-from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord
-from lightningrl_traces.times import unix_seconds
+from lightningrl_traces.grades import Reason
+from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, unix_seconds
 from lightningrl_viewer.reading.foreign.messages import finish_of, read_message
 
 __all__ = ["ClaudeCodeImporter"]
@@ -106,7 +105,7 @@ class _Session:
     def calls(self) -> Iterator[Call]:
         """Make a call of each answer, with the branch that leads to it as its prompt."""
         for number, (answer_id, turn) in enumerate(self._answers.items()):
-            notes = {NOT_WHOLE}
+            notes = {Reason.NOT_WHOLE.value}
             messages = [message for before in self._branch(turn) for message in _read(before, notes)]
             replies = _read(turn, notes)
             started_at = (turn.parent.ended_at or turn.parent.at) if turn.parent is not None else turn.at

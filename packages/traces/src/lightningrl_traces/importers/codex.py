@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
-from lightningrl_traces.grades import NOT_WHOLE
-from lightningrl_traces.records import Call, Ending, Sample, TraceRecord
-from lightningrl_traces.times import unix_seconds
+from lightningrl_traces.grades import Reason
+from lightningrl_traces.records import Call, Ending, Sample, TraceRecord, unix_seconds
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["CodexImporter"]
@@ -85,7 +84,7 @@ class _Session:
         """End the answer whose items came."""
         if not self._answer:
             return
-        notes: set[str] = set() if self._instructions else {NOT_WHOLE}
+        notes: set[str] = set() if self._instructions else {Reason.NOT_WHOLE.value}
         request = {"input": list(self._items), **({"instructions": self._instructions} if self._instructions else {})}
         fields = read_request(request, notes) | read_response({"output": self._answer}, notes)
         yield Call(

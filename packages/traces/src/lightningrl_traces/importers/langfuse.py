@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightningrl.conventions import parse_attribute
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
-from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores
-from lightningrl_traces.times import unix_seconds
+from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores, unix_seconds
+from lightningrl_traces.spans import parse_part
 from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
 from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages
 
@@ -97,7 +96,7 @@ def _read(row: Mapping[str, Any], trace_id: str | None) -> Iterator[TraceRecord]
 def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
     notes: set[str] = set()
     request, response, metadata, settings = (
-        _plain(row.get(key)) for key in ("input", "output", "metadata", "modelParameters")
+        parse_part(row.get(key)) for key in ("input", "output", "metadata", "modelParameters")
     )
     fields: dict[str, Any] = {"tools": tools_beside(settings, notes)}
     if isinstance(request, dict) and ("messages" in request or "input" in request):
@@ -118,9 +117,3 @@ def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
         "model": str(row.get("model") or row.get("providedModelName") or ""),
         "notes": tuple(sorted(notes)),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Parse JSON that an export holds as text."""
-    parsed = parse_attribute(value) if isinstance(value, str) and value[:1] in ("{", "[") else None
-    return value if parsed is None else parsed

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord as ProtoLog
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from lightningrl.errors import ServerError
 from lightningrl_server.inflate import MOST_VALUES
-from lightningrl_server.spans.otlp import check_fields
+from lightningrl_server.spans.otlp import check_fields, plain_attributes, plain_value, read_fields
 from lightningrl_traces.documents import (
     LONGEST,
     UNREADABLE,
@@ -52,15 +51,12 @@ class OtlpImporter:
             return bool(_PLACES.keys() & sample.first.keys())
         if sample.head.lstrip()[:1] == b"{":
             return any(f'"{place}"'.encode() in sample.head for place in _PLACES)
-        return _is_protobuf(sample.head)
+        return _export_start(sample.head) is not None
 
     def read(self, path: Path) -> Iterator[TraceRecord]:
         with open_source(path) as file:
             is_json = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
         return _read_json(path) if is_json else _read_protobuf(path)
-
-
-# ---------------------------------------------------------------------- JSON
 
 
 def _read_json(path: Path) -> Iterator[TraceRecord]:
@@ -163,13 +159,6 @@ def _json_value(value: Any) -> Any:
     return inner
 
 
-# ---------------------------------------------------------------------- protobuf
-
-
-def _is_protobuf(head: bytes) -> bool:
-    return _export_start(head) is not None and b"\n\x10" in head[:4096] + b"\n\x10"
-
-
 def _export_start(head: bytes) -> int | None:
     """Return where the first export begins: 0, or 4 behind a length; None where this is no export."""
     if len(head) > 6 and head[4:5] == b"\n" and int.from_bytes(head[:4], "big") > 4 and head[:1] == b"\0":
@@ -207,8 +196,7 @@ def _read_protobuf(path: Path) -> Iterator[TraceRecord]:
 
 
 def _exports(data: mmap.mmap) -> Iterator[tuple[int, int]]:
-    at = _export_start(data[:16]) or 0
-    if at == 0:
+    if not _export_start(data[:16]):
         yield 0, len(data)
         return
     at = 0
@@ -221,42 +209,12 @@ def _exports(data: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def _bodies(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int]]:
-    for resource in _nested(data, start, end, 1):
-        for scope in _nested(data, *resource, 2):
-            yield from _nested(data, *scope, 2)
-
-
-def _nested(data: mmap.mmap, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """Find the fields of a number in a message, without a copy: where each begins and ends."""
-    at = start
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 2:
-            size, at = _varint(data, at)
-            if at + size > end:
-                raise ValueError(f"a field at byte {at} ends beyond what holds it")
-            if tag >> 3 == wanted:
-                yield at, at + size
-            at += size
-        elif kind == 0:
-            _, at = _varint(data, at)
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"no field at byte {at}")
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-        if shift > 63:
-            raise ValueError(f"no number at byte {at}")
+    """Find the spans, or log records, of an export: field 2 of the scopes, which are field 2 of the resources."""
+    for resource, *within_export in read_fields(data, start, end):
+        for scope, *within_resource in read_fields(data, *within_export) if resource == 1 else ():
+            for record, first, last in read_fields(data, *within_resource) if scope == 2 else ():
+                if record == 2:
+                    yield first, last
 
 
 def _proto_span(body: bytes) -> Span:
@@ -268,33 +226,19 @@ def _proto_span(body: bytes) -> Span:
         name=span.name,
         started_at=span.start_time_unix_nano * _NS,
         ended_at=span.end_time_unix_nano * _NS,
-        attributes={pair.key: _proto_value(pair.value) for pair in span.attributes},
-        events=[
-            (event.name, {pair.key: _proto_value(pair.value) for pair in event.attributes}) for event in span.events
-        ],
+        attributes=plain_attributes(span.attributes),
+        events=[(event.name, plain_attributes(event.attributes)) for event in span.events],
         error=span.status.message if span.status.code == Status.STATUS_CODE_ERROR else None,
     )
 
 
 def _proto_log(body: bytes) -> LogRecord:
     log = ProtoLog.FromString(body)
-    attributes = {pair.key: _proto_value(pair.value) for pair in log.attributes}
+    attributes = plain_attributes(log.attributes)
     return LogRecord(
         trace_id=log.trace_id.hex(),
         span_id=log.span_id.hex(),
         event=str(log.event_name or attributes.get("event.name") or ""),
         attributes=attributes,
-        body=_proto_value(log.body),
+        body=plain_value(log.body),
     )
-
-
-def _proto_value(value: AnyValue) -> Any:
-    kind = value.WhichOneof("value")
-    if kind is None:
-        return None
-    if kind == "array_value":
-        return [_proto_value(one) for one in value.array_value.values]
-    if kind == "kvlist_value":
-        return {pair.key: _proto_value(pair.value) for pair in value.kvlist_value.values}
-    plain = getattr(value, kind)
-    return plain.hex() if isinstance(plain, bytes) else plain

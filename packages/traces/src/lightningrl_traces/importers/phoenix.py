@@ -8,9 +8,8 @@ from typing import Any
 
 from lightningrl.conventions import EVALUATION_NAME, EVALUATION_RESULT, EVALUATION_SCORE_VALUE
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
-from lightningrl_traces.reading.conventions import flatten
-from lightningrl_traces.records import Sample, Span, TraceRecord
-from lightningrl_traces.times import unix_seconds
+from lightningrl_traces.records import Sample, Span, TraceRecord, unix_seconds
+from lightningrl_traces.spans import flatten
 
 __all__ = ["PhoenixImporter"]
 

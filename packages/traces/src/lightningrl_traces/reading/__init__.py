@@ -1,1 +1,0 @@
-"""Spans and log records, read as calls, rollouts and grades."""
