@@ -15,7 +15,7 @@ import numpy as np
 from measuring import least_cpu_ms, result
 
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import CreditAssigner, CreditMonitor
+from lightningrl.protocols import CreditAssigner
 from lightningrl.types import ToolCall, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit import assign_credit
 from lightningrl_credit.comparison import Compare
@@ -32,7 +32,7 @@ OPTIONS: Mapping[str, list[Mapping[str, Any]]] = {
         {},
         {"key": "observation"},
         {"key": "tool_result"},
-        {"history": 4, "shrinkage": 2.0, "gate": 4.0, "lam": 0.9},
+        {"shrinkage": 2.0, "gate": 4.0, "lam": 0.9},
     ],
     "sum": [
         {"parts": [{"use": "turns", "weight": 0.5}, {"use": "states"}]},
@@ -96,8 +96,7 @@ def main() -> None:
 
     def step(assigner: CreditAssigner, compare: Compare) -> None:
         credit = [assign_credit(assigner, group, compare=compare) for group in groups]
-        if isinstance(assigner, CreditMonitor):
-            assigner.finish_step(groups, credit)
+        assigner.finish_step(groups, credit)
 
     parts: list[tuple[Mapping[str, Any], Compare]] = [({"use": "grpo"}, "role"), ({"use": "turns"}, "role")]
     for name, plugin in INSTALLED.items():

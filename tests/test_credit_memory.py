@@ -22,10 +22,10 @@ pytestmark = pytest.mark.slow
 CREDIT = """
 import numpy as np
 
+from lightningrl import CreditAssigner
 
-class RunningMean:
-    requires = frozenset()
 
+class RunningMean(CreditAssigner):
     def __init__(self):
         self.mean = 0.0
 

@@ -26,7 +26,7 @@ from starter import build_starter
 from study import _parse, _plan, main, read_lines
 from tasks import held_out_tasks, states, train_tasks, true_values
 
-from lightningrl import Advantages, Plugin, TrajectoryGroup, hookimpl
+from lightningrl import Advantages, CreditAssigner, Plugin, TrajectoryGroup, hookimpl
 from lightningrl.plugins import load_plugins
 from lightningrl_credit.rewards.tools import ToolStatusReward
 from lightningrl_torch.backend import TorchBackend
@@ -147,8 +147,8 @@ class Verdicts:
         yield Plugin(name="verdicts", summary="for the test", factory=Verdict)
 
 
-class Verdict:
-    requires: frozenset[str] = frozenset({"judge"})
+class Verdict(CreditAssigner):
+    requires = frozenset({"judge"})
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return tuple(

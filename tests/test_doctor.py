@@ -34,7 +34,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import FinishReason, Trajectory, TrajectoryGroup
 from lightningrl_client.recipe_file import load_recipe, with_settings
-from lightningrl_credit.unread import unread_rewards
+from lightningrl_credit.scoring import unread_rewards
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 import lightningrl
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import Witness
 from lightningrl.types import Trajectory
 from lightningrl_credit.rewards import Overlong
 from lightningrl_testing.groups import make_trajectory, make_transition
@@ -91,7 +90,7 @@ class Scene:
         settings = Settings(policy="tiny", **recipe.backend_options)
         evaluator, scorer = build_credit(recipe, load_plugins())
         trajectories = self.trajectories
-        if isinstance(evaluator.credit, Witness):
+        if evaluator.credit.has("score"):
             asked = [asyncio.run(evaluator.credit.score(one, reference())) for one in trajectories]
             trajectories = [replace(one, evidence=each) for one, each in zip(trajectories, asked, strict=True)]
         samples = scorer.build(scorer.credit(trajectories)).samples

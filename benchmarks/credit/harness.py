@@ -23,7 +23,7 @@ from values import TrueValues, count_out, encode_prompt, tokenizer_of, true_valu
 
 from lightningrl.backends import GenerateRequest
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import Ask
+from lightningrl.protocols import Ask, CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.types import (
     Advantages,
@@ -181,15 +181,15 @@ class Player:
         return call, self._words[token]
 
 
-class Oracle:
+class Oracle(CreditAssigner):
     """A judge that knows the true advantage of each turn and is wrong as often as it is told to: its verdicts are the
     evidence of the real assigner, which it stands before."""
 
     def __init__(
         self, judge: Any, error: float, advantages: Callable[[Trajectory], Sequence[float]], *, seed: int
     ) -> None:
-        self.requires: frozenset[str] = judge.requires
-        self.assign: Callable[[TrajectoryGroup], Advantages] = judge.assign
+        self.requires = judge.requires
+        self._judge = judge
         self._error = error
         self._advantages = advantages
         self._random = np.random.default_rng(seed)
@@ -202,6 +202,10 @@ class Oracle:
             is_wrong, np.where(true == 0.0, self._random.choice([-1.0, 1.0], len(true)), -np.sign(true)), np.sign(true)
         )
         return Evidence(calls={"grade": (0.5 + 0.5 * verdicts).astype(np.float32)})
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        credit: Advantages = self._judge.assign(group)
+        return credit
 
 
 class Study:

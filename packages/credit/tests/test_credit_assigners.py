@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightningrl.errors import ConfigError
+from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, TrajectoryGroup
 from lightningrl_credit import IdenticalAssignment, TurnReturns, assign_credit
 from lightningrl_credit.comparison import check_comparison
@@ -109,9 +110,7 @@ def test_agent_seen_in_one_trajectory_only_gets_no_gradient() -> None:
 
 
 def test_comparing_by_role_without_returns_says_what_to_add() -> None:
-    class Mine:
-        requires: frozenset[str] = frozenset()
-
+    class Mine(CreditAssigner):
         def assign(self, group: TrajectoryGroup) -> Advantages:
             return ()
 

@@ -12,7 +12,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, BranchPoint, RolloutMode, TrajectoryGroup
-from lightningrl_credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
+from lightningrl_credit import Branches, IdenticalAssignment, Part, Sum, assign_credit
 from lightningrl_credit.needs import check_needs
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.samples import build_samples
@@ -226,7 +226,7 @@ def test_a_sum_branches_where_a_part_does_and_its_other_parts_see_no_branch() ->
             assert credit is not None and other is not None and summed is not None
             np.testing.assert_allclose(summed, credit + 0.5 * other, atol=1e-6)
     assert all(credit is None for calls in found[2:] for credit in calls)
-    trained = Whiten(Branches(train=True)).assign(group)
+    trained = Sum(Part(Branches(train=True), whiten=True)).assign(group)
     assert len(trained) == 5 and trained[2][0] is None and trained[2][1] is not None
 
 

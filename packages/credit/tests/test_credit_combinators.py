@@ -14,10 +14,10 @@ import pytest
 from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
+from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
-from lightningrl_credit import ByRole, Clip, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten, assign_credit
+from lightningrl_credit import Clip, IdenticalAssignment, Part, StateGroups, Sum, TurnReturns, assign_credit
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.scoring import Scorer
 from lightningrl_testing.groups import make_group
@@ -38,7 +38,7 @@ def turned_group() -> TrajectoryGroup:
     return make_group((0.1, None, -0.2), (0.0, 0.3), (0.5,), rewards=(0.0, 1.0, 0.25))
 
 
-class Grades:
+class Grades(CreditAssigner):
     """A = a number that it asks for in `score`, that it remembers the sum of, and that it reports."""
 
     requires = frozenset({"judge"})
@@ -68,7 +68,7 @@ class Grades:
         self.steps = state
 
 
-class FirstCallOnly:
+class FirstCallOnly(CreditAssigner):
     """Scores the first call alone."""
 
     requires: frozenset[str] = frozenset()
@@ -115,20 +115,22 @@ def test_clipping_cuts_both_ends_and_nothing_between() -> None:
 
 
 def test_whitening_makes_parts_of_one_size() -> None:
-    found = all_of(Whiten(TurnReturns(baseline="none")).assign(turned_group()))
+    found = all_of(Sum(Part(TurnReturns(baseline="none"), whiten=True)).assign(turned_group()))
     assert found.mean() == pytest.approx(0.0, abs=1e-6)
     assert found.std() == pytest.approx(1.0, abs=1e-5)
-    assert set(all_of(Whiten(IdenticalAssignment()).assign(make_group((1.0,), (1.0, 1.0))))) == {0.0}
+    assert set(all_of(Sum(Part(IdenticalAssignment(), whiten=True)).assign(make_group((1.0,), (1.0, 1.0))))) == {0.0}
 
 
 def test_each_role_by_itself_is_what_compare_role_does_also_within_a_sum() -> None:
     group = turned_group()
     for assigner in (IdenticalAssignment(), TurnReturns(gamma=0.9), StateGroups(key="observation")):
         by_role = assign_credit(assigner, group, compare="role")
-        assert firsts(ByRole(assigner).assign(group)) == firsts(by_role)
-        halves = Sum((assigner, 0.5), (ByRole(assigner), 0.5))
+        assert firsts(Sum(Part(assigner, compare="role")).assign(group)) == firsts(by_role)
+        halves = Sum((assigner, 0.5), Part(assigner, 0.5, compare="role"))
         np.testing.assert_allclose(all_of(assign_credit(halves, group, compare="role")), all_of(by_role), rtol=1e-6)
-    assert firsts(ByRole(IdenticalAssignment()).assign(group)) != firsts(IdenticalAssignment().assign(group))
+    assert firsts(Sum(Part(IdenticalAssignment(), compare="role")).assign(group)) != firsts(
+        IdenticalAssignment().assign(group)
+    )
 
 
 # ------------------------------------------------------------------ what passes through
@@ -139,12 +141,12 @@ def test_a_whole_asks_reports_and_remembers_only_where_a_part_does() -> None:
         Sum((IdenticalAssignment(), 1.0)),
         Clip(Sum((IdenticalAssignment(), 1.0), (Grades(1.0), 1.0)), at=9.0),
     )
-    for protocol in (Witness, CreditMonitor, CreditMemory):
-        assert not isinstance(silent, protocol)
-        assert isinstance(loud, protocol)
-    assert isinstance(Clip(StateGroups(), at=1.0), CreditMonitor)
+    for method in ("score", "finish_step", "state"):
+        assert not silent.has(method)
+        assert loud.has(method)
+    assert Clip(StateGroups(), at=1.0).has("finish_step")
     assert loud.requires == {"group", "judge"}
-    assert ByRole(TurnReturns()).requires == {"group", "turn_rewards", "agents"}
+    assert Sum(Part(TurnReturns(), compare="role")).requires == {"group", "turn_rewards", "agents"}
 
 
 async def test_each_part_finds_the_evidence_that_it_asked_for() -> None:

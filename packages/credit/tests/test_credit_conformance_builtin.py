@@ -15,7 +15,7 @@ import pytest
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, TrajectoryGroup
-from lightningrl_credit import ByRole, Clip, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten, assign_credit
+from lightningrl_credit import Clip, IdenticalAssignment, Part, StateGroups, Sum, TurnReturns, assign_credit
 from lightningrl_credit.baselines import Baseline, baseline_advantages
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group
@@ -103,7 +103,7 @@ OPTIONS: Mapping[str, tuple[Callable[[], CreditAssigner], Mapping[str, Any]]] = 
     ),
     "TurnsOverAll": (lambda: TurnReturns(compared="all", turn_weight=0.5), {}),
     "StatesWithAllOptions": (
-        lambda: StateGroups(key="observation", history=2, shrinkage=2.0, gate=4.0, lam=0.9),
+        lambda: StateGroups(key="observation", shrinkage=2.0, gate=4.0, lam=0.9),
         {"is_outcome_method": False},
     ),
     "StatesByToolResult": (lambda: StateGroups(key="tool_result", baseline="rloo"), {"is_outcome_method": False}),
@@ -111,10 +111,12 @@ OPTIONS: Mapping[str, tuple[Callable[[], CreditAssigner], Mapping[str, Any]]] = 
     "ByRoleDiscounted": (TurnReturns, {"compare": "role", "is_by_role": True}),
     "ByRoleStates": (StateGroups, {"compare": "role", "is_by_role": True}),
     "ByRoleSum": (lambda: Sum((TurnReturns(), 0.5), (StateGroups(), 0.5)), {"compare": "role", "is_by_role": True}),
-    "EachRole": (lambda: ByRole(TurnReturns()), {"is_by_role": True}),
-    "Whitened": (lambda: Whiten(TurnReturns()), {"is_outcome_method": False, "is_sized": False}),
+    "EachRole": (lambda: Sum(Part(TurnReturns(), compare="role")), {"is_by_role": True}),
+    "Whitened": (lambda: Sum(Part(TurnReturns(), whiten=True)), {"is_outcome_method": False, "is_sized": False}),
     "EachRoleInASum": (
-        lambda: Sum((ByRole(IdenticalAssignment()), 1.0), (Clip(Whiten(TurnReturns()), at=3.0), 0.0)),
+        lambda: Sum(
+            Part(IdenticalAssignment(), compare="role"), (Clip(Sum(Part(TurnReturns(), whiten=True)), at=3.0), 0.0)
+        ),
         {"is_by_role": True},
     ),
 }

@@ -183,7 +183,7 @@ class TestLastCallOfWhichNothingIsSaid(CreditConformance):
         return last_call()
 
 
-class Backwards:
+class Backwards(CreditAssigner):
     """Pays for the worse."""
 
     requires = frozenset({"group"})
@@ -202,7 +202,7 @@ def test_the_suite_says_that_a_better_outcome_is_credited_less() -> None:
         Suite().test_a_better_outcome_is_credited_no_less()
 
 
-class Loud:
+class Loud(CreditAssigner):
     """Takes any rounding for signal."""
 
     requires = frozenset({"group"})

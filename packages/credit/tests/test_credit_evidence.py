@@ -32,7 +32,7 @@ from lightningrl_training.build import Parts
 FILE = '''
 import asyncio
 import numpy as np
-from lightningrl import Evidence
+from lightningrl import CreditAssigner, Evidence
 from lightningrl import mean
 
 def tasks():
@@ -44,7 +44,7 @@ def answer(number):
 def right(task, output, trajectory):
     return output
 
-class Odd:
+class Odd(CreditAssigner):
     requires = frozenset()
 
     def __init__(self, share):
@@ -59,7 +59,7 @@ class Odd:
     def load(self, state):
         raise NotImplementedError
 
-class Grades:
+class Grades(CreditAssigner):
     """A = R - mean + share · the judge's grade of the call."""
 
     requires = frozenset({"group", "judge"})

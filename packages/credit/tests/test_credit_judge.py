@@ -17,14 +17,13 @@ from posts import PostServer
 
 from lightningrl.errors import ConfigError, PluginError, RewardError
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import CreditAssigner, GroupWitness, Witness
+from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.types import Evidence, OtherCallKind, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 from lightningrl_credit import TurnReturns
-from lightningrl_credit.judge_assigner import Bench, GroupJudge, TurnJudge, read_grades
+from lightningrl_credit.judge_assigner import Bench, GroupJudge, TurnJudge, read_grades, transcripts
 from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.scoring import Scorer
-from lightningrl_credit.transcript import transcripts
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
@@ -792,6 +791,6 @@ class TestGroupJudgeAlone(TestGroupJudge):
         return [0.0 for _ in rewards]
 
 
-def test_each_way_of_judging_is_one_kind_of_witness() -> None:
-    assert isinstance(TurnJudge(Bench()), Witness) and not isinstance(TurnJudge(), GroupWitness)
-    assert isinstance(GroupJudge(Bench()), GroupWitness) and not isinstance(GroupJudge(), Witness)
+def test_each_way_of_judging_asks_in_one_way() -> None:
+    assert TurnJudge(Bench()).has("score") and not TurnJudge().has("score_group")
+    assert GroupJudge(Bench()).has("score_group") and not GroupJudge().has("score")

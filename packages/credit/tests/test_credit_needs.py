@@ -15,7 +15,7 @@ from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import Need
 from lightningrl.recipe import Recipe
-from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.baselines import IdenticalAssignment
 from lightningrl_credit.needs import check_needs, find_unrecorded, installed_needs
 from lightningrl_testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl_testing.groups import make_group

@@ -1,4 +1,4 @@
-"""Credit by states: GiGPO, HGPO and ECPO on numbers worked by hand, and what a state is known by."""
+"""Credit by states: GiGPO and ECPO on numbers worked by hand, and what a state is known by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightningrl.types import Advantages, ToolCall, Trajectory, TrajectoryGroup
 from lightningrl_credit import IdenticalAssignment, StateGroups, assign_credit
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
-from lightningrl_credit.state_keys import KEYS, find_key, normalize, state_keys
+from lightningrl_credit.states import KEYS, find_key, normalize, state_keys
 from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_testing.groups import make_trajectory, make_transition
 
@@ -172,25 +172,7 @@ def test_by_role_the_outcome_is_compared_within_each_role() -> None:
     assert firsts(by_role)[0][1] == 0.0
 
 
-# ------------------------------------------------------------------ HGPO, ECPO, λ
-
-
-def test_hgpo_worked_by_hand() -> None:
-    """Two earlier states, weights 2 : 3 : 4 over those that compare; a and b share 1 2 3, c comes to 3 by another way,
-    d to 2 3."""
-    group = group_of(
-        walk("a", [1, 2, 3], 3.0), walk("b", [1, 2, 3], 0.0), walk("c", [7, 8, 3], 0.0), walk("d", [9, 2, 3], 1.0)
-    )
-    last = [calls[2] for calls in firsts(StateGroups(episode=0.0, history=2, baseline="dr_grpo").assign(group))]
-    one, two, three = np.array([2.0, -1, -1, 0]), np.array([5 / 3, -4 / 3, 0, -1 / 3]), np.array([1.5, -1.5, 0, 0])
-    assert last[0] == pytest.approx((2 * one[0] + 3 * two[0] + 4 * three[0]) / 9)
-    assert last[1] == pytest.approx((2 * one[1] + 3 * two[1] + 4 * three[1]) / 9)
-    assert last[2] == pytest.approx(one[2])
-    assert last[3] == pytest.approx((2 * one[3] + 3 * two[3]) / 5)
-    flat = [
-        calls[2] for calls in firsts(StateGroups(episode=0.0, history=2, alpha=0.0, baseline="dr_grpo").assign(group))
-    ]
-    assert flat[0] == pytest.approx((one[0] + two[0] + three[0]) / 3)
+# ------------------------------------------------------------------ ECPO, λ
 
 
 def test_ecpo_worked_by_hand() -> None:
@@ -232,7 +214,7 @@ def test_returns_that_bootstrap_from_the_values_of_states() -> None:
         ({"baseline": "none"}, "states cannot be compared by baseline 'none'; choose grpo, dr_grpo, rloo"),
         ({"gamma": 1.1}, "gamma 1.1 is not between 0 and 1"),
         ({"lam": -0.5}, "lam -0.5 is not between 0 and 1"),
-        ({"history": -1}, "history is -1"),
+        ({"shrinkage": -1}, "shrinkage is -1"),
         ({"gate": 0.0}, "gate is 0.0; it is a number of calls above 0"),
         (
             {"key": "promt"},

@@ -17,7 +17,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, Services
 from lightningrl.types import SamplingSettings, TrajectoryGroup
 from lightningrl_credit import Sum, TeacherCredit
-from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.baselines import IdenticalAssignment
 from lightningrl_testing.credit_conformance import CreditConformance
 from lightningrl_testing.groups import make_group
 from lightningrl_testing.scripted_services import ScriptedServices
@@ -93,7 +93,7 @@ def test_rewards_and_a_teacher_are_added_with_weights() -> None:
 
 
 def test_a_rollout_that_no_teacher_was_asked_about_is_refused() -> None:
-    with pytest.raises(PluginError, match="nothing of a teacher"):
+    with pytest.raises(PluginError, match="has a reward and no 'teacher'"):
         TeacherCredit(teacher="teacher").assign(make_group((None,), rewards=(1.0,)))
 
 

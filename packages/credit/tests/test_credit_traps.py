@@ -14,7 +14,7 @@ import pytest
 
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
-from lightningrl_credit import ByRole, IdenticalAssignment, StateGroups, TurnReturns, assign_credit, whiten
+from lightningrl_credit import IdenticalAssignment, Part, StateGroups, Sum, TurnReturns, assign_credit, whiten
 from lightningrl_credit.baselines import Baseline
 from lightningrl_credit.samples import build_samples
 from lightningrl_testing.groups import make_group, make_trajectory, make_transition
@@ -138,14 +138,6 @@ def test_trap_04_the_key_is_what_the_policy_saw_before_the_turn() -> None:
     assert firsts(assigner.assign(group_of(walk("a", [1], 1.0, says=[7]), walk("b", [1], 0.0, says=[8]))))[0][0] > 0.0
 
 
-def test_trap_04_with_a_history_an_equal_observation_reached_otherwise_is_another_state() -> None:
-    group = group_of(walk("a", [1, 9], 1.0), walk("b", [1, 9], 0.0), walk("c", [2, 9], 0.0))
-    forgetful, mindful = (firsts(StateGroups(episode=0.0, history=k, baseline="dr_grpo").assign(group)) for k in (0, 1))
-    assert [calls[1] for calls in forgetful] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-    # w_1 : w_2 = 2 : 3; c shares its last two states with nobody, so w_1 has all
-    assert [calls[1] for calls in mindful] == pytest.approx([0.4 * 2 / 3 + 0.6 * 0.5, -0.4 / 3 - 0.6 * 0.5, -1 / 3])
-
-
 def test_trap_04_two_roles_are_never_in_one_state() -> None:
     group = group_of(walk("a", [1], 1.0, agent="write"), walk("b", [1], 0.0, agent="check"))
     assert firsts(StateGroups(episode=0.0).assign(group)) == [[0.0], [0.0]]
@@ -184,14 +176,18 @@ def test_trap_12_whether_a_role_is_compared_by_rollouts_or_by_its_calls_is_chose
 
     group = group_of(episode("a", 3, 1.0), episode("b", 1, 0.0))
     by_rollout, by_call = (
-        firsts(ByRole(IdenticalAssignment(baseline="dr_grpo"), counted=counted).assign(group))
+        firsts(
+            Sum(Part(IdenticalAssignment(baseline="dr_grpo"), compare="role", counted=counted)).assign(group)  # type: ignore[arg-type]
+        )
         for counted in ("rollouts", "calls")
     )
     assert by_rollout == [[0.5] * 3, [-0.5]]
     assert by_call == [[0.25] * 3, [-0.75]]
     paper = (np.array([1.0, 1.0, 1.0, 0.0]) - 0.75) / np.std([1.0, 1.0, 1.0, 0.0], ddof=1)
     np.testing.assert_allclose(
-        np.concatenate(firsts(ByRole(IdenticalAssignment(), counted="calls").assign(group))), paper, rtol=1e-5
+        np.concatenate(firsts(Sum(Part(IdenticalAssignment(), compare="role", counted="calls")).assign(group))),
+        paper,
+        rtol=1e-5,
     )
 
 

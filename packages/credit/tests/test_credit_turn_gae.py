@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,7 +231,7 @@ def test_a_critic_that_is_right_leaves_exactly_nothing_of_equal_rewards() -> Non
 def make_scorer(assigner: TurnGae, *, whitened: bool, rows: Any = "merged") -> Scorer:
     return Scorer(
         rewards=RewardWeights([WeightedReward(name="reward")]),
-        credit=cast("CreditAssigner", assigner),
+        credit=assigner,
         whitened=whitened,
         samples=SamplesConfig(rows=rows),
         trained={"policy": TrainedCalls()},

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import lightningrl
 from lightningrl.commands import app
 from lightningrl.errors import LightningError
+from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.types import Advantages, Evidence, TrajectoryGroup
 from lightningrl_credit.rewards import RewardWeights, WeightedReward
@@ -45,7 +46,7 @@ OWN: dict[str, Mapping[str, Any]] = {
     "dr_grpo": {"credit.use": "dr_grpo"},
     "rloo": {"credit.use": "rloo"},
     "turns": {"credit.use": "turns", "credit.options.gamma": 0.9, **TURNS},
-    "states": {"credit.use": "states", "credit.options": {"key": "tool_result", "history": 1}},
+    "states": {"credit.use": "states", "credit.options": {"key": "tool_result", "shrinkage": 2.0}},
     "sum by role": {"credit.use": "sum", "credit.options": {"parts": [{"use": "states", "compare": "role"}]}},
     "sum": {
         "credit.use": "sum",
@@ -138,7 +139,7 @@ def test_a_whitened_group_is_as_its_whole_step_made_it(tmp_path: Path) -> None:
     assert alone.credit == first.credit
 
 
-class Remembering:
+class Remembering(CreditAssigner):
     """Credit that grows with each step: only who begins with the first finds that of the second."""
 
     requires: frozenset[str] = frozenset()
@@ -405,7 +406,7 @@ async def test_the_page_outlives_the_process_that_computes_it(run: Run) -> None:
 
 LOUD = """
 import os
-from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.baselines import IdenticalAssignment
 
 class Loud(IdenticalAssignment):
     def assign(self, group):
@@ -431,7 +432,7 @@ async def test_code_that_prints_breaks_no_answer_and_shifts_none(tmp_path: Path)
 
 WAITING = """
 from pathlib import Path
-from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.baselines import IdenticalAssignment
 
 class Waiting(IdenticalAssignment):
     def assign(self, group):
@@ -501,7 +502,7 @@ async def test_names_that_an_agent_made_up_are_shown_and_not_obeyed(
     ],
 )
 def test_arithmetic_that_broke_is_told_as_it_is_and_not_as_evidence_that_lacks(has_evidence: bool, why: str) -> None:
-    class Broken:
+    class Broken(CreditAssigner):
         requires = frozenset({"judge"})
 
         def assign(self, group: TrajectoryGroup) -> Advantages:

@@ -9,7 +9,7 @@ import pytest
 
 from lightningrl.errors import ConfigError
 from lightningrl.types import Trajectory
-from lightningrl_credit.rewards.check import Check
+from lightningrl_credit.rewards.recorded import Check
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.reward_conformance import RewardConformance
 

@@ -19,7 +19,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OutcomesConfig
 from lightningrl.records import Score
 from lightningrl.types import Outcome, Trajectory
-from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.baselines import IdenticalAssignment
 from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.rewards import NamedReward, RewardSet, reward_set
 from lightningrl_credit.scoring import score_of

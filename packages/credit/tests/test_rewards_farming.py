@@ -24,7 +24,7 @@ from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 from lightningrl_credit import TurnReturns
 from lightningrl_credit.baselines import Baseline
-from lightningrl_credit.reward_hacking import FarmingWatch
+from lightningrl_credit.metrics import FarmingWatch
 from lightningrl_credit.rewards import NamedReward, RewardSet, ToolStatusReward, TurnReward
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls

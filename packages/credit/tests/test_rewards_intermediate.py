@@ -24,7 +24,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.recipe import Recipe
 from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
-from lightningrl_credit import IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten
+from lightningrl_credit import IdenticalAssignment, Part, StateGroups, Sum, TurnReturns
 from lightningrl_credit.judge_assigner import TurnJudge
 from lightningrl_credit.rewards import (
     ExecutionErrors,
@@ -358,6 +358,7 @@ def make_evaluator(
 ) -> Evaluator:
     (folder / "turns.py").write_text(
         "import pathlib, time\n"
+        "from lightningrl import CreditAssigner\n"
         "here = pathlib.Path(__file__).parent\n"
         "def waits(trajectory):\n"
         "    (here / 'begun').touch()\n"
@@ -371,7 +372,7 @@ def make_evaluator(
         "    return [eval(value, {}, {}) for value in values]\n"
         "def tasks():\n    return [{'id': 't', 'input': 1}]\n"
         "def right(task, output, trajectory):\n    return 1.0\n"
-        "class Mean:\n    requires = frozenset()\n    gamma = 0.5\n    lam = 0.5\n    joins = 'mean'\n    def assign(self, group):\n        return ()\n",
+        "class Mean(CreditAssigner):\n    gamma = 0.5\n    lam = 0.5\n    joins = 'mean'\n    def assign(self, group):\n        return ()\n",
         encoding="utf-8",
     )
     recipe = {
@@ -450,8 +451,8 @@ def test_parts_that_add_up_what_calls_are_paid_each_in_its_way_have_no_one_disco
         TurnJudge(),
         Sum((TurnReturns(gamma=0.9), 1.0), (TurnReturns(gamma=0.5), 1.0)),
     ]
-    assert [discount_of(Sum((turns, 1.0), (Whiten(other), 1.0))) for other in others] == [None] * len(others)
-    assert discount_of(Sum((turns, 1.0), (Whiten(IdenticalAssignment()), 1.0))) == (0.9, "sum")
+    assert [discount_of(Sum((turns, 1.0), Part(other, whiten=True))) for other in others] == [None] * len(others)
+    assert discount_of(Sum((turns, 1.0), Part(IdenticalAssignment(), whiten=True))) == (0.9, "sum")
 
 
 CRITIC = {"critic": {"model": "trunk"}}

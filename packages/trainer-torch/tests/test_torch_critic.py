@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from lightningrl.backends import Continuation, GenerateRequest, Valuer
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.types import FinishReason, Sample, SamplingSettings, Task, Trajectory, Transition
 from lightningrl_credit.rewards import NamedReward, RewardSet
@@ -271,7 +270,7 @@ async def ppo(backend: TorchBackend, steps: int) -> tuple[list[float], dict[str,
     policies = PolicyQueries({})
     policies.connect("main", backend)
     rewards = RewardSet([NamedReward(name="wanted", function=reward)])
-    credit = cast("CreditAssigner", TurnGae(level="token", gamma=1.0, lam=0.95))
+    credit = TurnGae(level="token", gamma=1.0, lam=0.95)
     evaluator = Evaluator(
         rewards=rewards,
         intermediate={},

@@ -123,7 +123,7 @@ def test_a_broken_entry_point_is_named_with_its_distribution(monkeypatch: pytest
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(CreditAssigner):
     share: float = 0.5
 
     requires = frozenset({"group"})

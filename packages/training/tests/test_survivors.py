@@ -11,7 +11,7 @@ import pytest
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.types import Outcome, Trajectory
-from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.baselines import IdenticalAssignment
 from lightningrl_credit.rewards import NamedReward, RewardSet
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls

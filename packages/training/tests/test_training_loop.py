@@ -22,8 +22,8 @@ from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, RolloutRecord, Score
 from lightningrl.types import Advantages, Outcome, RolloutMode, RolloutSpec, Sample, Trajectory, TrajectoryGroup
-from lightningrl_credit.identical import IdenticalAssignment
-from lightningrl_credit.unread import unread_rewards
+from lightningrl_credit.baselines import IdenticalAssignment
+from lightningrl_credit.scoring import unread_rewards
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState, find_checkpoint
@@ -358,8 +358,8 @@ def test_rewards_of_calls_are_read_where_the_first_call_is_of_a_role_that_is_not
 
 CREDIT = """
 import numpy as np
-
-class Mine:
+from lightningrl import CreditAssigner
+class Mine(CreditAssigner):
     requires = frozenset()
 
     def assign(self, group):

@@ -5,7 +5,7 @@ from lightningrl.call_origin import CallOrigin as CallOrigin
 from lightningrl_client.attribution.role import role as role
 from lightningrl_client.client import report_reward as report_reward, tool as tool
 from lightningrl.advantages import center as center, mean as mean
-from lightningrl_credit.spread import spread as spread
+from lightningrl_credit.baselines import ReturnBased as ReturnBased
 from lightningrl.backends import (
     Backend as Backend,
     Capabilities as Capabilities,

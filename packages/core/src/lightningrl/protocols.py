@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -13,12 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Ask",
-    "Brancher",
     "CreditAssigner",
-    "CreditMemory",
-    "CreditMonitor",
-    "CriticTeacher",
-    "GroupWitness",
     "IntermediateReward",
     "MetricLogger",
     "Need",
@@ -26,7 +22,6 @@ __all__ = [
     "Services",
     "StepReport",
     "TaskSource",
-    "Witness",
 ]
 
 
@@ -111,49 +106,6 @@ class Services(Ask, Protocol):
         ...
 
 
-@runtime_checkable
-class Witness(Protocol):
-    """The part of a credit assigner that may wait and cost. What it finds is kept with the attempt: a resumed run
-    asks nobody twice."""
-
-    async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        """Evidence of a rewarded trajectory; `assign` finds it in `trajectory.evidence`. Raising = the rollout is
-        left out and counted."""
-        ...
-
-
-@runtime_checkable
-class Brancher(Protocol):
-    """The part of a credit assigner that wants to know what else could have come of a rollout."""
-
-    def branch_points(self, trajectories: Sequence[Trajectory], /) -> Mapping[BranchPoint, int]:
-        """Where the rewarded rollouts of a group are to branch, and how often; `assign` finds them in
-        `group.branches`, rewarded. The same for the same rollouts: a resumed run finds those that it has."""
-        ...
-
-
-@runtime_checkable
-class GroupWitness(Protocol):
-    """A `Witness` that looks at the rollouts of a group together, once all of them have ended."""
-
-    async def score_group(self, group: TrajectoryGroup, ask: Services) -> Sequence[Evidence]:
-        """Evidence of each of its trajectories, in their order. Those without a reward are not among them. Raising =
-        all of them are left out and counted. Asked again for all of them where that of one is missing."""
-        ...
-
-
-@runtime_checkable
-class CreditMonitor(Protocol):
-    """The part of a credit assigner that looks at whole steps."""
-
-    def finish_step(
-        self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /
-    ) -> Mapping[str, float]:
-        """Metrics of a step, from all its groups and what `assign` made of them; they are reported as `credit/NAME`.
-        Called once for each step: here a `CreditMemory` takes in what the next step is compared with."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Need:
     """Something that a credit assigner `requires` and that not every run has; see `CreditAssigner.requires`."""
@@ -170,38 +122,58 @@ class Need:
     """The trainer backend provides it, where `Capabilities.services` has its name."""
 
 
-@runtime_checkable
-class CreditMemory(Protocol):
-    """The part of a credit assigner that lasts: kept with each checkpoint, handed back when the run goes on from it."""
+class CreditAssigner(ABC):
+    """Spreads an episode's return over its calls. A subclass writes `assign` and, of the others, what it needs."""
+
+    requires: frozenset[str] = frozenset()
+    """Needs that the run must meet, by the names of `lightningrl_credit.needs`. Checked when the run starts."""
+
+    @abstractmethod
+    def assign(self, group: TrajectoryGroup, /) -> Advantages:
+        """Advantages of the group's calls. Pure numpy; the group stays as it was."""
+
+    def assign_by_role(self, group: TrajectoryGroup, /) -> Advantages:
+        """The same, compared within each role's calls: for `credit.compare = "role"`."""
+        raise NotImplementedError
+
+    async def score(self, trajectory: Trajectory, ask: Services, /) -> Evidence:
+        """Evidence of a rewarded trajectory, which may wait and cost; `assign` finds it in `trajectory.evidence`. It is
+        kept with the attempt: a resumed run asks nobody twice. Raising = the rollout is left out and counted."""
+        return Evidence()
+
+    async def score_group(self, group: TrajectoryGroup, ask: Services, /) -> Sequence[Evidence]:
+        """Evidence of rollouts of a group that are looked at together, once all have ended, in their order. Those
+        without a reward are not among them. Raising = all of them are left out and counted. Asked again for all of them
+        where that of one is missing."""
+        return [await self.score(trajectory, ask) for trajectory in group.trajectories]
+
+    def branch_points(self, trajectories: Sequence[Trajectory], /) -> Mapping[BranchPoint, int]:
+        """Where the rewarded rollouts of a group are to branch, and how often; `assign` finds them in
+        `group.branches`, rewarded. The same for the same rollouts: a resumed run finds those that it has."""
+        return {}
+
+    def value_targets(self, group: TrajectoryGroup, /) -> Advantages | None:
+        """Targets of a critic, `[trajectory][transition][token]`: the return to be expected before the token; NaN, or
+        None for a whole call, where none is. Pure numpy, and never whitened."""
+        return None
+
+    def finish_step(
+        self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /
+    ) -> Mapping[str, float]:
+        """Metrics of a step, from all its groups and what `assign` made of them; they are reported as `credit/NAME`.
+        Called once for each step: here one that remembers takes in what the next step is compared with."""
+        return {}
 
     def state(self) -> Any:
-        """Any JSON."""
-        ...
+        """Memory that lasts over steps, as JSON: kept with each checkpoint, for `load` when a run goes on from it."""
+        return None
 
-    def load(self, state: Any, /) -> None: ...
+    def load(self, state: Any, /) -> None:  # noqa: B027
+        """Go on from `state`."""
 
-
-@runtime_checkable
-class CriticTeacher(Protocol):
-    """The part of a credit assigner that a critic learns from."""
-
-    def value_targets(self, group: TrajectoryGroup, /) -> Advantages:
-        """`[trajectory][transition][token]`: the return to be expected before the token; NaN, or None for a whole
-        call, where none is. Pure numpy, and never whitened."""
-        ...
-
-
-class CreditAssigner(Protocol):
-    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a
-    `Witness`, too, one that branches a `Brancher`, one that reports metrics a `CreditMonitor`, one that remembers a
-    `CreditMemory`, one that trains a critic a `CriticTeacher`."""
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Needs that the run must meet, by the names of `lightningrl_credit.needs`. Checked when the run starts."""
-        ...
-
-    def assign(self, group: TrajectoryGroup) -> Advantages: ...
+    def has(self, *methods: str) -> bool:
+        """True where one of these methods is its own, and not this class's."""
+        return any(getattr(type(self), name) is not getattr(CreditAssigner, name) for name in methods)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

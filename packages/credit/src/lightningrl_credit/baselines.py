@@ -1,30 +1,120 @@
-"""Baselines: returns of several trajectories → advantages, each weighing the same; and checked options of assigners."""
+"""Credit by returns of calls: a return less its baseline is the call's advantage, and so that of each of its tokens.
+
+    ReturnBased.returns(trajectory) ─► Channel ─► sets of calls that are compared ─► baseline_advantages ─► to_tokens
+
+Its simplest assigner gives every call of an episode the episode's return (Agent Lightning, arXiv 2508.03680); the token
+level is left to the baseline of the single-turn method below it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.advantages import FloatArray, are_equal, mean
 from lightningrl.errors import ConfigError
+from lightningrl.protocols import CreditAssigner
+from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup, Transition
 
 __all__ = [
     "DIVIDING",
     "Baseline",
+    "Channel",
+    "Counted",
+    "IdenticalAssignment",
+    "ReturnBased",
     "baseline_advantages",
+    "call_advantages",
+    "change_credit",
+    "change_members",
     "check_baseline",
     "check_gamma",
-    "options_of_kind",
+    "spread",
+    "to_tokens",
     "undivided",
+    "with_epsilon",
+    "without_epsilon",
 ]
 
 Baseline = Literal["grpo", "dr_grpo", "rloo", "maxrl", "opo", "none"]
 DIVIDING: Final[frozenset[Baseline]] = frozenset({"grpo", "maxrl"})
 """Baselines that divide by the returns' own deviation or mean: a tenth of the returns has the same advantages."""
+Counted = Literal["rollouts", "calls"]
+_Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Channel:
+    """Returns of one kind, one per call of a trajectory, compared with a baseline of their own."""
+
+    returns: FloatArray
+    factors: FloatArray
+    """Multipliers of the calls' advantages once these are taken (the outcome's discount)."""
+    turns: NDArray[np.intp] | None
+    """Number of the turn that each call is, from 0. A turn is compared with the same turn of the others, and a
+    trajectory that ended before has 0.0 to come there. None = compared with all calls."""
+    baseline: Baseline | None = None
+    """None = the assigner's."""
+    is_pooled: bool = False
+    """Compared with all turns, unless the same turns of all are equal: then only their positions differ."""
+
+
+class ReturnBased(CreditAssigner):
+    """Gives each call a return and compares returns with a baseline. A subclass writes `returns`; one with several
+    kinds of returns writes `channels` in its place, whose advantages are added."""
+
+    baseline: Baseline = "grpo"
+    epsilon: float = 1e-6
+
+    def returns(self, trajectory: Trajectory) -> FloatArray:
+        """One return per transition of a trajectory that has a reward."""
+        raise NotImplementedError
+
+    def channels(self, trajectory: Trajectory) -> Sequence[Channel]:
+        """Channels of the returns."""
+        returns = self.returns(trajectory)
+        return (Channel(returns=returns, factors=np.ones(len(returns)), turns=None),)
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return spread(group, self)
+
+    def assign_by_role(self, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
+        """Compare within each role's calls. `counted`: each of the `rollouts` weighs the same in a role's mean, or each
+        of its `calls`, as in the paper."""
+        return spread(group, self, set_of=lambda call: call.agent, counted=counted)
+
+
+class IdenticalAssignment(ReturnBased):
+    """A_{i,t} = baseline(R_i) for each call t of episode i."""
+
+    requires = frozenset({"group"})
+
+    def __init__(self, *, baseline: Baseline = "grpo", epsilon: float = 1e-6) -> None:
+        """`baseline`: `grpo` (R - μ)/(σ + ε), `dr_grpo` R - μ, `rloo` R - mean of the others, `none` R."""
+        check_baseline(baseline)
+        self.baseline: Baseline = baseline
+        self.epsilon = epsilon
+        if baseline == "none":
+            self.requires = frozenset()
+
+    def returns(self, trajectory: Trajectory) -> FloatArray:
+        """The episode's reward, once for each call."""
+        return np.full(len(trajectory.transitions), trajectory.reward, dtype=np.float64)
+
+
+def with_epsilon(baseline: Baseline, *, epsilon: float = 1e-6) -> IdenticalAssignment:
+    """Build an assigner whose baseline divides by something, as a recipe names it."""
+    return IdenticalAssignment(baseline=baseline, epsilon=epsilon)
+
+
+def without_epsilon(baseline: Baseline) -> IdenticalAssignment:
+    """Build an assigner whose baseline divides by nothing."""
+    return IdenticalAssignment(baseline=baseline)
 
 
 def check_baseline(baseline: str) -> None:
@@ -94,13 +184,150 @@ def check_gamma(name: str, gamma: float) -> None:
         raise ConfigError(f"{name} {gamma!r} is not between 0 and 1; try 0.95")
 
 
-def options_of_kind(use: str, key: str, kind: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Select the given (not None) options of one kind of an assigner. Raises ConfigError for options of another."""
-    if kind not in options:
-        raise ConfigError(f"credit assigner {use!r}: {key} {kind!r} is none of {', '.join(map(repr, options))}")
-    given = {name: {key: value for key, value in some.items() if value is not None} for name, some in options.items()}
-    if unread := [name for other, some in given.items() if other != kind for name in some]:
-        raise ConfigError(
-            f"credit assigner {use!r} with {key} = {kind!r} does not read {', '.join(unread)}; leave it out"
+def spread(
+    group: TrajectoryGroup,
+    assigner: ReturnBased,
+    *,
+    set_of: Callable[[Transition], Hashable] | None = None,
+    counted: Counted = "rollouts",
+) -> Advantages:
+    """Advantages of the group, its returns compared within all of it or, with `set_of`, within calls of equal `set_of`.
+
+    A trajectory without a reward stays out of every mean and gets None throughout; so do calls that are not trainable,
+    though their returns enter the mean. `counted`: `rollouts` weigh the same in a mean, or `calls`.
+    """
+    return to_tokens(group, call_advantages(group, assigner, set_of=set_of, counted=counted))
+
+
+def call_advantages(
+    group: TrajectoryGroup,
+    assigner: ReturnBased,
+    *,
+    set_of: Callable[[Transition], Hashable] | None = None,
+    counted: Counted = "rollouts",
+) -> FloatArray:
+    """One advantage for each call of the trajectories that have a reward, in their order."""
+    rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
+    calls = [call for trajectory in rewarded for call in trajectory.transitions]
+    owners = np.repeat(np.arange(len(rewarded)), [len(trajectory.transitions) for trajectory in rewarded])
+    lengths = np.array([len(call.completion_ids) * call.trainable for call in calls], dtype=np.float64)
+    labels: dict[Hashable, int] = {}
+    numbers = np.array(
+        [0 if set_of is None else labels.setdefault(set_of(call), len(labels)) for call in calls], dtype=np.intp
+    )
+    rewards = np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)
+    scores = np.zeros(len(calls))
+    for channels in zip(*map(assigner.channels, rewarded), strict=True):
+        values = np.concatenate([channel.returns for channel in channels])
+        factors = np.concatenate([channel.factors for channel in channels])
+        for here, absent, idle in _sets(channels, owners, numbers, rewards, is_whole=set_of is None):
+            if counted == "calls":
+                returns, members, tokens = values[here], np.arange(len(here)), lengths[here]
+            else:
+                returns = np.concatenate((values[here], idle))
+                members = _ranks(np.concatenate((owners[here], absent)))
+                tokens = np.concatenate((lengths[here], np.zeros(len(absent))))
+            advantages = baseline_advantages(
+                returns,
+                members,
+                baseline=channels[0].baseline or assigner.baseline,
+                epsilon=assigner.epsilon,
+                lengths=tokens,
+            )
+            scores[here] += advantages[: len(here)] * factors[here]
+    return scores
+
+
+def to_tokens(group: TrajectoryGroup, scores: FloatArray) -> Advantages:
+    """Repeat each call's advantage (`call_advantages`) for all of its tokens."""
+    numbers = iter(scores.astype(np.float32))
+    return tuple(
+        (None,) * len(trajectory.transitions)
+        if trajectory.reward is None
+        else tuple(
+            np.full(len(call.completion_ids), score) if call.trainable else None
+            for call, score in zip(trajectory.transitions, numbers, strict=False)
         )
-    return given[kind]
+        for trajectory in group.trajectories
+    )
+
+
+def change_credit(
+    group: TrajectoryGroup, advantages: Advantages, change: Callable[[Transition, Array], Array | None]
+) -> Advantages:
+    """Return `change(call, credit)` for each call that is scored; None stays None."""
+    return tuple(
+        tuple(
+            None if credit is None else change(call, credit)
+            for call, credit in zip(trajectory.transitions, calls, strict=True)
+        )
+        for trajectory, calls in zip(group.members, advantages, strict=True)
+    )
+
+
+def change_members(group: TrajectoryGroup, change: Callable[[Trajectory], Trajectory]) -> TrajectoryGroup:
+    """Return the group with each of its trajectories and branches changed."""
+    return replace(
+        group, trajectories=tuple(map(change, group.trajectories)), branches=tuple(map(change, group.branches))
+    )
+
+
+def _sets(
+    channels: Sequence[Channel], owners: _Indices, numbers: _Indices, rewards: FloatArray, *, is_whole: bool
+) -> Iterator[tuple[_Indices, _Indices, FloatArray]]:
+    """Sets of calls that are compared, the trajectories that have no call in the set, and the returns of these."""
+    # Three rewarded rollouts of two, one and no calls, calls numbered through: owners = [0, 0, 1].
+    #     no turns         [0 1 2], absent [2] with its reward              all calls, and the rollout without any
+    #     turns [0 1 0]    [0 2], absent [2]; [1], absent [1 2]: 0.0 each   first calls, then second calls
+    #     pooled           [0 1 2], absent [2]: 0.0                         if the first or the second calls differ
+    turns = (
+        None
+        if any(channel.turns is None for channel in channels)
+        else np.concatenate([channel.turns for channel in channels])
+    )
+    for number in range(1 if is_whole else int(numbers.max(initial=-1)) + 1):
+        here = np.flatnonzero(numbers == number)
+        is_member = np.ones(len(rewards), dtype=bool) if is_whole else _among(owners[here], len(rewards))
+        if turns is None:  # an episode without a call to credit is still one to compare with
+            absent = np.flatnonzero(is_member & ~_among(owners[here], len(rewards)))
+            yield here, absent, rewards[absent]
+            continue
+        by_turn = [
+            (calls, np.flatnonzero(is_member & ~_among(owners[calls], len(rewards))))
+            for calls in _by_turn(here, owners, turns)
+        ]
+        if not channels[0].is_pooled:
+            yield from ((calls, absent, np.zeros(len(absent))) for calls, absent in by_turn)
+            continue
+        values = np.concatenate([channel.returns for channel in channels])
+        if not all(are_equal(np.concatenate((values[calls], np.zeros(len(absent))))) for calls, absent in by_turn):
+            absent = np.flatnonzero(is_member & ~_among(owners[here], len(rewards)))
+            yield here, absent, np.zeros(len(absent))
+
+
+def _by_turn(here: _Indices, owners: _Indices, turns: _Indices) -> list[_Indices]:
+    """Calls of each turn, counted within the set: a role's second call is compared with its second calls."""
+    # Of trajectories 0 and 1 a role made turns 1, 3 and turn 2:  owners [0 0 1], turns [1 3 2]
+    #     pairs  [1 3 6]     trajectory · 4 + turn: one number for both, in order
+    #     ranks  [0 1 2]     less the first of each trajectory, [0 0 2]  ─►  [0 1 0]
+    #     so its first calls are call 0 and call 2, its second is call 1
+    pairs = owners[here] * (int(turns.max(initial=0)) + 1) + turns[here]
+    ranks = _ranks(pairs)
+    firsts = np.full(int(owners.max(initial=0)) + 1, len(here))
+    np.minimum.at(firsts, owners[here], ranks)
+    ranks -= firsts[owners[here]]
+    return [here[ranks == rank] for rank in range(int(ranks.max(initial=-1)) + 1)]
+
+
+def _ranks(values: _Indices) -> _Indices:
+    """Place of each value among the different ones, from 0: [4, 9, 4] gives [0, 1, 0]."""
+    is_there = _among(values, int(values.max(initial=-1)) + 1)
+    ranks: _Indices = (np.cumsum(is_there) - 1)[values]
+    return ranks
+
+
+def _among(values: _Indices, count: int) -> NDArray[np.bool_]:
+    """For each of 0 … count - 1: is it among the values?"""
+    is_there = np.zeros(count, dtype=np.bool_)
+    is_there[values] = True
+    return is_there

@@ -23,14 +23,15 @@ import numpy as np
 
 from lightningrl.advantages import FloatArray, mean
 from lightningrl.errors import ConfigError
+from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Array, BranchPoint, Trajectory, TrajectoryGroup, Transition
-from lightningrl_credit.spread import to_tokens
+from lightningrl_credit.baselines import to_tokens
 
 __all__ = ["Branches", "states"]
 
 
 @dataclass(kw_only=True, eq=False)
-class Branches:
+class Branches(CreditAssigner):
     """Measured advantages, for agents and tools that repeat when run again; `branches_diverged` counts where not."""
 
     requires: frozenset[str] = field(init=False, default=frozenset({"branches"}))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 
@@ -23,44 +23,27 @@ from lightningrl.advantages import mean
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.baselines import Counted, ReturnBased, change_credit, change_members
 from lightningrl_credit.rewards.value import RewardWeights
-from lightningrl_credit.spread import Counted, ReturnBased, change_credit, change_members, spread
 
-__all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members", "whiten"]
+__all__ = ["Compare", "assign_credit", "check_comparison", "whiten"]
 
 Compare = Literal["group", "role"]
 
 
-@runtime_checkable
-class ComparesRoles(Protocol):
-    """An assigner that knows itself how its calls are compared within each role."""
-
-    def assign_by_role(self, group: TrajectoryGroup, /) -> Advantages: ...
-
-
 def check_comparison(assigner: CreditAssigner, compare: Compare) -> None:
     """Raise ConfigError where an assigner's calls cannot be compared so."""
-    if compare == "role" and not isinstance(assigner, ComparesRoles | ReturnBased):
+    if compare == "role" and not assigner.has("assign_by_role"):
         raise ConfigError(
             f"credit assigner {type(assigner).__name__!r} cannot compare by role: it has no `returns(trajectory)`; "
-            "add `returns`, `baseline` and `epsilon` to it, or set credit.compare = 'group'"
+            "make it a `lightningrl.ReturnBased`, or set credit.compare = 'group'"
         )
 
 
-def of_members(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+def _of_members(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
     """Add None for the branches, where an assigner gave them nothing."""
     unsaid = () if len(advantages) > len(group.trajectories) else group.branches
     return (*advantages, *((None,) * len(branch.transitions) for branch in unsaid))
-
-
-def assign_by_role(assigner: CreditAssigner, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
-    """Advantages of the group, compared within each role's calls. `counted`: each of the `rollouts` weighs the same in
-    a role's mean, or each of its `calls`, as in the paper."""
-    if isinstance(assigner, ComparesRoles):
-        return assigner.assign_by_role(group)
-    check_comparison(assigner, "role")
-    assert isinstance(assigner, ReturnBased)
-    return spread(group, assigner, set_of=lambda call: call.agent, counted=counted)
 
 
 def assign_credit(
@@ -68,18 +51,25 @@ def assign_credit(
     group: TrajectoryGroup,
     *,
     compare: Compare = "group",
+    counted: Counted = "rollouts",
     paid: RewardWeights | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> Advantages:
     """Advantages of the group.
 
-    `compare="role"`: returns are compared within each role's calls; calls without a role are a role of their own.
+    `compare="role"`: returns are compared within each role's calls; calls without a role are a role of their own. By
+    `counted` each of the rollouts weighs the same in a role's mean, or each of the calls (of a `ReturnBased` alone).
     With `paid`, each call is credited with the rewards that its role is paid and with no other. With `weights` of the
     terminal rewards, by name, each of them is compared by itself; turn rewards and evidence count once beside them.
     """
+    check_comparison(assigner, compare)
 
     def assign_sum(seen: TrajectoryGroup) -> Advantages:
-        return of_members(seen, assign_by_role(assigner, seen) if compare == "role" else assigner.assign(seen))
+        if compare == "group":
+            return _of_members(seen, assigner.assign(seen))
+        if counted == "calls" and isinstance(assigner, ReturnBased):
+            return _of_members(seen, assigner.assign_by_role(seen, counted="calls"))
+        return _of_members(seen, assigner.assign_by_role(seen))
 
     def assign(seen: TrajectoryGroup, names: Collection[str] | None = None) -> Advantages:
         if weights is None:

@@ -11,6 +11,17 @@
                                        order backwards, or in each pair, so that places are worth nothing
 
 A grade of 0.5 is worth 0, so that turns do not pay by number. The judge's answers are recorded and never trained.
+
+It reads a rollout as JSON lines of bounded length, one for each message, tool call, result and the output:
+
+    {"task": "What costs tea?"}
+    {"turn": 1, "by": "user", "text": "What costs tea?"}
+    {"turn": 1, "by": "policy tool_call", "text": "{\\"name\\": \\"price\\" …"}
+    {"turn": 1, "by": "tool", "name": "price", "status": "ok", "arguments": "…", "result": "3 €"}
+    {"turn": 2, "by": "policy", "text": "3 €"}
+    {"output": "3 €"}
+
+A rollout's text can end or open no line, and holds no token of a chat template. It may still talk to the judge.
 """
 
 from __future__ import annotations
@@ -21,9 +32,9 @@ import json
 import math
 import random
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -33,11 +44,10 @@ from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError, JudgeError
 from lightningrl.loading import load_callable
 from lightningrl.protocols import Services
-from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
-from lightningrl_credit.baselines import Baseline, check_baseline, options_of_kind, undivided
+from lightningrl.sanitize import as_text, clean_json
+from lightningrl.types import Advantages, Evidence, ToolCall, Trajectory, TrajectoryGroup
+from lightningrl_credit.baselines import Baseline, Channel, ReturnBased, check_baseline, undivided
 from lightningrl_credit.evidence import evidence_of, mean_evidence
-from lightningrl_credit.spread import Channel, spread
-from lightningrl_credit.transcript import clip, shared_lines, transcripts
 from lightningrl_credit.turns import TurnReturns
 
 __all__ = [
@@ -52,6 +62,7 @@ __all__ = [
     "TurnJudge",
     "judge",
     "read_grades",
+    "transcripts",
 ]
 
 Aggregate = Literal["min", "sum", "turn"]
@@ -60,6 +71,8 @@ OutcomeUse = Literal["replace", "join"]
 Scale = Literal["number", "verdict"]
 Prompt = Callable[[Sequence[Trajectory], str], str | Sequence[Mapping[str, Any]]]
 """Writes the judge's question from rollouts and the record that is shown of them."""
+Messages = Sequence[Sequence[tuple[str, str]]]
+"""New messages of each call, as (who, text): the answer of `ask.read(trajectory)`."""
 
 MOST_TURNS: Final = 200
 """Most turns that a judge grades in one answer."""
@@ -102,6 +115,13 @@ _SCALES: Final[Mapping[Scale, tuple[str, str]]] = {
     "number": ("0.7", "a number from 0 to 1"),
     "verdict": ('"good"', '"good", "neutral" or "bad"'),
 }
+_SHORTEST: Final = 80
+"""Least characters that a text keeps, however many texts there are."""
+_MOST_LINES: Final = 400
+_ESCAPED: Final = re.compile(
+    r"<(?=[|｜/A-Za-z])|\[(?=/?[A-Z_]+\])|[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
+"""Beginnings of a chat template's tokens (`<|im_end|>`, `</s>`, `<start_of_turn>`, `[/INST]`), and what nobody sees."""
 
 
 def _check(name: str, value: str, allowed: Collection[str]) -> None:
@@ -156,7 +176,7 @@ class Bench:
             again = f"That cannot be read: {problem}. {self._answer(what, count)}"
             messages = [
                 *question,
-                {"role": "assistant", "content": clip(answer, 2000)},
+                {"role": "assistant", "content": _clip(answer, 2000)},
                 {"role": "user", "content": again},
             ]
         raise JudgeError(f"no grades in the judge's answer, asked {self.tries} times: {problem}")
@@ -164,7 +184,7 @@ class Bench:
     def _question(
         self, trajectories: Sequence[Trajectory], records: Sequence[Sequence[str]], *, what: str, count: int
     ) -> list[Mapping[str, Any]]:
-        shared = shared_lines(records) if len(records) > 1 else 0
+        shared = _shared_lines(records) if len(records) > 1 else 0
         parts = [["All rollouts begin with:", *records[0][:shared]]] if shared else []
         for number, record in enumerate(records, start=1):
             parts.append([f"Rollout {number}:" if len(records) > 1 else "The record:", *record[shared:]])
@@ -206,15 +226,15 @@ def read_grades(text: str, *, what: str, count: int, scale: Scale = "number") ->
 def _grade(value: Any, scale: Scale) -> float:
     if scale == "verdict":
         if not isinstance(value, str) or value not in VERDICTS:
-            raise ValueError(f"a grade is {clip(repr(value), 40)}, none of {', '.join(VERDICTS)}")
+            raise ValueError(f"a grade is {_clip(repr(value), 40)}, none of {', '.join(VERDICTS)}")
         return VERDICTS[value]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-        raise ValueError(f"a grade is {clip(repr(value), 40)}, no number from 0 to 1")
+        raise ValueError(f"a grade is {_clip(repr(value), 40)}, no number from 0 to 1")
     return float(value)
 
 
 @dataclass(kw_only=True, eq=False)
-class _Judge(ABC):
+class _Judge(ReturnBased):
     """Credit by grades, in channels that are spread over the group's calls."""
 
     requires: frozenset[str] = field(init=False, default=frozenset({"group", "judge"}))
@@ -228,18 +248,6 @@ class _Judge(ABC):
         check_baseline(self.baseline)
         if not math.isfinite(self.weight) or self.weight <= 0.0:
             raise ConfigError(f"credit assigner 'judge': weight {self.weight!r} is no positive number; try 1.0")
-
-    @abstractmethod
-    def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]: ...
-
-    def returns(self, trajectory: Trajectory) -> FloatArray:
-        return sum(
-            (channel.factors * channel.returns for channel in self.channels(trajectory)),
-            np.zeros(len(trajectory.transitions)),
-        )
-
-    def assign(self, group: TrajectoryGroup) -> Advantages:
-        return spread(group, self)
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
         return mean_evidence(groups, GRADE)
@@ -423,13 +431,95 @@ def judge(
         settings=dict(settings or {}),
     )
     shared: dict[str, Any] = {"weight": weight, "baseline": baseline, "epsilon": epsilon}
-    options = options_of_kind(
-        "judge",
-        "per",
-        per,
-        {
-            "turn": {"aggregate": aggregate, "gamma": gamma},
-            "group": {"outcome": outcome, "compare": compare, "orders": orders},
-        },
-    )
-    return TurnJudge(bench, **options, **shared) if per == "turn" else GroupJudge(bench, **options, **shared)
+    options: dict[str, dict[str, Any]] = {
+        "turn": {"aggregate": aggregate, "gamma": gamma},
+        "group": {"outcome": outcome, "compare": compare, "orders": orders},
+    }
+    _check("per", per, options)
+    given = {kind: {key: value for key, value in some.items() if value is not None} for kind, some in options.items()}
+    if unread := [name for kind, some in given.items() if kind != per for name in some]:
+        raise ConfigError(f"credit assigner 'judge' with per = {per!r} does not read {', '.join(unread)}; leave it out")
+    shared |= given[per]
+    return TurnJudge(bench, **shared) if per == "turn" else GroupJudge(bench, **shared)
+
+
+def transcripts(
+    rollouts: Sequence[tuple[Trajectory, Messages]], *, longest_text: int, longest: int, shows_answer: bool
+) -> list[list[str]]:
+    """Lines of each rollout. A text is cut in its middle to `longest_text` characters, the longest ones to fewer where
+    the texts of a rollout would be more than `longest` together. `shows_answer`: with the task's reference answer."""
+    fair = min(_fair_length(_lengths(trajectory, messages), longest) for trajectory, messages in rollouts)
+    most = max(_SHORTEST, min(longest_text, fair))
+    return [_some(_lines(trajectory, messages, most, shows_answer=shows_answer)) for trajectory, messages in rollouts]
+
+
+def _shared_lines(rollouts: Sequence[Sequence[str]]) -> int:
+    """Number of first lines that all of them share."""
+    return sum(1 for _ in takewhile(lambda lines: len(set(lines)) == 1, zip(*rollouts, strict=False)))
+
+
+def _clip(text: str, most: int) -> str:
+    """Cut a text that is longer to its beginning and its end."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 2 // 3]} … [{len(text) - most} characters left out] … {text[len(text) - most // 3 :]}"
+
+
+def _lengths(trajectory: Trajectory, messages: Messages) -> list[int]:
+    """Lengths of a rollout's texts."""
+    of_tools = [length for tool in trajectory.tool_calls for length in (len(tool.arguments), len(tool.result))]
+    return [len(text) for by_call in messages for _, text in by_call] + of_tools
+
+
+def _fair_length(lengths: Sequence[int], longest: int) -> int:
+    """Length to which longer texts are cut, so that all are `longest` together: (10, 90, 90) of 110: (10, 50, 50)."""
+    left = longest
+    for number, length in enumerate(sorted(lengths)):
+        share = left // (len(lengths) - number)
+        if length > share:
+            return share
+        left -= length
+    return longest
+
+
+def _lines(trajectory: Trajectory, messages: Messages, most: int, *, shows_answer: bool) -> list[str]:
+    lines = [_line({"task": trajectory.task.input}, most)]
+    if shows_answer and trajectory.task.answer is not None:
+        lines.append(_line({"reference_answer": trajectory.task.answer}, most))
+    asked_for: dict[str | None, list[ToolCall]] = {}
+    for tool in trajectory.tool_calls:
+        asked_for.setdefault(tool.transition_id, []).append(tool)
+    results = {tool.result.strip() for tool in trajectory.tool_calls}
+    for turn, (call, new_messages) in enumerate(zip(trajectory.transitions, messages, strict=True), start=1):
+        for who, text in new_messages:
+            if who != "tool_result" or text not in results:  # else it stands beside its tool
+                role = {"agent": call.agent} if who.startswith("policy") and call.agent else {}
+                lines.append(_line({"turn": turn, "by": who, **role, "text": text}, most))
+        lines += [_tool(turn, tool, most) for tool in asked_for.pop(call.id, ())]
+    lines += [_tool(None, tool, most) for tools in asked_for.values() for tool in tools]
+    return [*lines, _line({"output": trajectory.output}, most)]
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    """Keep `_MOST_LINES` at most, from the beginning and the end."""
+    if len(lines) <= _MOST_LINES:
+        return list(lines)
+    half = _MOST_LINES // 2
+    return [*lines[:half], json.dumps({"lines_left_out": len(lines) - 2 * half}), *lines[-half:]]
+
+
+def _tool(turn: int | None, tool: ToolCall, most: int) -> str:
+    where = {} if turn is None else {"turn": turn}
+    name = _clip(tool.name, _SHORTEST)
+    call = {"by": "tool", "name": name, "status": tool.status.value, "arguments": tool.arguments}
+    return _line({**where, **call, "result": tool.result}, most)
+
+
+def _line(fields: Mapping[str, Any], most: int) -> str:
+    """Write one line of JSON in which no text is longer than `most`; longer values become texts."""
+    shown: dict[str, Any] = {}
+    for name, value in fields.items():
+        text = as_text(value)
+        shown[name] = _clip(text, most) if isinstance(value, str) or len(text) > most else value
+    line = json.dumps(clean_json(shown, cut=True), ensure_ascii=False, default=str)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", line)

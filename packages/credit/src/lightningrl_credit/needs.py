@@ -58,7 +58,7 @@ NEEDS: Mapping[str, Need] = {
         "train with credit.use = 'branches'; `lightningrl branch` measures one rollout, and X-rays show that beside "
         "all methods",
     ),
-    "state_key": Need(lambda recipe: True, "every run has it: see lightningrl_credit.state_keys"),
+    "state_key": Need(lambda recipe: True, "every run has it: see lightningrl_credit.states"),
     "judge": Need(
         lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model", _has_evidence
     ),

@@ -37,7 +37,7 @@ def _plugin(name: str, summary: str, place: str, *arguments: Any) -> Plugin:
 
 @hookimpl
 def lightningrl_credit_assigners() -> Iterable[Plugin]:
-    with_epsilon, without_epsilon = (f"identical:{name}" for name in ("with_epsilon", "without_epsilon"))
+    with_epsilon, without_epsilon = (f"baselines:{name}" for name in ("with_epsilon", "without_epsilon"))
     yield _plugin("grpo", "each call gets (R - mean) / std of its group", with_epsilon, "grpo")
     yield _plugin("dr_grpo", "each call gets R - mean of its group", without_epsilon, "dr_grpo")
     yield _plugin("rloo", "each call gets R - mean of the others", without_epsilon, "rloo")
@@ -45,7 +45,7 @@ def lightningrl_credit_assigners() -> Iterable[Plugin]:
     yield _plugin("opo", "each call gets R - mean of its group by tokens", without_epsilon, "opo")
     yield _plugin("reinforce", "each call gets R, with no baseline", without_epsilon, "none")
     yield _plugin("turns", "turn rewards to go and the outcome, each with its baseline", "turns:TurnReturns")
-    yield _plugin("states", "calls in the same state are compared (GiGPO, HGPO, ECPO)", "states:StateGroups")
+    yield _plugin("states", "calls in the same state are compared (GiGPO, ECPO)", "states:StateGroups")
     branches = "the value of each state by branching there (VinePPO); it cost more rollouts than it saved in our study"
     yield _plugin("branches", branches, "branches:Branches")
     sum_of = "weighted sum of other assigners, each compared by role or whitened where its part says so"
@@ -56,7 +56,7 @@ def lightningrl_credit_assigners() -> Iterable[Plugin]:
     judge = "a judge grades each turn, or the rollouts of a group beside each other"
     yield _plugin("judge", judge, "judge_assigner:judge")
     teacher = "each token gets how much likelier a teacher finds it: on-policy distillation (reverse KL)"
-    yield _plugin("teacher", teacher, "teacher:TeacherCredit")
+    yield _plugin("teacher", teacher, "log_ratios:TeacherCredit")
 
 
 @hookimpl
@@ -70,7 +70,7 @@ def lightningrl_credit_needs() -> Iterable[Plugin]:
 def lightningrl_reward_functions() -> Iterable[Plugin]:
     exact = "1 for the task's answer, regardless of case, punctuation and articles"
     check = "what the check of a coding harness says of its work: exit status, or the share of tests that passed"
-    yield _plugin("check", check, "rewards.check:Check")
+    yield _plugin("check", check, "rewards.recorded:Check")
     yield _plugin("exact", exact, "rewards.matching:Exact")
     yield _plugin("numeric", "1 for the task's number, within a tolerance", "rewards.matching:Numeric")
     yield _plugin("f1", "words shared with the task's answer (token F1)", "rewards.matching:F1")
@@ -79,9 +79,9 @@ def lightningrl_reward_functions() -> Iterable[Plugin]:
     execution = "what a command of yours says of the output: exit status or stdout"
     yield _plugin("execution", execution, "rewards.execution:Execution")
     overlong = "0 down to -1 as a call comes near its most tokens (DAPO's soft overlong punishment)"
-    yield _plugin("overlong", overlong, "rewards.overlong:Overlong")
+    yield _plugin("overlong", overlong, "rewards.recorded:Overlong")
     reported = "the value that the agent or its telemetry reported under `name`"
-    yield _plugin("reported", reported, "rewards.reported:ReportedReward")
+    yield _plugin("reported", reported, "rewards.recorded:ReportedReward")
 
 
 @hookimpl
@@ -93,7 +93,7 @@ def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     repeated = "charges for a tool called again with the same arguments"
     yield _plugin("repeated_calls", repeated, "rewards.tools:RepeatedCalls")
     reported = "what the agent or its telemetry reported of its calls, under `name` or all"
-    yield _plugin("reported", reported, "rewards.reported:ReportedTurnReward")
+    yield _plugin("reported", reported, "rewards.recorded:ReportedTurnReward")
     yield _plugin("token_budget", "charges calls that sample more tokens than a budget", "rewards.tools:TokenBudget")
     status = "pays for tools that work, charges for those that fail"
     yield _plugin("tool_status", status, "rewards.tools:ToolStatusReward")

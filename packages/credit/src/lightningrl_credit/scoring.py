@@ -12,25 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from lightningrl.call_origin import is_role_among
 from lightningrl.errors import LightningError, PluginError, describe_raised
-from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher
+from lightningrl.protocols import CreditAssigner
+from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.records import Score
 from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Sample, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.baselines import change_credit, change_members
 from lightningrl_credit.comparison import Compare, assign_credit, check_comparison, whiten
-from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
-from lightningrl_credit.reward_hacking import FarmingWatch
+from lightningrl_credit.metrics import FarmingWatch, describe_branches, describe_rollouts, describe_rows
 from lightningrl_credit.rewards.value import RewardWeights
 from lightningrl_credit.samples import build_samples, check_advantages
-from lightningrl_credit.spread import change_credit, change_members
 from lightningrl_credit.trained_calls import LeftOut, TrainedCalls, calls_left_out, leave_out, only_trained, side_calls
 
-__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "score_of"]
+__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "score_of", "unread_rewards"]
 
 _ROUNDING = 1e-9
 """Advantages below this share of the group's largest reward are what rounding left of equal ones."""
@@ -141,7 +142,7 @@ class Scorer:
     @property
     def remembers(self) -> bool:
         """True if a step's credit depends on those before it."""
-        return isinstance(self._credit, CreditMemory)
+        return self._credit.has("state")
 
     def with_credit(self, credit: CreditAssigner) -> Scorer:
         """Copy it with another credit assigner. Raises ConfigError where that cannot compare by role as this does."""
@@ -152,8 +153,6 @@ class Scorer:
 
     def branch_points(self, rewarded: Sequence[Trajectory]) -> Mapping[BranchPoint, int]:
         """Points where credit wants a group's rollouts to branch, and how often."""
-        if not isinstance(self._credit, Brancher):
-            return {}
         with _named(self._credit, "in branch_points()"):
             return self._credit.branch_points(rewarded)
 
@@ -169,7 +168,7 @@ class Scorer:
         judged = group if group.branches else self._without_side_calls(group)
         with _named(self._credit, f"for group {group.id!r}"):
             advantages = assign_credit(self._credit, judged, compare=self._compare, paid=paid, weights=self._weights)
-            targets = self._credit.value_targets(judged) if isinstance(self._credit, CriticTeacher) else None
+            targets = self._credit.value_targets(judged)
         check_advantages(judged, advantages)
         if judged is not group:
             advantages = _for_all_calls(group, judged, advantages)
@@ -204,7 +203,7 @@ class Scorer:
         and all is whitened where the recipe says so."""
         groups, advantages = tuple(one.group for one in credited), tuple(one.advantages for one in credited)
         with _named(self._credit, "in finish_step()"):
-            monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
+            monitored = self._credit.finish_step(groups, advantages)
 
         def silence(_: Transition, credit: Array) -> Array | None:
             """Exact zeros: whitening makes no rounding large, and learners leave the rows out."""
@@ -220,7 +219,7 @@ class Scorer:
         """Build the rows of a step's groups, once for each step."""
         groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
         advantages, monitored = self.finish(credited)
-        targets = [one.value_targets for one in credited] if isinstance(self._credit, CriticTeacher) else None
+        targets = [one.value_targets for one in credited]
         samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages, targets)]
         members = [trajectory for group in groups for trajectory in group.trajectories]
         return ScoredStep(
@@ -248,7 +247,7 @@ class Scorer:
 
     def state(self) -> Any:
         """Memory of credit, for a checkpoint; None where it remembers nothing. Raises PluginError if it is no JSON."""
-        state = self._credit.state() if isinstance(self._credit, CreditMemory) else None
+        state = self._credit.state() if self.remembers else None
         try:
             json.dumps(state)
         except (TypeError, ValueError) as error:
@@ -259,7 +258,7 @@ class Scorer:
         return state
 
     def load(self, state: Any) -> None:
-        if state is not None and isinstance(self._credit, CreditMemory):
+        if state is not None and self.remembers:
             self._credit.load(state)
 
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
@@ -297,7 +296,7 @@ class Scorer:
         policy: str,
         groups: Sequence[TrajectoryGroup],
         advantages: Sequence[Advantages],
-        value_targets: Sequence[Advantages | None] | None,
+        value_targets: Sequence[Advantages | None],
     ) -> list[Sample]:
         """Build a policy's rows: their weights are shares of its own rollouts and tokens."""
         return build_samples(
@@ -320,6 +319,28 @@ def has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
         credit is not None and call.trainable and bool((abs(credit) > least).any())
         for trajectory, calls in zip(group.members, advantages, strict=True)
         for call, credit in zip(trajectory.transitions, calls, strict=True)
+    )
+
+
+def unread_rewards(recipe: Recipe, scorer: Scorer, credited: Sequence[CreditedGroup]) -> str | None:
+    """Say in a sentence that intermediate rewards change no advantage, even if half a group earns more by its calls.
+    None where they do, there are none, or no group can tell. Credit is assigned anew: not for a method with memory."""
+    names = [name for name, reward in recipe.intermediate_rewards.items() if reward.weight != 0.0]
+    group = next((each.group for each in credited if _can_tell(each.group)), None)
+    if not names or group is None:
+        return None
+    paid = [
+        replace(rollout, transitions=_paid(rollout.transitions, names)) if number % 2 else rollout
+        for number, rollout in enumerate(group.trajectories)
+    ]
+    plain, other = (scorer.credit(rollouts, group.branches)[0].advantages for rollouts in (group.trajectories, paid))
+    pairs = zip(chain.from_iterable(plain), chain.from_iterable(other), strict=True)
+    if any(before is not None and after is not None and not np.array_equal(before, after) for before, after in pairs):
+        return None
+    keys = ", ".join(f"intermediate_rewards.{name}" for name in names)
+    return (
+        f"{keys}: credit.use = {recipe.credit.use!r} reads no rewards of calls (these do: 'turns', 'turn_gae'); "
+        "they change nothing"
     )
 
 
@@ -349,3 +370,17 @@ def _for_all_calls(group: TrajectoryGroup, judged: TrajectoryGroup, advantages: 
 def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
     """Mark the calls of all other policies as not trained."""
     return change_members(group, lambda trajectory: leave_out(trajectory, lambda call: call.policy != policy))
+
+
+def _can_tell(group: TrajectoryGroup) -> bool:
+    rewarded = [rollout for rollout in group.trajectories if rollout.reward is not None]
+    return sum(any(call.trainable for call in rollout.transitions) for rollout in rewarded) > 1
+
+
+def _paid(calls: Sequence[Transition], names: Sequence[str]) -> tuple[Transition, ...]:
+    """Reward the calls with 1, 1/2, 1/3 … more. All of them, as some are of roles that are not trained, and a call may
+    be credited with what comes after it alone: a reward of one call might reach no trained call."""
+    return tuple(
+        replace(call, rewards={**call.rewards, **{name: (call.rewards.get(name) or 0.0) + 1.0 / n for name in names}})
+        for n, call in enumerate(calls, start=1)
+    )

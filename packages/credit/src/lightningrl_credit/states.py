@@ -11,59 +11,77 @@ whose rollouts all earned the same, however long they took. A state that every r
 says of the outcome what A^E says, and would count it twice: there A^S is of turn rewards alone, unless λ < 1 or A^E has
 no weight. With γ < 1 a state is worth more to those who had fewer calls to go: that is γ's taste for short rollouts.
 
-| option             | is                                                                                           |
-|--------------------|----------------------------------------------------------------------------------------------|
-| `history`, `alpha` | HGPO, arXiv 2602.22817: A^S = Σ_k w_k A_k, A_k among calls that share their last k states,   |
-|                    | k = 1 … history + 1, w_k ∝ (k + 1)^α                                                         |
-| `shrinkage` κ      | ECPO, arXiv 2606.05885: m_{s,u} = (n_{s,u} Ḡ_{s,u} + κ μ_s) / (n_{s,u} + κ); a call's A^S is |
-|                    | that of its action, (m - μ_s) / σ_s                                                          |
-| `gate` τ           | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), the variance between and within actions       |
-| `lam` λ            | GAGPO, arXiv 2605.13217: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}], V: a state's mean    |
+| option        | is                                                                                                |
+|---------------|---------------------------------------------------------------------------------------------------|
+| `shrinkage` κ | ECPO, arXiv 2606.05885: m_{s,u} = (n_{s,u} Ḡ_{s,u} + κ μ_s) / (n_{s,u} + κ); a call's A^S is that |
+|               | of its action, (m - μ_s) / σ_s                                                                    |
+| `gate` τ      | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), the variance between and within actions            |
+| `lam` λ       | GAGPO, arXiv 2605.13217: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}], V: a state's mean         |
 
-The paper adds turn rewards to the discounted outcome before it normalises. HGPO is `episode = 0`, after the authors'
-code, with two differences: σ divides by n - 1, and a set of calls that compares counts in Σ w also where it says 0.
+The paper adds turn rewards to the discounted outcome before it normalises.
 ECPO's formulas are from two summaries of the paper, whose own text was not to be had: that its advantages are divided
 by the deviation of the state's returns, and that an action is the tools called with their arguments (else the
 completion), are ours. λ is derived from GAGPO's δ as it is quoted elsewhere, not from the paper; in a branched history
 it goes by the first call that follows.
+
+A state key says which calls of a task's rollouts faced the same decision. The state after a call is the next call's.
+
+| key             | two calls are in the same state where                                                       |
+|-----------------|---------------------------------------------------------------------------------------------|
+| `"prompt"`      | the policy saw the same prompt, token for token                                             |
+| `"observation"` | their prompts add the same tokens to those of the call they continue (at first: all tokens) |
+| `"tool_result"` | the last tool results were the same, less what `normalize` strips, and as many calls ago    |
+| `"file.py:key"` | the user's function, called with the trajectory, returns equal hashable values for them     |
+
+A transition has its prompt's tokens and not its text, so only results of tools can be rid of timestamps and ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.advantages import FloatArray, are_equal
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, PluginError
+from lightningrl.loading import is_reference, load_callable
+from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
-from lightningrl_credit.baselines import Baseline, baseline_advantages, check_gamma, undivided
-from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.baselines import (
+    Baseline,
+    IdenticalAssignment,
+    baseline_advantages,
+    call_advantages,
+    check_gamma,
+    to_tokens,
+    undivided,
+)
 from lightningrl_credit.rewards.lineages import Joins, following
 from lightningrl_credit.rewards.tools import tools_of_calls
-from lightningrl_credit.spread import call_advantages, to_tokens
-from lightningrl_credit.state_keys import StateKey, find_key, normalize, state_keys
 from lightningrl_credit.turns import TurnReturns, turn_rewards
 
-__all__ = ["StateBaseline", "StateGroups"]
+__all__ = ["KEYS", "StateBaseline", "StateGroups", "StateKey", "find_key", "normalize", "state_keys"]
 
 StateBaseline = Literal["grpo", "dr_grpo", "rloo"]
+StateKey = Callable[[Trajectory], Sequence[Hashable]]
+"""Gives each call of a trajectory a value that names its state."""
 _Indices = NDArray[np.intp]
 MOST_COMPARED = 512
 
 
 @dataclass(kw_only=True, eq=False)
-class StateGroups:
+class StateGroups(CreditAssigner):
     """GiGPO, with the options of its successors.
 
-    `key`: see `lightningrl_credit.state_keys`; a key's file is looked for in `folder`. `gamma` and `omega` are 0.95 and
-    1 in 2505.10978. `episode` weighs A^E. `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate`
-    None = none. `weights` weighs turn rewards by name. `baseline` is the outcome's, in A^E and in A^S; that of turn
-    rewards is the same without its division.
+    `key`: one of `KEYS`, or a function; a key's file is looked for in `folder`. `gamma` and `omega` are 0.95 and
+    1 in 2505.10978. `episode` weighs A^E. `shrinkage` is 2 in 2606.05885, 0 = none; `gate` None = none. `weights`
+    weighs turn rewards by name. `baseline` is the outcome's, in A^E and in A^S; that of turn rewards is the same, less
+    its division.
     """
 
     requires: frozenset[str] = field(init=False, default=frozenset({"group", "state_key"}))
@@ -71,8 +89,6 @@ class StateGroups:
     gamma: float = 0.95
     omega: float = 1.0
     episode: float = 1.0
-    history: int = 0
-    alpha: float = 1.0
     shrinkage: float = 0.0
     gate: float | None = None
     lam: float = 1.0
@@ -87,8 +103,8 @@ class StateGroups:
         if self.baseline not in get_args(StateBaseline):
             kinds = ", ".join(get_args(StateBaseline))
             raise ConfigError(f"states cannot be compared by baseline {self.baseline!r}; choose {kinds}")
-        if self.history < 0 or self.shrinkage < 0.0:
-            raise ConfigError(f"history is {self.history!r} and shrinkage {self.shrinkage!r}; both are 0 or more")
+        if self.shrinkage < 0.0:
+            raise ConfigError(f"shrinkage is {self.shrinkage!r}; it is 0 or more")
         if self.gate is not None and self.gate <= 0.0:
             raise ConfigError(f"gate is {self.gate!r}; it is a number of calls above 0, or left out")
         self.joins: Joins = "sum" if self.lam == 1.0 else "first"
@@ -146,10 +162,9 @@ class StateGroups:
         is_hit = np.zeros(len(owners), dtype=np.bool_)
         if not len(owners):
             return np.zeros(0), is_hit
-        pasts = [past for trajectory in rewarded for past in self._pasts(trajectory)]
-        levels = [self._sets(pasts, owners, k) for k in range(1, self.history + 2)]
-        apart = [[calls for calls in sets if len(np.unique(owners[calls])) < len(rewarded)] for sets in levels]
-        for calls in apart[0]:
+        states = self._states(rewarded, owners)
+        apart = [calls for calls in states if len(np.unique(owners[calls])) < len(rewarded)]
+        for calls in apart:
             is_hit[calls] = True
         is_said = self.episode != 0.0 and self.lam == 1.0  # what all compare is A^E once more
         scores = np.zeros(len(owners))
@@ -159,52 +174,38 @@ class StateGroups:
             else None
         )
         if not are_equal(np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)):
-            outcomes = self._returns(rewarded, levels[0], is_outcome=True)
-            scores += self._weigh(outcomes, apart if is_said else levels, actions, self.baseline)
+            outcomes = self._returns(rewarded, states, is_outcome=True)
+            scores += self._compare(outcomes, apart if is_said else states, actions, self.baseline)
         turns = [turn_rewards(trajectory.transitions, self._turns.weights) for trajectory in rewarded]
         if any(map(np.any, turns)) and not all(np.array_equal(rewards, turns[0]) for rewards in turns[1:]):
-            returns = self._returns(rewarded, levels[0], is_outcome=False)
-            scores += self._weigh(returns, levels, actions, undivided(self.baseline))
+            returns = self._returns(rewarded, states, is_outcome=False)
+            scores += self._compare(returns, states, actions, undivided(self.baseline))
         return scores, is_hit
 
-    def _weigh(
+    def _compare(
         self,
         returns: FloatArray,
-        levels: Sequence[Sequence[_Indices]],
+        states: Sequence[_Indices],
         actions: Sequence[Hashable] | None,
         baseline: Baseline,
     ) -> FloatArray:
-        """Mean of each call's credit in its sets of calls, of 1, 2, … shared states."""
-        sums, weighed = np.zeros(len(returns)), np.zeros(len(returns))
-        for k, sets in enumerate(levels, start=1):
-            weight = (k + 1.0) ** self.alpha
-            for calls in sets:
-                acted = None if actions is None else [actions[n] for n in calls]
-                sums[calls] += weight * self._credit(returns[calls], acted, baseline)
-                weighed[calls] += weight
-        return np.divide(sums, weighed, out=np.zeros_like(sums), where=weighed > 0)
+        """Credit of each call in its state."""
+        scores = np.zeros(len(returns))
+        for calls in states:
+            acted = None if actions is None else [actions[n] for n in calls]
+            scores[calls] = self._credit(returns[calls], acted, baseline)
+        return scores
 
-    def _pasts(self, trajectory: Trajectory) -> list[list[Hashable]]:
-        """State of each call and those before it, the latest first, as many as count."""
-        states = [
+    def _states(self, rewarded: Sequence[Trajectory], owners: _Indices) -> list[_Indices]:
+        """Calls of each state that two rollouts were in."""
+        places = [
             (call.agent, call.policy, key)
+            for trajectory in rewarded
             for call, key in zip(trajectory.transitions, state_keys(trajectory, self._key), strict=True)
         ]
-        if not self.history:
-            return [[state] for state in states]
-        pasts: list[list[Hashable]] = [[state] for state in states]
-        for t, later in reversed(list(enumerate(following(trajectory.transitions)))):
-            for k in later[1:]:
-                if len(pasts[k]) <= self.history:
-                    pasts[k].append(states[t])
-        return pasts
-
-    def _sets(self, pasts: Sequence[Sequence[Hashable]], owners: _Indices, k: int) -> list[_Indices]:
-        """Calls that share their last k states, where two rollouts have one."""
         members: dict[Hashable, list[int]] = {}
-        for number, past in enumerate(pasts):
-            if len(past) >= k:
-                members.setdefault(past[0] if k == 1 else tuple(past[:k]), []).append(number)
+        for number, place in enumerate(places):
+            members.setdefault(place, []).append(number)
         return [np.array(calls) for calls in members.values() if len({int(owners[n]) for n in calls}) > 1]
 
     def _returns(self, rewarded: Sequence[Trajectory], states: Sequence[_Indices], *, is_outcome: bool) -> FloatArray:
@@ -261,3 +262,111 @@ def _actions(trajectory: Trajectory) -> list[Hashable]:
         tuple(sorted((tool.name, normalize(tool.arguments)) for tool in tools)) or call.completion_ids.tobytes()
         for call, tools in zip(trajectory.transitions, tools_of_calls(trajectory), strict=True)
     ]
+
+
+def by_prompt(trajectory: Trajectory) -> list[Hashable]:
+    return [call.prompt_ids.tobytes() for call in trajectory.transitions]
+
+
+def by_observation(trajectory: Trajectory) -> list[Hashable]:
+    seen = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in trajectory.transitions}
+    return [call.prompt_ids[seen.get(call.parent_id or "", 0) :].tobytes() for call in trajectory.transitions]
+
+
+def by_tool_result(trajectory: Trajectory) -> list[Hashable]:
+    keys: list[Hashable] = []
+    last: tuple[tuple[str, str], ...] = ()
+    since = 0
+    for tools in tools_of_calls(trajectory):
+        keys.append((last, since))
+        since += 1
+        if tools:
+            last, since = tuple(sorted((tool.name, normalize(tool.result)) for tool in tools)), 0
+    return keys
+
+
+KEYS: Mapping[str, StateKey] = {"prompt": by_prompt, "observation": by_observation, "tool_result": by_tool_result}
+
+
+def find_key(key: str | StateKey, folder: Path | str = ".") -> StateKey:
+    """Find a key by its name, a user's by `"file.py:name"`, or take the function itself. Raises ConfigError."""
+    if callable(key):
+        return key
+    if isinstance(key, str) and is_reference(key):
+        return load_callable(key, folder)
+    if key not in KEYS:
+        raise ConfigError(
+            f"no state key named {key!r}; there are: {', '.join(KEYS)}, or your own function as 'file.py:name'"
+        )
+    return KEYS[key]
+
+
+def state_keys(trajectory: Trajectory, key: StateKey) -> Sequence[Hashable]:
+    """State key of each call. Raises PluginError where they are too few, too many, or cannot be compared."""
+    keys: Any = key(trajectory)
+    name, calls = getattr(key, "__name__", type(key).__name__), len(trajectory.transitions)
+    of = f"rollout {trajectory.rollout_id!r}"
+    if not isinstance(keys, list | tuple):
+        raise PluginError(
+            f"state key {name!r} returned {type(keys).__name__} for {of}; return a list with one key for each call"
+        )
+    if len(keys) != calls:
+        raise PluginError(
+            f"state key {name!r} returned {len(keys)} keys for {of} with {calls} calls; return one for each"
+        )
+    for number, value in enumerate(keys):
+        try:
+            hash(value)
+        except TypeError:
+            raise PluginError(
+                f"state key {name!r} returned a {type(value).__name__} for call {number} of {of}, which is not "
+                "hashable; return a text, a number or a tuple of them"
+            ) from None
+    return keys
+
+
+# Each starts with a class of characters, by which `re` skips the others quickly; `(?<! \w. )`: a word begins there.
+_DIGITS = re.compile(
+    r"""[0-9] (?<! \w. ) (?:
+          [0-9]{3}-[0-9]{2}-[0-9]{2}                                            # 2026-11-25T18:04:05.123+01:00
+              (?: [T\ ][0-9]{2}:[0-9]{2} (?: :[0-9]{2} (?: [.,][0-9]+ )? )? (?: Z | [+-][0-9]{2}:?[0-9]{2} )? )?
+        | [0-9]?:[0-9]{2}:[0-9]{2} (?: [.,][0-9]+ )? \b                         # 18:04:05.123
+        | (?<= 1 ) [0-9]{9} (?: [0-9]{3} | \.[0-9]+ )? \b                      # (milli)seconds since 1970
+        | [0-9]* (?: \.[0-9]+ )? \ ? (?: ms | milliseconds? | s | secs? | seconds? ) \b      # 12.3 ms
+        | (?: (?<= [sS]tep[\ :=\#]. ) | (?<= [tT]urn[\ :=\#]. ) | (?<= [rR]ound[\ :=\#]. )
+            | (?<= [sS]tep[:\ ][\ \#]. ) | (?<= [tT]urn[:\ ][\ \#]. ) | (?<= [rR]ound[:\ ][\ \#]. )
+            | (?<= ttempt[\ :=\#]. ) | (?<= ttempt[:\ ][\ \#]. ) | (?<= teration[\ :=\#]. ) | (?<= [tT]ry[\ :=\#]. )
+          ) [0-9]* (?: \ ? (?: / | of ) \ ? [0-9]+ )?                          # the numbers of step 3 of 10
+    )""",
+    re.VERBOSE,
+)
+_HEX = re.compile(
+    r"""[0-9a-fA-F] (?<! \w. ) (?:
+          (?<= 0 ) x[0-9a-fA-F]+                                                                # an address
+        | (?= [0-9a-fA-F]{7} ) (?:
+              [0-9a-fA-F]{7}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}       # a UUID
+            | (?: (?<= [0-9] ) (?= [0-9]*[a-fA-F] ) | (?<= [a-fA-F] ) (?= [a-fA-F]*[0-9] ) )
+              [0-9a-fA-F]{11,}                                                                  # a hash
+        )
+    ) \b""",
+    re.VERBOSE,
+)
+_SHORTEST_HASH = 12
+_ID_PREFIXES = ("call_", "chatcmpl-", "toolu_", "run_", "req_", "msg_", "id_")
+_IDS = re.compile(rf"\b(?:{'|'.join(_ID_PREFIXES)})(?=\w*[0-9])\w{{6,}}")  # call_9sK2mQ4x
+
+
+def normalize(text: str) -> str:
+    """Strip from a text all that changes from run to run while the state stays.
+
+    Dates and times, durations in seconds, UUIDs, hashes, addresses and call ids, numbers of steps, turns, rounds,
+    tries, attempts and iterations; runs of white space are one space.
+    """
+    words = text.split()
+    text = _DIGITS.sub("", " ".join(words))
+    longest = max(map(len, words), default=0)
+    if longest >= _SHORTEST_HASH or "0x" in text:
+        text = _HEX.sub("", text)
+    if any(prefix in text for prefix in _ID_PREFIXES):
+        text = _IDS.sub("", text)
+    return " ".join(text.split())

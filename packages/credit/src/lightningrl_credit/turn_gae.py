@@ -22,7 +22,7 @@ import numpy as np
 
 from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
-from lightningrl.protocols import Services
+from lightningrl.protocols import CreditAssigner, Services
 from lightningrl.types import Advantages, Array, Evidence, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.rewards.lineages import Joins, successors
 from lightningrl_credit.turns import turn_rewards
@@ -32,10 +32,10 @@ __all__ = ["Level", "TurnGae"]
 Level = Literal["turn", "token", "both"]
 
 
-class TurnGae:
+class TurnGae(CreditAssigner):
     """Advantages from a critic's values, which are evidence. It teaches the critic, too: V_j is to become A_j + V_j."""
 
-    requires: frozenset[str] = frozenset({"values"})
+    requires = frozenset({"values"})
     joins: Joins = "mean"
 
     def __init__(

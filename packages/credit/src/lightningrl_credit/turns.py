@@ -29,21 +29,20 @@ import numpy as np
 
 from lightningrl.advantages import FloatArray
 from lightningrl.errors import ConfigError
-from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
-from lightningrl_credit.baselines import Baseline, check_baseline, check_gamma, undivided
+from lightningrl.types import Trajectory, Transition
+from lightningrl_credit.baselines import Baseline, Channel, ReturnBased, check_baseline, check_gamma, undivided
 from lightningrl_credit.rewards.lineages import following
-from lightningrl_credit.spread import Channel, spread
 
 __all__ = ["ComparedTurns", "TurnReturns", "sum_to_go", "turn_rewards"]
 
 ComparedTurns = Literal["turn", "all"]
 
 
-class TurnReturns:
+class TurnReturns(ReturnBased):
     """Turn rewards to go and a discounted outcome, over the calls of an episode in order of arrival. A discount never
     crosses branches of one history, nor the choices of one call (`n` > 1)."""
 
-    requires: frozenset[str] = frozenset({"group", "turn_rewards"})
+    requires = frozenset({"group", "turn_rewards"})
 
     def __init__(
         self,
@@ -109,9 +108,6 @@ class TurnReturns:
             baseline=self.turn_baseline,
             is_pooled=self.compared == "all",
         )
-
-    def assign(self, group: TrajectoryGroup) -> Advantages:
-        return spread(group, self)
 
 
 def sum_to_go(rewards: FloatArray, later: Sequence[Sequence[int]], gamma: float) -> FloatArray:

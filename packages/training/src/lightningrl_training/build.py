@@ -26,8 +26,8 @@ from lightningrl.recipe_tables import RewardConfig
 from lightningrl_client.runtime.task_sources import OF_SOURCE
 from lightningrl_credit.combinators import Sum
 from lightningrl_credit.comparison import check_comparison
+from lightningrl_credit.log_ratios import ReferenceKl
 from lightningrl_credit.needs import check_answers, check_needs, installed_needs
-from lightningrl_credit.reference_kl import ReferenceKl
 from lightningrl_credit.rewards import (
     NamedReward,
     ReportedReward,
@@ -311,8 +311,8 @@ def build_assigner(plugins: PluginManager, use: Any, options: Mapping[str, Any],
     assigner: CreditAssigner = _part(
         plugins, "lightningrl_credit_assigners", use, options, folder, offered={"build": build, "folder": folder}
     )
-    if not hasattr(assigner, "assign"):
-        raise ConfigError(f"credit.use {use!r} has no `assign(group)`; name a class with `requires` and `assign`")
+    if not isinstance(assigner, CreditAssigner):
+        raise ConfigError(f"credit.use {use!r} is no `lightningrl.CreditAssigner`; name a class that inherits from it")
     return assigner
 
 

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised, is_of_world
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
+from lightningrl.protocols import CreditAssigner, Services
 from lightningrl.recipe_tables import OutcomesConfig
 from lightningrl.records import Score
 from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
@@ -31,7 +31,7 @@ __all__ = ["Evaluator", "classify_tools"]
 
 T = TypeVar("T")
 
-WITNESSES_AT_ONCE = 32
+SCORED_AT_ONCE = 32
 LONGEST_SCORE_S = 900.0
 """Seconds that a credit assigner's `score` may take, or the intermediate rewards of what is rewarded at once."""
 KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
@@ -56,7 +56,7 @@ class Evaluator:
     judge: Judge | None = None
     policies: PolicyQueries = field(default_factory=lambda: PolicyQueries({}))
     """The run's policies, as evidence asks them; they are connected once their backends are built."""
-    _witnesses: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(WITNESSES_AT_ONCE))
+    _scoring: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(SCORED_AT_ONCE))
     _threads: DaemonThreads = field(init=False, default_factory=lambda: DaemonThreads(1))
     _processes: FunctionProcesses = field(init=False)
     _have_paid: bool = field(init=False, default=False)
@@ -83,29 +83,27 @@ class Evaluator:
                 tasks = [group.create_task(self._reward_one(rollout, keep, failure)) for rollout, failure in called]
             # only now is it known what the others earned, and which rewards work
             rewarded = [self._judge(*task.result()) for task in tasks]
-            if isinstance(self.credit, Witness | GroupWitness):
-                rewarded = await self._hear_all(self.credit, rewarded, keep)
+            if self.credit.has("score", "score_group"):
+                rewarded = await self._add_evidence(rewarded, keep)
         except* LightningError as errors:
             raise errors.exceptions[0] from None
         return rewarded
 
-    async def _hear_all(
-        self, witness: Witness | GroupWitness, rewarded: Sequence[Trajectory], keep: KeepScores | None
-    ) -> list[Trajectory]:
-        """Add evidence to all of them; those that a witness sees at once, together."""
+    async def _add_evidence(self, rewarded: Sequence[Trajectory], keep: KeepScores | None) -> list[Trajectory]:
+        """Add evidence to all of them; those that credit looks at together, at once."""
         together: dict[str, list[Trajectory]] = {}
         for rollout in rewarded:
-            key = rollout.group_id if isinstance(witness, GroupWitness) else rollout.rollout_id
+            key = rollout.group_id if self.credit.has("score_group") else rollout.rollout_id
             together.setdefault(key, []).append(rollout)
 
-        async def hear(rollouts: Sequence[Trajectory]) -> list[Trajectory]:
-            async with self._witnesses:
-                return await self._add_evidence(witness, rollouts, keep)
+        async def score(rollouts: Sequence[Trajectory]) -> list[Trajectory]:
+            async with self._scoring:
+                return await self._score_together(rollouts, keep)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(hear(rollouts)) for rollouts in together.values()]
-        heard = {rollout.rollout_id: rollout for task in tasks for rollout in task.result()}
-        return [heard[rollout.rollout_id] for rollout in rewarded]
+            tasks = [group.create_task(score(rollouts)) for rollouts in together.values()]
+        scored = {rollout.rollout_id: rollout for task in tasks for rollout in task.result()}
+        return [scored[rollout.rollout_id] for rollout in rewarded]
 
     def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
         """Raise RewardError where more rewards failed than the recipe allows, even if none of those `to_come` fails."""
@@ -173,9 +171,7 @@ class Evaluator:
         values = self.rewards.lowest()
         return replace(trajectory, rewards=values, reward=self.rewards.weights.of_rollout(values))
 
-    async def _add_evidence(
-        self, witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], keep: KeepScores | None
-    ) -> list[Trajectory]:
+    async def _score_together(self, trajectories: Sequence[Trajectory], keep: KeepScores | None) -> list[Trajectory]:
         """The trajectories with the evidence that credit needs of them; unrewarded where there is none to be had."""
         asked = [
             rollout
@@ -190,7 +186,7 @@ class Evaluator:
         failure = None
         try:
             async with asyncio.timeout(LONGEST_SCORE_S):
-                pieces = await _hear(witness, asked, services)
+                pieces = await self._evidence_of(asked, services)
         except PluginError:
             raise
         # the boundary to an assigner that waits for others
@@ -198,15 +194,15 @@ class Evaluator:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             pieces, failure = [None] * len(asked), describe_failure("credit", describe_raised(error))
-        heard: dict[str, Trajectory] = {}
+        scored: dict[str, Trajectory] = {}
         for rollout, evidence in zip(asked, pieces, strict=True):
-            heard[rollout.rollout_id] = replace(
+            scored[rollout.rollout_id] = replace(
                 rollout,
                 reward=None if evidence is None else rollout.reward,
                 unrewarded=failure or rollout.unrewarded,
                 evidence=evidence,
                 digests={**rollout.digests, **(digests if evidence is not None else {})},
-                other_calls=rollout.other_calls if heard else (*rollout.other_calls, *services.asked),
+                other_calls=rollout.other_calls if scored else (*rollout.other_calls, *services.asked),
             )
         if keep is not None:
             await keep(
@@ -221,7 +217,20 @@ class Evaluator:
                     for number, (rollout, evidence) in enumerate(zip(asked, pieces, strict=True))
                 ]
             )
-        return [heard.get(rollout.rollout_id, rollout) for rollout in trajectories]
+        return [scored.get(rollout.rollout_id, rollout) for rollout in trajectories]
+
+    async def _evidence_of(self, trajectories: Sequence[Trajectory], services: Services) -> Sequence[Evidence]:
+        """Evidence for each trajectory. Raises PluginError where it does not fit."""
+        group = TrajectoryGroup(id=trajectories[0].group_id, trajectories=tuple(trajectories))
+        pieces = await self.credit.score_group(group, services)
+        if len(pieces) != len(trajectories):
+            raise PluginError(
+                f"`score_group` returned {len(pieces)} pieces of evidence for {len(trajectories)} rollouts; return one "
+                "for each"
+            )
+        for evidence, trajectory in zip(pieces, trajectories, strict=True):
+            check_evidence(evidence, trajectory)
+        return pieces
 
     def _digests_of(self, *keys: str) -> dict[str, str]:
         return {key: self.digests[key] for key in keys if key in self.digests}
@@ -307,22 +316,3 @@ def classify_tools(trajectory: Trajectory, plugins: PluginManager) -> Trajectory
         verdict: ToolStatus | None = plugins.hook.lightningrl_classify_tool_result(tool_call=call)
         classified.append(call if verdict is None else replace(call, status=verdict))
     return replace(trajectory, tool_calls=tuple(classified))
-
-
-async def _hear(
-    witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], services: Services
-) -> Sequence[Evidence]:
-    """Evidence for each trajectory. Raises PluginError where it does not fit."""
-    if isinstance(witness, GroupWitness):
-        group = TrajectoryGroup(id=trajectories[0].group_id, trajectories=tuple(trajectories))
-        pieces = await witness.score_group(group, services)
-        if len(pieces) != len(trajectories):
-            raise PluginError(
-                f"`score_group` returned {len(pieces)} pieces of evidence for {len(trajectories)} rollouts; return one "
-                "for each"
-            )
-    else:
-        pieces = [await witness.score(trajectory, services) for trajectory in trajectories]
-    for evidence, trajectory in zip(pieces, trajectories, strict=True):
-        check_evidence(evidence, trajectory)
-    return pieces

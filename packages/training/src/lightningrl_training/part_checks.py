@@ -17,13 +17,13 @@ from typing import Any, Final
 from lightningrl.backends import Capabilities
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.loading import describe, is_reference, resolve
-from lightningrl.protocols import CreditAssigner, CriticTeacher, GroupWitness, Witness
+from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl_credit.baselines import DIVIDING
 from lightningrl_credit.combinators import Combination
+from lightningrl_credit.log_ratios import TeacherCredit
 from lightningrl_credit.rewards import NamedReward, TurnReward
 from lightningrl_credit.rewards.lineages import discount_of, lambda_of
-from lightningrl_credit.teacher import TeacherCredit
 from lightningrl_credit.turns import TurnReturns
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 
@@ -192,7 +192,7 @@ def _scaling_options(function: Any, options: Mapping[str, Any]) -> list[str]:
 
 
 def check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
-    if recipe.judge is not None and not isinstance(assigner, Witness | GroupWitness):
+    if recipe.judge is not None and not assigner.has("score", "score_group"):
         raise ConfigError(
             f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table"
         )
@@ -202,7 +202,7 @@ def check_critic(
     recipe: Recipe, assigner: CreditAssigner, capabilities: Capabilities | None, *, is_paid_by_role: bool
 ) -> None:
     """Raise ConfigError for a critic that nobody teaches, and for one that would expect several returns at a time."""
-    if isinstance(assigner, CriticTeacher):
+    if assigner.has("value_targets"):
         if is_paid_by_role:
             raise ConfigError(
                 f"credit.use {recipe.credit.use!r} teaches a critic the rollout's return, and rewards with `agents` "

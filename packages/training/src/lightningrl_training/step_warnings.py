@@ -15,8 +15,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Outcome, Trajectory
 from lightningrl_credit.judge_assigner import EARLIER
 from lightningrl_credit.metrics import FAILURES
-from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer
-from lightningrl_credit.unread import unread_rewards
+from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer, unread_rewards
 from lightningrl_training import explanations
 from lightningrl_training.collector import Rollouts
 from lightningrl_training.evaluation.statistics import mean_interval

@@ -6,9 +6,9 @@ from lightningrl_credit.rewards.matching import Exact as Exact
 from lightningrl_credit.rewards.matching import JsonSchema as JsonSchema
 from lightningrl_credit.rewards.matching import Numeric as Numeric
 from lightningrl_credit.rewards.matching import Pattern as Pattern
-from lightningrl_credit.rewards.overlong import Overlong as Overlong
-from lightningrl_credit.rewards.reported import ReportedReward as ReportedReward
-from lightningrl_credit.rewards.reported import ReportedTurnReward as ReportedTurnReward
+from lightningrl_credit.rewards.recorded import Overlong as Overlong
+from lightningrl_credit.rewards.recorded import ReportedReward as ReportedReward
+from lightningrl_credit.rewards.recorded import ReportedTurnReward as ReportedTurnReward
 from lightningrl_credit.rewards.reward_set import NamedReward as NamedReward
 from lightningrl_credit.rewards.reward_set import RewardResult as RewardResult
 from lightningrl_credit.rewards.reward_set import RewardSet as RewardSet

@@ -16,8 +16,7 @@ from lightningrl.console import write_json
 from lightningrl.errors import ConfigError
 from lightningrl.loading import absolute_reference, is_reference
 from lightningrl.sanitize import printable
-from lightningrl_credit.table import RolloutXRay
-from lightningrl_credit.xray import Agreement, XRay
+from lightningrl_credit.xray import Agreement, RolloutXRay, XRay
 from lightningrl_training.commands.printing import Page, make_table
 from lightningrl_training.run import Run
 from lightningrl_viewer.reading.text import number

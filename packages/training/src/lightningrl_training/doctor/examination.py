@@ -24,8 +24,7 @@ from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
-from lightningrl_credit.scoring import CreditedGroup
-from lightningrl_credit.unread import unread_rewards
+from lightningrl_credit.scoring import CreditedGroup, unread_rewards
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.doctor.machine import (

@@ -26,9 +26,8 @@ from lightningrl.records import RolloutFilter
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 from lightningrl_credit.needs import NEEDS, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
-from lightningrl_credit.table import CreditTable, join_tables, make_table
 from lightningrl_credit.trained_calls import trained_calls_of
-from lightningrl_credit.xray import MissingMethod, XRay, read_table
+from lightningrl_credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
 from lightningrl_training.build import build_assigner, build_scorer, with_kl
 from lightningrl_training.evaluator import classify_tools
 from lightningrl_training.lab.recredit import check_steps, find_measured, read_measured, read_rollouts

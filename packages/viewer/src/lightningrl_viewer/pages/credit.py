@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightningrl_credit.table import RolloutXRay
-from lightningrl_credit.xray import XRay
+from lightningrl_credit.xray import RolloutXRay, XRay
 from lightningrl_viewer.credit import Question
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 
