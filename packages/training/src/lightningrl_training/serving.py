@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from lightningrl.backends import Backend, Speed, SpeedMeter
 from lightningrl.errors import RunFolderError, ServerError
 from lightningrl.keys import view_key, worker_key
+from lightningrl.machine import resident_by_pid
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig
@@ -34,13 +36,20 @@ from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
-from lightningrl_training.process_memory import measure_memory
 from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
 from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.origin import read_run_file, template_of
 
-__all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings"]
+__all__ = [
+    "Address",
+    "RunningServices",
+    "make_place",
+    "measure_memory",
+    "serve_policy",
+    "serve_recipe",
+    "server_settings",
+]
 
 PATIENCE_S = 900.0
 """Seconds that trainer and workers go on asking: as long as a start of the server may take, killed again and again or
@@ -127,6 +136,15 @@ async def serve_policy(
             start_workers=starter.ready,
             read_memory=lambda: measure_memory({server.pid for server in running if server.pid is not None}),
         )
+
+
+def measure_memory(servers: Collection[int]) -> dict[str, float]:
+    """Resident bytes of this process, of `servers` by their pids, and of workers and whatever else it has started."""
+    sizes: dict[str, float] = {}
+    for pid, size in resident_by_pid().items():
+        name = "trainer" if pid == os.getpid() else "server" if pid in servers else "workers"
+        sizes[f"memory/{name}"] = sizes.get(f"memory/{name}", 0.0) + size
+    return sizes
 
 
 async def _start_servers(

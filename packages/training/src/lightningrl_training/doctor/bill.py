@@ -33,9 +33,8 @@ from lightningrl_training.doctor.forecast import (
     prompt_tokens,
     signals_to_come,
 )
-from lightningrl_training.doctor.machine import Cost
 from lightningrl_training.doctor.memory_bill import MemoryBill, plan_run
-from lightningrl_training.doctor.observation import Costs, Observation
+from lightningrl_training.doctor.observation import Cost, Costs, Observation
 
 __all__ = ["Bill", "BillLine", "make_bill"]
 

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightningrl.backends import MemoryPlan
+from lightningrl.machine import gigabytes
 from lightningrl_training.doctor.observation import Observation
-from lightningrl_training.memory_check import MemoryPlan, gigabytes, shared_bytes
+from lightningrl_training.memory_check import shared_bytes
 
 __all__ = ["MemoryBill", "plan_run", "step_tokens"]
 
