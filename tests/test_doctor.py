@@ -47,21 +47,23 @@ from lightningrl_training.commands.declarations import doctor as doctor_command
 from lightningrl_training.commands.doctor import console_for_tables, show
 from lightningrl_training.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl_training.doctor.agent_checks import markup_readable, tools_work
-from lightningrl_training.doctor.bill import Bill, make_bill
-from lightningrl_training.doctor.examination import WeightHolder, falls_silent, forget_prompts, observe, reward, teach
-from lightningrl_training.doctor.findings import Row, passed, warned
-from lightningrl_training.doctor.forecast import (
+from lightningrl_training.doctor.bill import (
     BEYOND,
     HALF_WAY_NATS,
+    Bill,
     ToCome,
     distinct_tokens,
     forecast,
+    make_bill,
     moved,
+    plan_run,
     prompt_tokens,
     signals_to_come,
+    step_tokens,
     way_gone,
 )
-from lightningrl_training.doctor.memory_bill import plan_run, step_tokens
+from lightningrl_training.doctor.examination import WeightHolder, falls_silent, forget_prompts, observe, reward, teach
+from lightningrl_training.doctor.findings import Row, passed, warned
 from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, Machine, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
 from lightningrl_training.doctor.signal_checks import rewards_to_gain

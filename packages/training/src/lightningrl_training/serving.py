@@ -36,7 +36,6 @@ from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
-from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
 from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.origin import read_run_file, template_of
@@ -44,6 +43,7 @@ from lightningrl_viewer.reading.origin import read_run_file, template_of
 __all__ = [
     "Address",
     "RunningServices",
+    "give_time",
     "make_place",
     "measure_memory",
     "serve_policy",
@@ -54,6 +54,8 @@ __all__ = [
 PATIENCE_S = 900.0
 """Seconds that trainer and workers go on asking: as long as a start of the server may take, killed again and again or
 on a busy machine. The supervisor of the server gives up before them."""
+ANSWERS = 8
+"""Whole answers that fit into a rollout's time, where nobody gave it one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,6 +233,15 @@ async def serve_recipe(
         settings, parts, folder / "logs", checkpoint, workers=recipe, starting=starting
     ) as services:
         yield give_time(recipe, services.policies.speed), services
+
+
+def give_time(recipe: Recipe, speed: Speed | None) -> Recipe:
+    """The recipe with a time limit for rollouts: its own, else as long as a slow engine takes."""
+    if recipe.runtime.timeout_s is not None or speed is None:
+        return recipe
+    answers = ANSWERS * recipe.sampling.max_tokens * speed.calls / speed.sampled
+    limit = max(recipe.runtime.limit_s, float(round(answers)))
+    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"timeout_s": limit})})
 
 
 def make_place(folder: Path, parts: Parts, recipe: Recipe) -> str:
