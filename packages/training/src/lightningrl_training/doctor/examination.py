@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
@@ -125,21 +125,6 @@ def forget_prompts(engine: Engine) -> None:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Rehearsal:
-    """Steps of the run after its first, and their cost."""
-
-    steps: list[TriedStep] = field(default_factory=list[TriedStep])
-    collect: Cost = NO_COST
-    learn: Cost = NO_COST
-    failed: dict[str, Lesson] = field(default_factory=dict[str, Lesson])
-    """Lessons of policies whose learner failed, which ended the rehearsal."""
-
-    @property
-    def seconds(self) -> float:
-        return self.collect.seconds + self.learn.seconds
-
-
-@dataclass(kw_only=True, slots=True)
 class _Examination:
     """The trials of a recipe that is being served."""
 
@@ -163,16 +148,15 @@ class _Examination:
         rollouts_peak = self._look_at_memory()
         step = credited[: recipe.loop.tasks_per_step]
         lessons, learn, planted, trained_tokens = await self._learn(step, credited)
-        rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
-        lessons |= rehearsal.failed
+        rehearsed, collected, learned = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
         size, save = await self._checkpoint(scratch, lessons)
         first_curve, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
         costs = Costs(
             start=first_curve + warm_up.beyond(fmean(one.duration_s for one in rollouts)),
             draw=draw,
-            collect=collect + rehearsal.collect,
-            learn=learn + rehearsal.learn,
+            collect=collect + collected,
+            learn=learn + learned,
             planted=planted,
             validate=validate,
             save=save,
@@ -189,7 +173,7 @@ class _Examination:
             signals=tuple(one.has_signal for one in credited),
             first=tuple(first),
             falls_silent=falls_silent(scorer, [one.group for one in credited if one.has_signal]),
-            rehearsed=tuple(rehearsal.steps),
+            rehearsed=tuple(rehearsed),
             requires=scorer.requires,
             missing_roles=scorer.missing_roles(rollouts) if any(one.transitions for one in rollouts) else None,
             reward_error=self.reward_error,
@@ -273,24 +257,30 @@ class _Examination:
         )
         return lessons, own, planted, int(everything.metrics["trained_tokens"])
 
-    async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
-        """Take further steps while there is time. `expected`: seconds of the first of them; `begun`: steps whose tasks
-        were tried."""
-        done, clock = _Rehearsal(), Clock()
+    async def _rehearse(
+        self, lessons: dict[str, Lesson], begun: int, expected: float
+    ) -> tuple[list[TriedStep], Cost, Cost]:
+        """Take further steps while there is time; return them, and what collecting and learning cost. A learner that
+        fails ends it, and its lesson is put into `lessons`. `expected`: seconds of the first of them; `begun`: steps
+        whose tasks were tried."""
+        tried: list[TriedStep] = []
+        collect, learn, clock = NO_COST, NO_COST, Clock()
         is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
         steps = self.recipe.loop.steps
         most = max(math.ceil(REHEARSED * steps), min(2, steps)) - 1 if is_taught and self.reward_error is None else 0
-        while len(done.steps) < most and done.seconds + expected < self.rehearse:
-            self.starting(f"step {len(done.steps) + 2} of {most + 1}, as the run will take them")
-            credited = await self._collect(begun + len(done.steps))
-            collect = clock.lap()
-            done.failed = await self._learn_further(credited)
-            if done.failed or self.reward_error:
+        while len(tried) < most and (collect + learn).seconds + expected < self.rehearse:
+            self.starting(f"step {len(tried) + 2} of {most + 1}, as the run will take them")
+            credited = await self._collect(begun + len(tried))
+            collected = clock.lap()
+            failed = await self._learn_further(credited)
+            lessons |= failed
+            if failed or self.reward_error:
                 break
-            done.collect, done.learn = done.collect + collect, done.learn + clock.lap()
-            done.steps.append(_tried(credited))
-            expected = done.seconds / len(done.steps)
-        return done
+            collect, learn = collect + collected, learn + clock.lap()
+            groups, signals = tuple(one.group for one in credited), tuple(one.has_signal for one in credited)
+            tried.append(TriedStep(groups=groups, signals=signals))
+            expected = (collect + learn).seconds / len(tried)
+        return tried, collect, learn
 
     async def _learn_further(self, credited: Sequence[CreditedGroup]) -> dict[str, Lesson]:
         """Learn from a further step. Returns the lessons of policies whose learner failed."""
@@ -384,10 +374,6 @@ class _Examination:
             return guess
         self.served.policies.save(scratch / "checkpoint")
         return _folder_bytes(scratch / "checkpoint")
-
-
-def _tried(credited: Sequence[CreditedGroup]) -> TriedStep:
-    return TriedStep(groups=tuple(part.group for part in credited), signals=tuple(part.has_signal for part in credited))
 
 
 async def teach(
