@@ -190,12 +190,7 @@ class _Examination:
             lessons=lessons,
             speed=self.served.policies.speed,
             costs=costs,
-            machine=Machine(
-                memory=memory_total(),
-                memory_used=self.memory_used,
-                disk_free=free_disk(runs),
-                gpus=count_gpus(),
-            ),
+            machine=self._look_at_machine(runs),
             plans=plan_policies(recipe, self.parts.models, load_plugins()),
             memory_idle=idle,
             memory_rollouts=rollouts_peak,
@@ -353,6 +348,10 @@ class _Examination:
         used = memory_used()
         self.memory_used = max((most for most in (self.memory_used, used) if most is not None), default=None)
         return used
+
+    def _look_at_machine(self, runs: Path) -> Machine:
+        used, free = self.memory_used, free_disk(runs)
+        return Machine(memory=memory_total(), memory_used=used, disk_free=free, gpus=count_gpus())
 
     def _look_at_idle(self) -> int | None:
         """Bytes before the first rollout; peaks are of rollouts from here on."""
