@@ -39,25 +39,24 @@ class Cost:
 
 
 NO_COST: Final = Cost(cpu_seconds=0.0)
-UNTIMED: Final = Cost()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
     """Measurements for the bill."""
 
-    start: Cost = UNTIMED
+    start: Cost = Cost()
     """Cost until the policy was served and the workers were ready, and of what the first rollouts took longer than
     others; its CPU time includes importing what draws curves."""
-    collect: Cost = UNTIMED
+    collect: Cost = Cost()
     """Cost of all groups, those of rehearsed steps included, with rewards and branches."""
-    learn: Cost = UNTIMED
+    learn: Cost = Cost()
     """Cost of the first step and the rehearsed ones, of policies with a row that has an advantage."""
     planted: Cost = NO_COST
     """Cost of the first step of the other policies, with advantages planted on all rows."""
-    validate: Cost = UNTIMED
+    validate: Cost = Cost()
     """Cost of the validation rollouts that were tried."""
-    save: Cost = UNTIMED
+    save: Cost = Cost()
     """Cost of one checkpoint."""
     draw: Cost = NO_COST
     """CPU time of one curve. Each step and each validation has it drawn beside the work, so it takes no seconds."""
