@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lightningrl_training.memory_check import gigabytes
+from lightningrl.machine import gigabytes
 
 
 def lightningrl(*words: str) -> list[str]:

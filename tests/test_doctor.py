@@ -27,9 +27,10 @@ from rich.console import Console
 from warm import WarmCommand
 
 import lightningrl
-from lightningrl.backends import LearnReport, Speed
+from lightningrl.backends import LearnReport, MemoryPlan, Speed
 from lightningrl.errors import ConfigError
 from lightningrl.loading import resolve
+from lightningrl.machine import FreeMemory, MemoryGrowth
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.types import FinishReason, Trajectory, TrajectoryGroup
@@ -39,7 +40,6 @@ from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_torch.engine import TorchEngine
-from lightningrl_torch.memory import MemoryPlan
 from lightningrl_training import memory_check, run
 from lightningrl_training.build import build_backends, build_credit
 from lightningrl_training.checks import build_checked
@@ -47,27 +47,26 @@ from lightningrl_training.commands.declarations import doctor as doctor_command
 from lightningrl_training.commands.doctor import console_for_tables, show
 from lightningrl_training.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl_training.doctor.agent_checks import markup_readable, tools_work
-from lightningrl_training.doctor.bill import Bill, make_bill
-from lightningrl_training.doctor.examination import WeightHolder, forget_prompts, observe, reward
-from lightningrl_training.doctor.findings import Row, passed, warned
-from lightningrl_training.doctor.forecast import (
+from lightningrl_training.doctor.bill import (
     BEYOND,
     HALF_WAY_NATS,
+    Bill,
     ToCome,
     distinct_tokens,
     forecast,
+    make_bill,
     moved,
+    plan_run,
     prompt_tokens,
     signals_to_come,
+    step_tokens,
     way_gone,
 )
-from lightningrl_training.doctor.machine import Cost, Machine, MemoryGrowth
-from lightningrl_training.doctor.memory_bill import plan_run, step_tokens
-from lightningrl_training.doctor.observation import Costs, GpuMemory, Lesson, TriedStep
+from lightningrl_training.doctor.examination import WeightHolder, falls_silent, forget_prompts, observe, reward, teach
+from lightningrl_training.doctor.findings import Row, passed, warned
+from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, Machine, TriedStep
 from lightningrl_training.doctor.recipe_checks import tasks_differ
 from lightningrl_training.doctor.signal_checks import rewards_to_gain
-from lightningrl_training.doctor.trial_step import falls_silent, teach
-from lightningrl_training.memory_check import FreeMemory
 from lightningrl_training.tasks import TaskSets
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from lightningrl_server.launcher import cpu_seconds
+from lightningrl.machine import cpu_seconds
 
 _OPTIONS = "-c listen_addresses='' -c max_connections=200 -k"
 WHERE = os.pathsep.join(
@@ -51,9 +51,7 @@ class PostgreSQL:
 
     def cpu_s(self) -> float:
         """That all its processes have used, those that ended among them."""
-        postmaster = (self._folder / "data" / "postmaster.pid").read_text().split()[0]
-        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-        return sum((cpu_seconds(int(pid)) or 0.0 for pid in [postmaster, *children]), 0.0)
+        return cpu_seconds(int((self._folder / "data" / "postmaster.pid").read_text().split()[0])) or 0.0
 
     def _control(self, *command: str) -> None:
         _run(self._folder, "pg_ctl", "-D", f"{self._folder}/data", *command)

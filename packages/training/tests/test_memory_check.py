@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from lightningrl import machine
+from lightningrl.backends import MemoryPlan
 from lightningrl.errors import ConfigError
+from lightningrl.machine import FreeMemory, free_memory
 from lightningrl.recipe import Recipe
-from lightningrl_torch.memory import MemoryPlan
 from lightningrl_training import memory_check
-from lightningrl_training.memory_check import FreeMemory, check_memory, check_tuning_memory, free_memory, shared_bytes
+from lightningrl_training.memory_check import check_memory, check_tuning_memory, shared_bytes
 
 GB = 10**9
 PLAN = MemoryPlan(
@@ -159,17 +163,16 @@ def write(root: Path, files: dict[str, str]) -> None:
 def test_what_is_free_is_the_least_that_machine_and_containers_leave(
     cgroup: str, groups: dict[str, str], free: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kilobytes = {"MemTotal": 8 * GB // 1024, "MemAvailable": 6 * GB // 1024}
-    lines = "\n".join(f"{name}:  {size} kB" for name, size in kilobytes.items())
-    write(tmp_path, {"proc/meminfo": lines, "proc/self/cgroup": cgroup, "groups/x": ""})
+    write(tmp_path, {"proc/self/cgroup": cgroup, "groups/x": ""})
     write(tmp_path / "groups", groups)
-    monkeypatch.setattr(memory_check, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory_check, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 * GB, available=6 * GB))
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "groups")
     found = free_memory()
     assert found is not None and abs(found.free - free) < 2048 and found.where == where
 
 
-def test_a_system_that_does_not_say_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_check, "PROC", tmp_path)
+def test_a_system_that_does_not_say_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert free_memory() is None
     check_memory(RECIPE, {"policy": "m"}, planning(PLAN))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
-import pytest
+from lightningrl_training.serving import measure_memory
 
-from lightningrl_training.process_memory import measure_memory
-
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system has no /proc")  # noqa: PTH110
 HOLD = "import sys; held = bytearray(60_000_000); print(flush=True); sys.stdin.read()"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}])"
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from lightningrl.backends import Speed
 from lightningrl.recipe import Recipe
 from lightningrl_testing.groups import make_group
-from lightningrl_training.progress import LineProgress, LiveProgress
-from lightningrl_training.step_forecast import forecast_step, give_time
+from lightningrl_training.progress import LineProgress, LiveProgress, forecast_step
+from lightningrl_training.serving import give_time
 
 SLOW = Speed(parameters=494_000_000, trained=8_800_000, read=200.0, sampled=20.0, calls=8, learned=100.0)
 

@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.machine import FreeMemory
 from lightningrl_torch.testing import save_policy
 from lightningrl_training import memory_check
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.tune import tune_command
-from lightningrl_training.memory_check import FreeMemory
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.tuning.tuner import Tuner
 

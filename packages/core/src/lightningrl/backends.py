@@ -1,11 +1,12 @@
 """Trainer backends: an engine that serves a policy, the learner beside it, and what either can tell of itself.
 
 GenerateRequest ─► Engine ─► TokenChunk …           Sample … ─► Backend.learn ─► LearnReport
-Continuation … ─► TokenScorer, Valuer ─► numbers    Speed ◄─ SpeedMeter
+Continuation … ─► TokenScorer, Valuer ─► numbers    Speed ◄─ SpeedMeter, MemoryPlan
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "EngineInfo",
     "GenerateRequest",
     "LearnReport",
+    "MemoryPlan",
     "Returner",
     "Speed",
     "SpeedMeter",
@@ -29,6 +31,11 @@ __all__ = [
     "TokenScorer",
     "Valuer",
 ]
+
+KEPT_LOGITS, PART_LOGITS = 2**28, 2**26
+"""Bytes of logits that stay for the gradient, at most, and of those that are computed at a time."""
+SLOT_ROWS, SLOT_COLUMNS = 8, 64
+"""Rows and columns by which an engine's memory of running calls grows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,6 +229,63 @@ class SpeedMeter(Protocol):
     def measure(self) -> Speed | None:
         """Blocking, before anything is asked of it; nothing is learned. None = fast enough that nobody waits for it."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes that a policy takes, by what for."""
+
+    parameters: int
+    trained: int
+    """Parameters that learn: adapters alone where a policy learns by adapters."""
+    weights: int
+    """In the engine's and the learner's shared form, adapters included."""
+    gradient: int
+    optimizer: int
+    """AdamW's two moments of all that learns, in 32 bits or in 8."""
+    copies: int
+    """Weights that stand twice: the engine's own in other numbers or while the learner learns, a reference's, a
+    critic's, and what several updates a step go back to."""
+    token: int
+    """Bytes that a token of a microbatch keeps for the gradient."""
+    microbatch: int
+    """Most tokens of a microbatch."""
+    vocabulary: int
+    key_values: int
+    """Bytes of a token's keys and values in all layers."""
+    remembered: int
+    """Most prompt tokens that the engine remembers."""
+    max_batch: int
+    """Most calls that are decoded together."""
+    packed: int = 0
+    """Weights that stand a second time while several calls are decoded, in the order in which a CPU reads them."""
+    base: str | None = None
+    """Equal for policies of one process whose adapters stand on the same frozen weights; None = all weights
+    learn."""
+    shared: int = 0
+    """Bytes of `weights` that are there once for all policies of one `base`."""
+    on_gpu: bool = False
+
+    @property
+    def states(self) -> int:
+        """Bytes that are there from the second step on, whatever is computed."""
+        return self.weights + self.gradient + self.optimizer + self.copies
+
+    def activations(self, tokens: float = math.inf) -> int:
+        """Bytes that a step of so many different tokens keeps at a time."""
+        return int(min(tokens, self.microbatch)) * self.token
+
+    def logits(self, tokens: float = math.inf) -> int:
+        """Bytes of the words' numbers for so many trained tokens."""
+        return int(min(4 * self.vocabulary * min(tokens, self.microbatch), KEPT_LOGITS)) + PART_LOGITS
+
+    def caches(self, calls: int, longest: int, prompts: int) -> int:
+        """Bytes of keys and values while `calls` are decoded together: of running calls, the longest of `longest`
+        tokens; of their prompts when they join; and of `prompts` tokens that are remembered."""
+        rows = min(calls, self.max_batch)
+        columns = SLOT_COLUMNS * math.ceil((longest + 1 + longest // 2) / SLOT_COLUMNS)
+        running = SLOT_ROWS * math.ceil(rows / SLOT_ROWS) * columns
+        return (running + rows * longest + min(prompts, self.remembered)) * self.key_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -32,6 +32,7 @@ from lightningrl import wire
 from lightningrl.control_api import ENDPOINTS, Endpoint, WorkerFilter
 from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl.keys import view_key
+from lightningrl.machine import resident_bytes
 from lightningrl.types import RolloutSpec
 from lightningrl_server.access import Access
 from lightningrl_server.asked_calls import ReadAsked
@@ -40,7 +41,7 @@ from lightningrl_server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl_server.forwarding import ExportForwarder, Forwarders
 from lightningrl_server.gateway.model_call import while_connected
 from lightningrl_server.inflate import TELEMETRY_BYTES
-from lightningrl_server.metrics import TEXT, Engines, ServerMetrics, memory_bytes
+from lightningrl_server.metrics import TEXT, Engines, ServerMetrics
 from lightningrl_server.mounts import Live, MakePages, ServedRun
 from lightningrl_server.routes import BodyError, count_of, route
 from lightningrl_server.spans.otlp import parse_export, parse_logs
@@ -118,7 +119,7 @@ async def _show_live(queue: Queue, engines: Engines, workers: Workers, metrics: 
         policies=engines.status(),
         workers=(await workers.look(WorkerFilter(), queue.running)).workers,
         longest_pause_s=metrics.longest_pause_s,
-        memory_bytes=memory_bytes(),
+        memory_bytes=resident_bytes(),
         calls_of_no_rollout=metrics.calls_of_no_rollout,
     )
 
@@ -215,7 +216,7 @@ def run_routes(
             spans_forwarded=None if forwarder is None else forwarder.forwarded,
             spans_not_forwarded=None if forwarder is None else forwarder.failed,
             longest_pause_s=None if pause_s is None else round(pause_s, 3),
-            memory_bytes=memory_bytes(),
+            memory_bytes=resident_bytes(),
         )
 
     async def create(_: Request, body: api.Create) -> api.Count:

@@ -15,6 +15,7 @@ from typing import Final, Self
 import msgspec
 
 from lightningrl.errors import ServerError
+from lightningrl.machine import cpu_seconds
 from lightningrl.processes import open_private
 from lightningrl_server.settings import ServerSettings
 
@@ -218,12 +219,3 @@ def _load() -> float | None:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):
         return None
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """CPU time that a process has used, with children that have ended; None where nobody says, or it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,12 +17,13 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from lightningrl.machine import resident_bytes
 from lightningrl.records import PolicyStatus
 from lightningrl.types import Outcome, RolloutState
 from lightningrl_server.store.protocol import Look
 from lightningrl_server.workers import Workers
 
-__all__ = ["TEXT", "Engines", "ServerMetrics", "memory_bytes", "newest_metrics"]
+__all__ = ["TEXT", "Engines", "ServerMetrics", "newest_metrics"]
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -35,7 +35,6 @@ _MOST_NAMES: Final = 1000
 _PAUSE: Final = "The longest that the event loop stood still, since the start"
 _WATCH_S: Final = 0.25
 """Seconds between two looks at the event loop."""
-_STATM: Final = Path("/proc/self/statm")
 
 
 class Engines(Protocol):
@@ -102,7 +101,7 @@ class ServerMetrics:
             *_single("lightningrl_late", "Calls and results refused because their attempt was over", counts.late),
             *_by_label("lightningrl_workers", "Workers that were heard of", "state", workers.states(time.time())),
             *_policies(engines),
-            *_single("lightningrl_memory_bytes", "Resident memory of the server", memory_bytes()),
+            *_single("lightningrl_memory_bytes", "Resident memory of the server", resident_bytes()),
             *_single("lightningrl_longest_pause_seconds", _PAUSE, self.longest_pause_s),
             *_by_label("lightningrl_metric", "The run's newest value of each metric in metrics.jsonl", "name", named),
         ]
@@ -163,11 +162,3 @@ def _by_label(name: str, about: str, label: str, values: Mapping[str, float | No
             family.add_metric([key], value)
     if family.samples:
         yield family
-
-
-def memory_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not say."""
-    try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None

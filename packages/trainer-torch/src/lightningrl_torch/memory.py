@@ -13,89 +13,28 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lightningrl.backends import MemoryPlan
 from lightningrl_torch.bits import MOMENT_BYTES
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
 
-__all__ = ["ADAPTED", "KEPT_BYTES", "MOST_TOKENS", "MemoryPlan", "activation_bytes", "plan_memory"]
+__all__ = ["ADAPTED", "KEPT_BYTES", "MOST_TOKENS", "activation_bytes", "plan_memory"]
 
 ADAPTED: Final = 250_000_000
 """Parameters that a laptop has no room to train: weights, gradient and Adam's two moments are 16 bytes each."""
 KEPT_BYTES: Final = 2**31
 """For the gradient, at a time."""
 MOST_TOKENS: Final = 4096
-KEPT_LOGITS, PART_LOGITS = 2**28, 2**26
-"""Bytes of logits that stay for the gradient, at most, and of those that are computed at a time (`_head`)."""
 FLOAT, HALF = 4, 2
-SLOT_ROWS, SLOT_COLUMNS = 8, 64
-"""Rows and columns by which the engine's memory of running calls grows (`_slots`)."""
 PACKED_FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
 PACKED_FROM, MOST_PACKED = 2**18, 2**31
 """Numbers of a matrix that is kept in oneDNN's order too while several calls are decoded, and most bytes of all of them
 (`_llama`)."""
 QUANTIZED_BYTES: Final = {"nf4": 4.13 / 8, "int8": 1 + 4 / 64}
 """Bytes of a quantised number with its share of the scales (`_quantized`)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryPlan:
-    """Bytes that a policy takes, by what for."""
-
-    parameters: int
-    trained: int
-    """Parameters that learn: adapters alone where a policy learns by adapters."""
-    weights: int
-    """In the engine's and the learner's shared form, adapters included."""
-    gradient: int
-    optimizer: int
-    """AdamW's two moments of all that learns, in 32 bits or in 8."""
-    copies: int
-    """Weights that stand twice: the engine's own in other numbers or while the learner learns, a reference's, a
-    critic's, and what several updates a step go back to."""
-    token: int
-    """Bytes that a token of a microbatch keeps for the gradient."""
-    microbatch: int
-    """Most tokens of a microbatch."""
-    vocabulary: int
-    key_values: int
-    """Bytes of a token's keys and values in all layers."""
-    remembered: int
-    """Most prompt tokens that the engine remembers."""
-    max_batch: int
-    """Most calls that are decoded together."""
-    packed: int = 0
-    """Weights that stand a second time while several calls are decoded, in the order in which a CPU reads them."""
-    base: str | None = None
-    """Equal for policies of one process whose adapters stand on the same frozen weights (`_bases`); None = all weights
-    learn."""
-    shared: int = 0
-    """Bytes of `weights` that are there once for all policies of one `base`."""
-    on_gpu: bool = False
-
-    @property
-    def states(self) -> int:
-        """Bytes that are there from the second step on, whatever is computed."""
-        return self.weights + self.gradient + self.optimizer + self.copies
-
-    def activations(self, tokens: float = math.inf) -> int:
-        """Bytes that a step of so many different tokens keeps at a time."""
-        return int(min(tokens, self.microbatch)) * self.token
-
-    def logits(self, tokens: float = math.inf) -> int:
-        """Bytes of the words' numbers for so many trained tokens."""
-        return int(min(FLOAT * self.vocabulary * min(tokens, self.microbatch), KEPT_LOGITS)) + PART_LOGITS
-
-    def caches(self, calls: int, longest: int, prompts: int) -> int:
-        """Bytes of keys and values while `calls` are decoded together: of running calls, the longest of `longest`
-        tokens; of their prompts when they join; and of `prompts` tokens that are remembered."""
-        rows = min(calls, self.max_batch)
-        columns = SLOT_COLUMNS * math.ceil((longest + 1 + longest // 2) / SLOT_COLUMNS)
-        running = SLOT_ROWS * math.ceil(rows / SLOT_ROWS) * columns
-        return (running + rows * longest + min(prompts, self.remembered)) * self.key_values
 
 
 def activation_bytes(config: Mapping[str, Any], *, recomputed: bool = False) -> int:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lightningrl.plugins import Plugin, hookimpl
 
 if TYPE_CHECKING:
+    from lightningrl.backends import MemoryPlan
     from lightningrl.recipe import Recipe
     from lightningrl_torch.backend import TorchBackend
     from lightningrl_torch.gguf.format import GgufFormat
-    from lightningrl_torch.memory import MemoryPlan
 
 __all__ = ["check_recipe", "create_backend", "create_gguf", "lightningrl_model_formats", "lightningrl_trainers"]
 

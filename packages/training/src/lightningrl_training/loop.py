@@ -45,9 +45,8 @@ from lightningrl_training.explanations import (
 )
 from lightningrl_training.pacing import Pacing
 from lightningrl_training.policies import Policies
-from lightningrl_training.progress import Progress
+from lightningrl_training.progress import Progress, forecast_step, step_seconds
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_training.step_forecast import forecast_step, step_seconds
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, note
 from lightningrl_training.tasks import TaskSets, TaskStream, plan_branches, plan_group, plan_validation
 from lightningrl_viewer.reading.metrics import read_metrics

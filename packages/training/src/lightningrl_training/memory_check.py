@@ -8,88 +8,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
+from lightningrl.backends import MemoryPlan
 from lightningrl.errors import ConfigError
+from lightningrl.machine import free_memory, gigabytes
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 
-__all__ = [
-    "FreeMemory",
-    "MemoryPlan",
-    "check_memory",
-    "check_tuning_memory",
-    "free_memory",
-    "gigabytes",
-    "plan_policies",
-    "shared_bytes",
-]
+__all__ = ["check_memory", "check_tuning_memory", "plan_policies", "shared_bytes"]
 
 logger = logging.getLogger(__name__)
 
-PROC: Final = Path("/proc")
-CGROUPS: Final = Path("/sys/fs/cgroup")
 LEAST_TOKENS: Final = 256
 """Tokens that surely stand in a microbatch: about one call's."""
 LESS_TOKENS: Final = 512
 """A microbatch that is small, and still quick."""
-
-
-class MemoryPlan(Protocol):
-    """Bytes that a policy of a trainer backend takes, by what for."""
-
-    @property
-    def weights(self) -> int: ...
-    @property
-    def gradient(self) -> int: ...
-    @property
-    def optimizer(self) -> int: ...
-    @property
-    def copies(self) -> int:
-        """Weights that stand twice."""
-        ...
-
-    @property
-    def states(self) -> int:
-        """The four above."""
-        ...
-
-    @property
-    def microbatch(self) -> int:
-        """Most tokens of a forward and backward."""
-        ...
-
-    @property
-    def packed(self) -> int:
-        """Weights that stand a second time while several calls are decoded."""
-        ...
-
-    @property
-    def base(self) -> str | None:
-        """Equal for policies whose adapters stand on the same frozen weights."""
-        ...
-
-    @property
-    def shared(self) -> int:
-        """Bytes of weights that are there once for all policies of one base."""
-        ...
-
-    @property
-    def on_gpu(self) -> bool: ...
-
-    def activations(self, tokens: float = ...) -> int:
-        """Bytes that a step of so many different tokens keeps at a time."""
-        ...
-
-    def logits(self, tokens: float = ...) -> int:
-        """Bytes of the words' numbers for so many trained tokens."""
-        ...
-
-    def caches(self, calls: int, longest: int, prompts: int) -> int:
-        """Bytes of keys and values of `calls` at once, and of `prompts` tokens that are remembered."""
-        ...
 
 
 @runtime_checkable
@@ -97,62 +31,6 @@ class MemoryPlanner(Protocol):
     """Factory of a trainer backend that plans a policy's memory from the settings that it is built with."""
 
     def plan_memory(self, **settings: Any) -> MemoryPlan | None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FreeMemory:
-    """Memory that is left to new work here."""
-
-    free: int
-    """Bytes."""
-    total: int
-    where: str
-    """Name of the limit: `MemAvailable`, or a container's."""
-
-
-def free_memory() -> FreeMemory | None:
-    """The least of what the machine has available and of what each control group of this process leaves; None where the
-    system does not say."""
-    try:
-        lines = (PROC / "meminfo").read_text(encoding="ascii").splitlines()
-        sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-        total, available = sizes["MemTotal"], sizes["MemAvailable"]
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-    sizes_left = [FreeMemory(free=available, total=total, where=f"MemAvailable of {gigabytes(total)}"), *_limits(total)]
-    return min(sizes_left, key=lambda left: left.free)
-
-
-def _limits(total: int) -> Iterator[FreeMemory]:
-    """Yield what control groups leave: of version 2 this process's and all above it, of version 1 its own."""
-    for folder in dict.fromkeys(_groups()):
-        for limit, used, idle in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            try:
-                most = int((folder / limit).read_text(encoding="ascii"))
-                inside = int((folder / used).read_text(encoding="ascii"))
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-            except (OSError, ValueError):  # no such version, or no limit: `max`
-                continue
-            if most < total:
-                inside -= int(stat.get(idle, 0))  # files that the kernel drops when room is needed
-                yield FreeMemory(free=max(0, most - inside), total=most, where=f"the container's {gigabytes(most)}")
-
-
-def _groups() -> Iterator[Path]:
-    try:
-        lines = (PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        root = CGROUPS / "memory" if "memory" in controllers.split(",") else CGROUPS
-        if not controllers or root != CGROUPS:
-            place = root / path.lstrip("/")
-            yield from (folder for folder in (place, *place.parents) if folder.is_relative_to(root))
-    yield from (CGROUPS, CGROUPS / "memory")
 
 
 def plan_policies(recipe: Recipe, models: Mapping[str, str], plugins: PluginManager) -> dict[str, MemoryPlan]:
@@ -244,8 +122,3 @@ def _remedies(plans: Mapping[str, MemoryPlan], tokens: int) -> Iterator[str]:
     if tokens > LESS_TOKENS:
         less = max(plan.activations(tokens) - plan.activations(LESS_TOKENS) for plan in plans.values())
         yield f"compute less at once (--set learner.max_tokens_per_microbatch={LESS_TOKENS}: {gigabytes(less)} less)"
-
-
-def gigabytes(size: float) -> str:
-    """A size as people say it."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"

@@ -1,10 +1,15 @@
-"""The progress of a run on screen: a live panel on a terminal and in a notebook, one line per step elsewhere."""
+"""The progress of a run on screen: a live panel on a terminal and in a notebook, one line per step elsewhere.
+
+Before the first step it shows a forecast of one, from the speed that backends measured and a validation's rollouts:
+
+step = rollouts · (sampled ÷ tokens sampled a second + read ÷ tokens read a second + rows ÷ tokens learned a second)
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.jupyter import JupyterMixin
@@ -14,11 +19,22 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.backends import Speed
 from lightningrl.plugins import hookimpl
+from lightningrl.recipe import Recipe
 from lightningrl.sanitize import as_text
-from lightningrl.types import Outcome, Trajectory
+from lightningrl.types import Outcome, Trajectory, Transition
 
-__all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "Progress", "make_progress", "sparkline"]
+__all__ = [
+    "LineProgress",
+    "LiveProgress",
+    "NotebookProgress",
+    "Progress",
+    "forecast_step",
+    "make_progress",
+    "sparkline",
+    "step_seconds",
+]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEARNING = {"loss": "loss", "kl_rollout": "kl"}
@@ -27,6 +43,9 @@ NOTHING = 1e-6
 """Less than this is rounding."""
 REPLAY_S = 1.0
 """Rollouts that take longer were sampled, not read from the store."""
+LONGER: Final = 3
+"""Most times that a sampled answer is as long as the likeliest; a 135 M model's sums of two were up to so many."""
+UNITS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 class Progress(Protocol):
@@ -295,3 +314,86 @@ def make_progress(
     """The live panel on a terminal and in a notebook, lines elsewhere."""
     kind = NotebookProgress if console.is_jupyter else LiveProgress if console.is_terminal else LineProgress
     return kind(console, minutes, is_resumed=is_resumed)
+
+
+def forecast_step(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> list[str]:
+    """Forecast a step, in parts of a sentence: in time as this machine was when it was measured, and in CPU time, which
+    is the same on a busy one. `seen`: rollouts of the policy; none = each is one longest answer."""
+    sampled, read, like = _expect(recipe, seen)
+    rollouts, steps = recipe.loop.tasks_per_step * recipe.loop.group_size, recipe.loop.steps
+
+    def take(steps: int) -> str:
+        wall = _ends(steps * rollouts, sampled, read, (speed.sampled, speed.read, speed.learned))
+        if speed.sampled_cpu is None or speed.read_cpu is None or speed.learned_cpu is None:
+            return wall
+        cpu = speed.sampled_cpu, speed.read_cpu, speed.learned_cpu
+        return f"{wall}, {_ends(steps * rollouts, sampled, read, cpu)} of CPU"
+
+    return [
+        f"{_count(speed.parameters)} parameters",
+        *([f"{_count(speed.trained)} learn"] if speed.trained != speed.parameters else []),
+        f"{speed.sampled:.3g} tokens/s sampled, {speed.calls} calls at once",
+        f"{speed.learned:.3g} learned",
+        f"a step of {rollouts} rollouts {take(1)}",
+        *([f"{steps} steps {take(steps)}"] if steps > 1 else []),
+        f"if each {like}",
+    ]
+
+
+def step_seconds(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> float:
+    """Forecast the seconds of a step, at most."""
+    (_, most), read, _ = _expect(recipe, seen)
+    rollouts = recipe.loop.tasks_per_step * recipe.loop.group_size
+    return _seconds(rollouts, most, read, (speed.sampled, speed.read, speed.learned))
+
+
+def _expect(recipe: Recipe, seen: Sequence[Trajectory]) -> tuple[tuple[float, float], float, str]:
+    """Tokens that a rollout may be expected to sample, from … to; those that it reads; and what it is like."""
+    calls = [call for rollout in seen for call in rollout.transitions]
+    most = recipe.sampling.max_tokens
+    if not calls:
+        return (most, most), 0.0, f"samples one answer of sampling.max_tokens = {most}"
+    count = len(calls) / len(seen)
+    sampled = sum(len(call.completion_ids) for call in calls) / len(seen)
+    prompt = sum(len(call.prompt_ids) for call in calls) / len(seen)
+    read = sum(_read(rollout.transitions, recipe.loop.group_size) for rollout in seen) / len(seen)
+    like = (
+        f"is like these {len(seen)}: {count:.1f} calls, {sampled:.0f} tokens sampled, {prompt:.0f} in prompts, of "
+        f"which {read:.0f} are computed (what is shared is once)"
+    )
+    # the likeliest answer is a short one
+    is_greedier = recipe.validation_sampling.temperature < recipe.sampling.temperature
+    longer = max(sampled, min(LONGER * sampled, count * most)) if is_greedier else sampled
+    if longer > sampled:
+        like += f", or samples {longer:.0f}, as at temperature {recipe.sampling.temperature:g} it may"
+    return (sampled, longer), read, like
+
+
+def _read(calls: Sequence[Transition], group_size: int) -> float:
+    """Prompt tokens of a rollout that the engine computes: none that a call continues, a group's beginning once."""
+    lengths = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in calls}
+    return sum(
+        max(0, len(call.prompt_ids) - lengths[call.parent_id])
+        if call.parent_id in lengths
+        else len(call.prompt_ids) / group_size
+        for call in calls
+    )
+
+
+def _ends(rollouts: int, sampled: Sequence[float], read: float, rates: tuple[float, float, float]) -> str:
+    """Time of so many rollouts, from … to. `rates`: tokens a second that are sampled, read and learned."""
+    return " to ".join(dict.fromkeys(_time(_seconds(rollouts, tokens, read, rates)) for tokens in sampled))
+
+
+def _seconds(rollouts: int, sampled: float, read: float, rates: tuple[float, float, float]) -> float:
+    samples, reads, learns = rates
+    return rollouts * (sampled / samples + read / reads + (sampled + read) / learns)
+
+
+def _count(number: float) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
+
+
+def _time(seconds: float) -> str:
+    unit, name = next(((unit, name) for unit, name in UNITS if seconds >= 2 * unit), (1, "seconds"))
+    return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {name}"

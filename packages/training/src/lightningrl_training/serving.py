@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from lightningrl.backends import Backend, Speed, SpeedMeter
 from lightningrl.errors import RunFolderError, ServerError
 from lightningrl.keys import view_key, worker_key
+from lightningrl.machine import resident_by_pid
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig
@@ -34,17 +36,26 @@ from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
-from lightningrl_training.process_memory import measure_memory
-from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
 from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.origin import read_run_file, template_of
 
-__all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings"]
+__all__ = [
+    "Address",
+    "RunningServices",
+    "give_time",
+    "make_place",
+    "measure_memory",
+    "serve_policy",
+    "serve_recipe",
+    "server_settings",
+]
 
 PATIENCE_S = 900.0
 """Seconds that trainer and workers go on asking: as long as a start of the server may take, killed again and again or
 on a busy machine. The supervisor of the server gives up before them."""
+ANSWERS = 8
+"""Whole answers that fit into a rollout's time, where nobody gave it one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +138,15 @@ async def serve_policy(
             start_workers=starter.ready,
             read_memory=lambda: measure_memory({server.pid for server in running if server.pid is not None}),
         )
+
+
+def measure_memory(servers: Collection[int]) -> dict[str, float]:
+    """Resident bytes of this process, of `servers` by their pids, and of workers and whatever else it has started."""
+    sizes: dict[str, float] = {}
+    for pid, size in resident_by_pid().items():
+        name = "trainer" if pid == os.getpid() else "server" if pid in servers else "workers"
+        sizes[f"memory/{name}"] = sizes.get(f"memory/{name}", 0.0) + size
+    return sizes
 
 
 async def _start_servers(
@@ -213,6 +233,15 @@ async def serve_recipe(
         settings, parts, folder / "logs", checkpoint, workers=recipe, starting=starting
     ) as services:
         yield give_time(recipe, services.policies.speed), services
+
+
+def give_time(recipe: Recipe, speed: Speed | None) -> Recipe:
+    """The recipe with a time limit for rollouts: its own, else as long as a slow engine takes."""
+    if recipe.runtime.timeout_s is not None or speed is None:
+        return recipe
+    answers = ANSWERS * recipe.sampling.max_tokens * speed.calls / speed.sampled
+    limit = max(recipe.runtime.limit_s, float(round(answers)))
+    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"timeout_s": limit})})
 
 
 def make_place(folder: Path, parts: Parts, recipe: Recipe) -> str:

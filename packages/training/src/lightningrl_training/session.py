@@ -26,8 +26,7 @@ from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.loop import Trainer
 from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_training.serving import Address, serve_policy, server_settings
-from lightningrl_training.step_forecast import give_time
+from lightningrl_training.serving import Address, give_time, serve_policy, server_settings
 from lightningrl_training.steps_telemetry import open_spans
 from lightningrl_viewer.reading.metrics import read_metrics
 

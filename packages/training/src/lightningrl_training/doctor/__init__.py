@@ -64,8 +64,7 @@ async def examine(
     `rehearse`: seconds for steps after the first. `starting` is told what is being tried.
     """
     from lightningrl_training.checks import build_checked
-    from lightningrl_training.doctor.examination import observe
-    from lightningrl_training.doctor.machine import Clock
+    from lightningrl_training.doctor.examination import Clock, observe
     from lightningrl_training.memory_check import check_memory
     from lightningrl_training.warm_start import explain_warm_start
 

@@ -2,46 +2,52 @@
 lesson.
 
 serve ─► first rollouts ─► validation ─► groups of training tasks ─► some again, answered as before
-      ─► one step ─► more steps ─► one checkpoint
+      ─► one step, a lesson ─► more steps ─► one checkpoint
+lesson: log π(tokens) ─► learn(rows) ─► log π(tokens)   gain = mean of sign(A) · Δ log π, of tokens with an advantage
 
-All of it happens in a scratch folder; the weights are a copy and go with it.
+All of it happens in a scratch folder; the weights are a copy and go with it. A learner that raises gives a lesson, too:
+what the rollouts have shown stays. Credit of a group whose rollouts all earn the same is tried by changing their
+rewards: most methods give it none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from lightningrl.backends import Engine, LearnReport
+import numpy as np
+
+from lightningrl.advantages import teaching_rows
+from lightningrl.backends import Backend, Continuation, Engine, LearnReport, TokenScorer
 from lightningrl.errors import ConfigError, LightningError
+from lightningrl.machine import MemoryGrowth, count_gpus, cpu_seconds, free_disk, memory_now, memory_total, memory_used
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
-from lightningrl_credit.scoring import CreditedGroup, unread_rewards
+from lightningrl.types import Array, BranchPoint, RolloutSpec, Sample, Task, Trajectory, TrajectoryGroup
+from lightningrl_credit.scoring import CreditedGroup, Scorer, unread_rewards
 from lightningrl_training.build import Parts
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.doctor.machine import (
+from lightningrl_training.doctor.observation import (
     NO_COST,
-    Clock,
     Cost,
-    MemoryGrowth,
-    folder_bytes,
-    free_disk,
-    memory_now,
-    memory_used,
-    read_machine,
-    store_bytes,
+    Costs,
+    GpuMemory,
+    Lesson,
+    Machine,
+    Observation,
+    Repeat,
+    TriedStep,
 )
-from lightningrl_training.doctor.observation import Costs, Lesson, Observation, Repeat, TriedStep
 from lightningrl_training.doctor.reward_attack import attack_rewards
-from lightningrl_training.doctor.trial_step import failed_lesson, falls_silent, teach
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.loggers import JsonlLogger, draw_curve
 from lightningrl_training.memory_check import plan_policies
@@ -50,7 +56,7 @@ from lightningrl_training.tasks import plan_branches, plan_group, plan_validatio
 if TYPE_CHECKING:
     from lightningrl_training.serving import RunningServices
 
-__all__ = ["WeightHolder", "forget_prompts", "observe", "reward"]
+__all__ = ["Clock", "WeightHolder", "falls_silent", "forget_prompts", "observe", "reward", "teach"]
 
 ENOUGH_S = 20.0
 """Seconds of collecting after which no further step is begun."""
@@ -62,6 +68,8 @@ REPEATS = 8
 """Rollouts that are run again, each of another task."""
 REHEARSED: Final = 1 / 3
 """Share of the run's steps that are rehearsed, at most; of a shorter run its second."""
+MOST_ROWS = 64
+"""Rows of a lesson that are scored; all are learned from."""
 
 
 async def observe(
@@ -87,6 +95,19 @@ async def observe(
     return replace(seen, costs=replace(seen.costs, start=start + seen.costs.start))
 
 
+class Clock:
+    """Wall and CPU time since the last lap."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.monotonic(), cpu_seconds() or 0.0
+
+    def lap(self) -> Cost:
+        wall, cpu = time.monotonic(), cpu_seconds() or 0.0
+        cost = Cost(seconds=wall - self._wall, cpu_seconds=max(0.0, cpu - self._cpu))
+        self._wall, self._cpu = wall, cpu
+        return cost
+
+
 @runtime_checkable
 class WeightHolder(Protocol):
     """An engine of this process whose weights change under it."""
@@ -100,21 +121,6 @@ def forget_prompts(engine: Engine) -> None:
     if isinstance(engine, WeightHolder):
         with engine.held():
             engine.set_version(engine.info.version)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Rehearsal:
-    """Steps of the run after its first, and their cost."""
-
-    steps: list[TriedStep] = field(default_factory=list[TriedStep])
-    collect: Cost = NO_COST
-    learn: Cost = NO_COST
-    failed: dict[str, Lesson] = field(default_factory=dict[str, Lesson])
-    """Lessons of policies whose learner failed, which ended the rehearsal."""
-
-    @property
-    def seconds(self) -> float:
-        return self.collect.seconds + self.learn.seconds
 
 
 @dataclass(kw_only=True, slots=True)
@@ -136,21 +142,20 @@ class _Examination:
         credited, steps, collect = await self._collect_steps()
         rollouts = [one for group in credited for one in group.group.members]
         status, sampled = await self.served.client.status(), sum(link.tokens for link in self.served.links.values())
-        stored = await asyncio.to_thread(store_bytes, scratch / "store.sqlite")
+        stored = await asyncio.to_thread(_store_bytes, scratch / "store.sqlite")
         repeats = await self._repeat(rollouts)
         rollouts_peak = self._look_at_memory()
         step = credited[: recipe.loop.tasks_per_step]
         lessons, learn, planted, trained_tokens = await self._learn(step, credited)
-        rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
-        lessons |= rehearsal.failed
+        rehearsed, collected, learned = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
         size, save = await self._checkpoint(scratch, lessons)
         first_curve, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
         costs = Costs(
             start=first_curve + warm_up.beyond(fmean(one.duration_s for one in rollouts)),
             draw=draw,
-            collect=collect + rehearsal.collect,
-            learn=learn + rehearsal.learn,
+            collect=collect + collected,
+            learn=learn + learned,
             planted=planted,
             validate=validate,
             save=save,
@@ -167,7 +172,7 @@ class _Examination:
             signals=tuple(one.has_signal for one in credited),
             first=tuple(first),
             falls_silent=falls_silent(scorer, [one.group for one in credited if one.has_signal]),
-            rehearsed=tuple(rehearsal.steps),
+            rehearsed=tuple(rehearsed),
             requires=scorer.requires,
             missing_roles=scorer.missing_roles(rollouts) if any(one.transitions for one in rollouts) else None,
             reward_error=self.reward_error,
@@ -184,7 +189,7 @@ class _Examination:
             lessons=lessons,
             speed=self.served.policies.speed,
             costs=costs,
-            machine=read_machine(runs, self.memory_used),
+            machine=self._look_at_machine(runs),
             plans=plan_policies(recipe, self.parts.models, load_plugins()),
             memory_idle=idle,
             memory_rollouts=rollouts_peak,
@@ -246,24 +251,30 @@ class _Examination:
         )
         return lessons, own, planted, int(everything.metrics["trained_tokens"])
 
-    async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
-        """Take further steps while there is time. `expected`: seconds of the first of them; `begun`: steps whose tasks
-        were tried."""
-        done, clock = _Rehearsal(), Clock()
+    async def _rehearse(
+        self, lessons: dict[str, Lesson], begun: int, expected: float
+    ) -> tuple[list[TriedStep], Cost, Cost]:
+        """Take further steps while there is time; return them, and what collecting and learning cost. A learner that
+        fails ends it, and its lesson is put into `lessons`. `expected`: seconds of the first of them; `begun`: steps
+        whose tasks were tried."""
+        tried: list[TriedStep] = []
+        collect, learn, clock = NO_COST, NO_COST, Clock()
         is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
         steps = self.recipe.loop.steps
         most = max(math.ceil(REHEARSED * steps), min(2, steps)) - 1 if is_taught and self.reward_error is None else 0
-        while len(done.steps) < most and done.seconds + expected < self.rehearse:
-            self.starting(f"step {len(done.steps) + 2} of {most + 1}, as the run will take them")
-            credited = await self._collect(begun + len(done.steps))
-            collect = clock.lap()
-            done.failed = await self._learn_further(credited)
-            if done.failed or self.reward_error:
+        while len(tried) < most and (collect + learn).seconds + expected < self.rehearse:
+            self.starting(f"step {len(tried) + 2} of {most + 1}, as the run will take them")
+            credited = await self._collect(begun + len(tried))
+            collected = clock.lap()
+            failed = await self._learn_further(credited)
+            lessons |= failed
+            if failed or self.reward_error:
                 break
-            done.collect, done.learn = done.collect + collect, done.learn + clock.lap()
-            done.steps.append(_tried(credited))
-            expected = done.seconds / len(done.steps)
-        return done
+            collect, learn = collect + collected, learn + clock.lap()
+            groups, signals = tuple(one.group for one in credited), tuple(one.has_signal for one in credited)
+            tried.append(TriedStep(groups=groups, signals=signals))
+            expected = (collect + learn).seconds / len(tried)
+        return tried, collect, learn
 
     async def _learn_further(self, credited: Sequence[CreditedGroup]) -> dict[str, Lesson]:
         """Learn from a further step. Returns the lessons of policies whose learner failed."""
@@ -275,7 +286,7 @@ class _Examination:
                 self._look_at_memory()
                 await self.served.policies.learn(rows)
             except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
-                failed[name] = failed_lesson(error, rows=len(rows))
+                failed[name] = _failed_lesson(error, rows=len(rows))
         return failed
 
     async def _collect(self, step: int) -> list[CreditedGroup]:
@@ -337,6 +348,10 @@ class _Examination:
         self.memory_used = max((most for most in (self.memory_used, used) if most is not None), default=None)
         return used
 
+    def _look_at_machine(self, runs: Path) -> Machine:
+        used, free = self.memory_used, free_disk(runs)
+        return Machine(memory=memory_total(), memory_used=used, disk_free=free, gpus=count_gpus())
+
     def _look_at_idle(self) -> int | None:
         """Bytes before the first rollout; peaks are of rollouts from here on."""
         self._look_at_memory()
@@ -352,15 +367,102 @@ class _Examination:
         """Size of a checkpoint. It is written where no learner failed and there is surely room for it, else guessed:
         weights and two moments."""
         models = [Path(self.parts.models[name]) for name in self._trained]
-        guess = 6 * sum(folder_bytes(model) for model in models if model.is_dir())
+        guess = 6 * sum(_folder_bytes(model) for model in models if model.is_dir())
         if not is_written or guess > free_disk(scratch) / 2:
             return guess
         self.served.policies.save(scratch / "checkpoint")
-        return folder_bytes(scratch / "checkpoint")
+        return _folder_bytes(scratch / "checkpoint")
 
 
-def _tried(credited: Sequence[CreditedGroup]) -> TriedStep:
-    return TriedStep(groups=tuple(part.group for part in credited), signals=tuple(part.has_signal for part in credited))
+async def teach(
+    backend: Backend, samples: Sequence[Sample], learn: Callable[[Sequence[Sample]], Awaitable[LearnReport]]
+) -> Lesson:
+    """Take one step on a policy's rows and measure its effect. Where no row has an advantage, +1 is planted on all of
+    them.
+
+    `learn` makes the step; it is awaited once, if there is a row. What backend or step raise is in the lesson.
+    """
+    rows, is_planted = list(samples), not teaching_rows(samples)
+    if is_planted:
+        rows = [replace(row, advantages=row.mask.astype(np.float32)) for row in rows if row.mask.any()]
+    if not rows:
+        return Lesson(rows=0)
+    teaching = teaching_rows(rows)
+    looked_at = teaching[:MOST_ROWS]
+    try:
+        before = await asyncio.to_thread(_logprobs, backend, looked_at)
+        growth = MemoryGrowth()
+        report = await learn(rows)
+        grown = growth.most()
+        after = await asyncio.to_thread(_logprobs, backend, looked_at)
+    except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
+        return _failed_lesson(error, rows=len(teaching), is_planted=is_planted)
+    return Lesson(
+        rows=len(teaching),
+        is_planted=is_planted,
+        gain=None if before is None or after is None else _gain(looked_at, before, after),
+        gradient=report.metrics.get("grad_norm"),
+        learning_rate=report.metrics.get("lr"),
+        grown=grown,
+        gpu=_gpu(report.metrics),
+    )
+
+
+def _failed_lesson(error: Exception, *, rows: int, is_planted: bool = False) -> Lesson:
+    """Make a lesson of what backend or step raised."""
+    return Lesson(
+        rows=rows,
+        is_planted=is_planted,
+        error=str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}",
+        is_out_of_memory=_is_out_of_memory(error),
+    )
+
+
+def falls_silent(scorer: Scorer, groups: Sequence[TrajectoryGroup]) -> bool:
+    """True if no group has an advantage once all its rollouts earn what its best one does. `groups`: some that have
+    one now."""
+    return bool(groups) and not any(scorer.credit_group(_alike(group)).has_signal for group in groups)
+
+
+def _alike(group: TrajectoryGroup) -> TrajectoryGroup:
+    rewarded = [member for member in group.members if member.reward is not None]
+    if not rewarded:
+        return group
+    best = max(rewarded, key=lambda member: member.reward or 0.0)
+
+    def earn(members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        return tuple(replace(member, reward=best.reward, rewards=best.rewards) for member in members)
+
+    return replace(group, trajectories=earn(group.trajectories), branches=earn(group.branches))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell out-of-memory errors by type, else by their words: torch has a type of its own for a GPU and a plain
+    RuntimeError for a CPU, and another process's error reaches us as a sentence."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in message or "allocate memory" in message
+
+
+def _gpu(metrics: Mapping[str, float]) -> GpuMemory | None:
+    if "gpu_memory" not in metrics:
+        return None
+    before, peak, total = (int(metrics[name]) for name in ("gpu_memory_before", "gpu_memory_peak", "gpu_memory"))
+    return GpuMemory(before=before, peak=peak, total=total)
+
+
+def _logprobs(backend: Backend, rows: Sequence[Sample]) -> list[Array] | None:
+    """Log-probabilities of all tokens but the first, by row; None where the backend tells none."""
+    if not isinstance(backend, TokenScorer):
+        return None
+    return list(backend.logprobs([Continuation(context=row.token_ids[:1], tokens=row.token_ids[1:]) for row in rows]))
+
+
+def _gain(rows: Sequence[Sample], before: Sequence[Array], after: Sequence[Array]) -> float:
+    gains = [
+        (np.sign(row.advantages[1:]) * (new - old))[row.mask[1:] & (row.advantages[1:] != 0.0)]
+        for row, old, new in zip(rows, before, after, strict=True)
+    ]
+    return float(np.mean(np.concatenate(gains)))
 
 
 async def reward(evaluator: Evaluator, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:
@@ -395,3 +497,15 @@ def _some(tasks: Sequence[Task], most: int) -> Sequence[Task]:
 
 def _unrewarded(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [replace(one, reward=None) for one in trajectories]
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _store_bytes(path: Path) -> int:
+    """Bytes of a SQLite database's pages, those in its write-ahead log included."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        (pages,), (size,) = (database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    return int(pages * size)

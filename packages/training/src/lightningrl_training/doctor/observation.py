@@ -5,34 +5,58 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
-from lightningrl.backends import Speed
+from lightningrl.backends import MemoryPlan, Speed
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
-from lightningrl_training.doctor.machine import NO_COST, UNTIMED, Cost, Machine
-from lightningrl_training.memory_check import MemoryPlan
 from lightningrl_training.redteam.report import RedTeamReport
 from lightningrl_training.tasks import TaskSets
 
-__all__ = ["Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
+__all__ = ["NO_COST", "Cost", "Costs", "GpuMemory", "Lesson", "Machine", "Observation", "Repeat", "TriedStep"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Time that something took."""
+
+    seconds: float = 0.0
+    cpu_seconds: float | None = None
+    """CPU seconds of all our processes; None = the system does not say."""
+
+    def __add__(self, other: Cost) -> Cost:
+        pair = self.cpu_seconds, other.cpu_seconds
+        cpu = None if pair[0] is None or pair[1] is None else pair[0] + pair[1]
+        return Cost(seconds=self.seconds + other.seconds, cpu_seconds=cpu)
+
+    def __mul__(self, times: float) -> Cost:
+        cpu = None if self.cpu_seconds is None else self.cpu_seconds * times
+        return Cost(seconds=self.seconds * times, cpu_seconds=cpu)
+
+    def beyond(self, seconds: float) -> Cost:
+        """The part after so many seconds."""
+        return self * (max(0.0, 1.0 - seconds / self.seconds) if self.seconds else 0.0)
+
+
+NO_COST: Final = Cost(cpu_seconds=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
     """Measurements for the bill."""
 
-    start: Cost = UNTIMED
+    start: Cost = Cost()
     """Cost until the policy was served and the workers were ready, and of what the first rollouts took longer than
     others; its CPU time includes importing what draws curves."""
-    collect: Cost = UNTIMED
+    collect: Cost = Cost()
     """Cost of all groups, those of rehearsed steps included, with rewards and branches."""
-    learn: Cost = UNTIMED
+    learn: Cost = Cost()
     """Cost of the first step and the rehearsed ones, of policies with a row that has an advantage."""
     planted: Cost = NO_COST
     """Cost of the first step of the other policies, with advantages planted on all rows."""
-    validate: Cost = UNTIMED
+    validate: Cost = Cost()
     """Cost of the validation rollouts that were tried."""
-    save: Cost = UNTIMED
+    save: Cost = Cost()
     """Cost of one checkpoint."""
     draw: Cost = NO_COST
     """CPU time of one curve. Each step and each validation has it drawn beside the work, so it takes no seconds."""
@@ -43,6 +67,20 @@ class Costs:
     """Tokens in the rows of all groups that the untrained policy has made."""
     learned_groups: int = 0
     """Groups of the first step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The memory and disk that a run may use."""
+
+    memory: int | None
+    """Bytes of the machine or of the container; None = not known."""
+    memory_used: int | None
+    """Largest use of server, workers, engine and learner together, in bytes."""
+    disk_free: int
+    """Free bytes where runs are written."""
+    gpus: int = 0
+    """GPUs that a process here may use; only NVIDIA's are seen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

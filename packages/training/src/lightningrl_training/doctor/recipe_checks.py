@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightningrl.backends import Speed
+from lightningrl.machine import gigabytes
 from lightningrl.types import Task
 from lightningrl_training.doctor.bill import make_bill
 from lightningrl_training.doctor.findings import Finding, failed, passed, warned
@@ -103,15 +104,17 @@ def memory_enough(seen: Observation) -> Finding:
         parts.append("this system does not say what memory it has")
     else:
         grown = max((lesson.grown for lesson in lessons if lesson.grown is not None), default=None)
-        beyond = "" if grown is None else f", {_gb(grown)} of them by a step of the learner alone"
-        parts.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
+        beyond = "" if grown is None else f", {gigabytes(grown)} of them by a step of the learner alone"
+        parts.append(f"at most {gigabytes(machine.memory_used)} of {gigabytes(machine.memory)} were used{beyond}")
         if billed is not None:
-            parts.append(f"the run is to use {_gb(billed.rollouts)} in rollouts and {_gb(billed.step)} in a step")
+            parts.append(
+                f"the run is to use {gigabytes(billed.rollouts)} in rollouts and {gigabytes(billed.step)} in a step"
+            )
         elif seen.speed is not None and not gpus:
             parts.append(_explain_memory(seen.speed, machine.memory_used))
     for gpu in gpus:
-        beyond = f"{_gb(gpu.peak - gpu.before)} beyond what engine and weights have"
-        parts.append(f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {beyond}")
+        beyond = f"{gigabytes(gpu.peak - gpu.before)} beyond what engine and weights have"
+        parts.append(f"on the GPU a step of the learner had {gigabytes(gpu.peak)} of {gigabytes(gpu.total)}, {beyond}")
     evidence = "; ".join(parts)
     used = 0 if machine is None else max(machine.memory_used or 0, 0 if billed is None else billed.peak)
     is_full = machine is not None and used > NEARLY_ALL * (machine.memory or math.inf)
@@ -131,8 +134,10 @@ def _explain_memory(speed: Speed, used: int) -> str:
     weights = 4 * speed.parameters if speed.weight_bytes is None else speed.weight_bytes
     gradient, moments = 4 * speed.trained, speed.moment_bytes * speed.trained
     rest = used - weights - gradient - moments
-    sizes = f"{_gb(weights)} are weights, {_gb(gradient)} their gradient, {_gb(moments)} Adam's moments"
-    return f"{sizes}, {_gb(rest)} activations, words, keys and values, and processes" if rest > 0 else sizes
+    sizes = (
+        f"{gigabytes(weights)} are weights, {gigabytes(gradient)} their gradient, {gigabytes(moments)} Adam's moments"
+    )
+    return f"{sizes}, {gigabytes(rest)} activations, words, keys and values, and processes" if rest > 0 else sizes
 
 
 def disk_enough(seen: Observation) -> Finding:
@@ -140,7 +145,7 @@ def disk_enough(seen: Observation) -> Finding:
     if seen.machine is None:
         return passed("not looked at")
     needed, free = make_bill(seen).disk_bytes, seen.machine.disk_free
-    summary = f"the run needs {_gb(needed)}, and {_gb(free)} are free"
+    summary = f"the run needs {gigabytes(needed)}, and {gigabytes(free)} are free"
     if needed > free:
         return failed(
             summary, "make room, write to another disk (--run), or keep fewer checkpoints (loop.keep_checkpoints)"
@@ -148,7 +153,3 @@ def disk_enough(seen: Observation) -> Finding:
     if needed > 0.5 * free:
         return warned(summary, "other runs need room, too: loop.keep_checkpoints says how many checkpoints stay")
     return passed(summary)
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"

@@ -8,8 +8,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from lightningrl.types import Outcome, Trajectory, TrajectoryGroup
+from lightningrl_training.doctor.bill import way_at_end
 from lightningrl_training.doctor.findings import Finding, Verdict, failed, passed, warned
-from lightningrl_training.doctor.forecast import way_at_end
 from lightningrl_training.doctor.observation import Lesson, Observation
 from lightningrl_training.explanations import WAYS_OUT
 

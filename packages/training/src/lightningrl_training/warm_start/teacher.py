@@ -17,8 +17,7 @@ from lightningrl_training.build import Parts
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import FETCH, fetch_ended
 from lightningrl_training.progress import Progress
-from lightningrl_training.serving import RunningServices, serve_policy, server_settings
-from lightningrl_training.step_forecast import give_time
+from lightningrl_training.serving import RunningServices, give_time, serve_policy, server_settings
 from lightningrl_training.tasks import plan_evaluation
 from lightningrl_training.warm_start.folders import open_stage
 from lightningrl_training.warm_start.settings import WarmStart

@@ -1,4 +1,4 @@
-"""What the doctor reads of the machine, whoever else is on it."""
+"""What is read of the machine, whoever else is on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lightningrl_training.doctor.machine import cpu_seconds, memory_used
+from lightningrl.machine import cpu_seconds, memory_used
 
 CUT_NAME = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'nom coup\\xc3', 0, 0, 0); print('named', flush=True); sys.stdin.read()"
 """Linux cuts a process's name after 15 bytes, and so in the middle of a character."""
