@@ -307,18 +307,13 @@ def _add_specials(config: dict[str, Any], header: GgufHeader) -> None:
     if architecture == "llama" and "blk.0.ffn_up.bias" in header.tensors:
         config["mlp_bias"] = True
     if architecture == "gemma2":
-        for key, name in (
-            ("attn_logit_softcapping", "attn_logit_softcapping"),
-            ("final_logit_softcapping", "final_logit_softcapping"),
-        ):
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             if header.get(key) is not None:
-                config[name] = header.get(key)
+                config[key] = header.get(key)
     if architecture in ("gemma2", "gemma3"):
-        # llama.cpp scales queries by the width of a head; but for the largest of each, by the width of all heads' share
-        widest = {"gemma2": 46, "gemma3": 62}[architecture]
-        is_widest = header.get("block_count") == widest
-        share = header.get("embedding_length") // header.get("attention.head_count")
-        config["query_pre_attn_scalar"] = share if is_widest else config["head_dim"]
+        from lightningrl_torch.gguf.writing import usual_scalar
+
+        config["query_pre_attn_scalar"] = int(usual_scalar(config))
     if architecture == "phi3" and header.get("attention.sliding_window"):
         config["sliding_window"] = header.get("attention.sliding_window")
 

@@ -33,7 +33,7 @@ from safetensors import safe_open
 from lightningrl.errors import ConfigError
 from lightningrl_torch.gguf.tokenizer import read_vocabulary
 
-__all__ = ["PRECISIONS", "check_writable", "llama3_factors", "write_gguf"]
+__all__ = ["PRECISIONS", "check_writable", "llama3_factors", "usual_scalar", "write_gguf"]
 
 PRECISIONS: Final = {
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -149,7 +149,7 @@ def _check_layers(config: Mapping[str, Any], family: _Family, folder: Path) -> N
     scalar = config.get("query_pre_attn_scalar")
     problems = {
         "sliding windows in other layers than llama.cpp has them": kinds != usual or config.get("use_sliding_window"),
-        "another scale of its queries than llama.cpp's": scalar is not None and scalar != _usual_scalar(config),
+        "another scale of its queries than llama.cpp's": scalar is not None and scalar != usual_scalar(config),
         "activations other than llama.cpp's": config.get("hidden_act", "silu") != "silu",
         "attention in both directions": bool(config.get("use_bidirectional_attention")),
     }
@@ -159,7 +159,7 @@ def _check_layers(config: Mapping[str, Any], family: _Family, folder: Path) -> N
         )
 
 
-def _usual_scalar(config: Mapping[str, Any]) -> float:
+def usual_scalar(config: Mapping[str, Any]) -> float:
     """Scale of gemma's queries in llama.cpp: by the width of a head; for the largest model, by the heads' share."""
     widest = {"gemma2": 46, "gemma3_text": 62}.get(config["model_type"])
     share = config["hidden_size"] / config["num_attention_heads"]
