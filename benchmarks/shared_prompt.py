@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from lightningrl.backends import GenerateRequest
 from lightningrl.types import SamplingSettings
-from lightningrl_torch._decoder import Decoder
+from lightningrl_torch.decoder import Decoder
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
 from lightningrl_viewer.reading.model_files import find_model, read_model

@@ -279,8 +279,8 @@ def learner(machine: Machine) -> Figures:
 def quantized(machine: Machine) -> Figures:
     """Adapters on frozen weights of 16, 8 and 4 bits, AdamW's moments in 8: the second step is counted."""
     from lightningrl.backends import Continuation
-    from lightningrl_torch._quantized import weight_bytes
     from lightningrl_torch.backend import TorchBackend
+    from lightningrl_torch.quantized import weight_bytes
     from lightningrl_torch.testing import make_sample
 
     shape, rows, half = ("tiny", 8, 16) if machine.quick else ("0.5B", 32, 256)

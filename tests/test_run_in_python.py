@@ -271,8 +271,8 @@ def test_a_run_that_was_moved_with_its_model_is_shown_as_text(moved: Path) -> No
 def test_a_run_of_a_large_policy_says_what_a_step_will_take_before_the_first(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lightningrl_torch._light.MOST_BYTES", 0)
-    monkeypatch.setattr("lightningrl_torch._size.LARGE", 1_000)
+    monkeypatch.setattr("lightningrl_torch.light.MOST_BYTES", 0)
+    monkeypatch.setattr("lightningrl_torch.memory.LARGE", 1_000)
     lightningrl.train(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1, "validation.every": 1})
     said = " ".join(capsys.readouterr().out.split())
     learns = re.search(r" policy: [\d,]+ parameters, all learn, lr 1e-3, float32, \d threads? ", said)

@@ -15,8 +15,8 @@ import torch
 
 from lightningrl.backends import Continuation, GenerateRequest
 from lightningrl.types import Array, Sample, SamplingSettings
-from lightningrl_torch._bases import _BASES
 from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.policy import _BASES
 from lightningrl_torch.testing import make_sample, save_policy
 
 MakeBackend = Callable[..., TorchBackend]

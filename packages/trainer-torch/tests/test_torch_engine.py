@@ -20,13 +20,13 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MistralC
 from lightningrl.backends import Engine, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.types import FinishReason, SamplingSettings
-from lightningrl_torch._decoder import Decoder
-from lightningrl_torch._graphs import GraphedForward
-from lightningrl_torch._llama import LlamaForward, find_forward
-from lightningrl_torch._sampling import AllowedTokens, SamplingBatch, _truncate, draw_noise, gumbel_of, sample_tokens
-from lightningrl_torch._shared import SharedPrompt
+from lightningrl_torch.decoder import Decoder
 from lightningrl_torch.engine import TorchEngine
+from lightningrl_torch.forward import GraphedForward
+from lightningrl_torch.llama import LlamaForward, find_forward
+from lightningrl_torch.sampling import AllowedTokens, SamplingBatch, _truncate, draw_noise, gumbel_of, sample_tokens
 from lightningrl_torch.settings import EngineSettings
+from lightningrl_torch.slots import SharedPrompt
 from lightningrl_torch.testing import make_model, make_tokenizer
 
 Result = tuple[list[int], list[float], list[int], FinishReason]
@@ -104,7 +104,7 @@ async def test_a_prompt_that_is_read_once_for_all_rows_gives_the_same(
 ) -> None:
     """Rows that begin alike, rows that do not, prompts that are no more than what is shared; they join and leave, and
     another beginning comes after the first."""
-    monkeypatch.setattr("lightningrl_torch._decoder.LEAST_SAVED", 1)
+    monkeypatch.setattr("lightningrl_torch.decoder.LEAST_SAVED", 1)
     rng = random.Random(2)
     beginnings = [tuple(rng.randrange(256) for _ in range(60)) for _ in range(2)]
     turns = [
@@ -468,7 +468,7 @@ def test_many_rows_are_sampled_as_each_alone(monkeypatch: pytest.MonkeyPatch) ->
     tokens = np.random.default_rng(0).random((3, 300)) < 0.1
     allowed = AllowedTokens(rows=np.array([1, 4, 8]), tokens=tokens, free=np.array([True, True, False]))
     together = sample_tokens(logits, batch, allowed)
-    monkeypatch.setattr("lightningrl_torch._sampling.IN_CACHE", 700)
+    monkeypatch.setattr("lightningrl_torch.sampling.IN_CACHE", 700)
     assert sample_tokens(logits, batch, allowed) == together
 
 

@@ -25,10 +25,10 @@ from lightningrl.types import FinishReason, SamplingSettings
 from lightningrl_server.rendering.grammars import format_grammar
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
-from lightningrl_torch._sampling import AllowedTokens, SamplingBatch, sample_tokens
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.gguf.format import GgufFormat
 from lightningrl_torch.policy import LoadedPolicy
+from lightningrl_torch.sampling import AllowedTokens, SamplingBatch, sample_tokens
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_model, make_tokenizer
 

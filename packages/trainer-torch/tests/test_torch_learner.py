@@ -14,11 +14,11 @@ import torch
 
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.types import Sample
-from lightningrl_torch import _head
-from lightningrl_torch._samples import deal
+from lightningrl_torch import scoring
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.losses import LOSSES, TokenBatch
+from lightningrl_torch.packing import deal
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_model, make_sample, plain_logits
 
@@ -214,16 +214,16 @@ def test_a_large_vocabulary_is_never_there_for_all_tokens_at_once(
     learner = make_learner(model, entropy_coef=entropy_coef)
     whole, logprobs = learner.gradients(samples), learner.recompute(samples, model)
     rows: list[int] = []
-    product = _head._logits
+    product = scoring._logits
 
     def counted(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         rows.append(len(states))
         return product(states, *others)
 
-    monkeypatch.setattr(_head, "_logits", counted)
-    monkeypatch.setattr(_head, "PART", 5 * model.config.vocab_size)
-    for most in (_head.MOST_LOGITS, 0):  # kept, or computed again for the gradient
-        monkeypatch.setattr(_head, "MOST_LOGITS", most)
+    monkeypatch.setattr(scoring, "_logits", counted)
+    monkeypatch.setattr(scoring, "PART", 5 * model.config.vocab_size)
+    for most in (scoring.MOST_LOGITS, 0):  # kept, or computed again for the gradient
+        monkeypatch.setattr(scoring, "MOST_LOGITS", most)
         assert distance(whole, learner.gradients(samples)) < 2e-6
     for key, values in learner.recompute(samples, model).items():
         np.testing.assert_allclose(values, logprobs[key], atol=1e-5)
@@ -246,7 +246,7 @@ def test_logprobs_and_entropies_and_their_gradients_are_those_of_a_log_softmax()
         words = (states @ weight.t() / temperatures.where(temperatures != 0.0, 1.0)[:, None]).log_softmax(-1)
         return words.gather(-1, targets[:, None])[:, 0], -(words.exp() * words).sum(-1)
 
-    ours = learn(lambda states, weight: _head.look_up(states, weight, targets, temperatures))
+    ours = learn(lambda states, weight: scoring.look_up(states, weight, targets, temperatures))
     for one, other in zip(ours, learn(plainly), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 

@@ -14,8 +14,8 @@ from sizes import PATIENCE_S
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl_torch import policy as policy_module
-from lightningrl_torch._light import read_light
 from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.light import read_light
 from lightningrl_torch.policy import LoadedPolicy
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_sample, save_policy

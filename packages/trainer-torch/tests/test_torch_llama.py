@@ -19,14 +19,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from lightningrl_torch._forward import Forward, build_forward
-from lightningrl_torch._graphs import GraphedForward, _Step
-from lightningrl_torch._llama import LARGE, ONE_DNN, LlamaForward, join_rows, multiply
-from lightningrl_torch._models import read_traits
-from lightningrl_torch._plain import PlainForward
-from lightningrl_torch._prefill import Prefiller
-from lightningrl_torch._prompt_attention import LEAST, plan_calls
-from lightningrl_torch._slots import KeyValues, SlotCache
+from lightningrl_torch.decoder import Prefiller
+from lightningrl_torch.forward import Forward, GraphedForward, _Step, build_forward
+from lightningrl_torch.llama import LARGE, LEAST, ONE_DNN, LlamaForward, join_rows, multiply, plan_calls
+from lightningrl_torch.models import read_traits
+from lightningrl_torch.plain import PlainForward
+from lightningrl_torch.slots import KeyValues, SlotCache
 from lightningrl_torch.testing import make_config, make_model
 
 PROMPTS = [(1, 2, 3, 4, 5, 6, 7), (9, 8, 7), (1, 2, 3, 4, 5, 9, 9, 9, 9)]
@@ -361,7 +359,7 @@ def test_a_call_of_attention_is_padded_no_further_than_its_share(tokens: list[tu
 @pytest.mark.skipif(not ONE_DNN, reason="torch without oneDNN")
 @pytest.mark.parametrize("name", ["qwen2", "lora"])
 def test_weights_in_the_order_of_one_dnn_follow_those_that_learn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightningrl_torch._llama.LARGE", 1)
+    monkeypatch.setattr("lightningrl_torch.llama.LARGE", 1)
     model = MODELS[name]().cpu()
     traits = read_traits(model, name)
     forward = build_forward(model, traits, autocast=False)

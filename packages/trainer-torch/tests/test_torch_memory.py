@@ -12,13 +12,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lightningrl_torch._llama import find_forward
-from lightningrl_torch._quantized import weight_bytes
-from lightningrl_torch._slots import SlotCache
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.llama import find_forward
 from lightningrl_torch.memory import plan_memory
+from lightningrl_torch.quantized import weight_bytes
 from lightningrl_torch.settings import Settings
+from lightningrl_torch.slots import SlotCache
 from lightningrl_torch.testing import make_model, make_sample
 
 MakeBackend = Callable[..., TorchBackend]

@@ -18,9 +18,9 @@ from lightningrl.backends import Continuation, GenerateRequest
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.types import Sample, SamplingSettings
 from lightningrl_torch import bits
-from lightningrl_torch._llama import find_forward
-from lightningrl_torch._quantized import QuantizedLinear, count_parameters, weight_bytes
 from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.llama import find_forward
+from lightningrl_torch.quantized import QuantizedLinear, count_parameters, weight_bytes
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_sample, plain_logits, save_policy
 
@@ -73,7 +73,7 @@ def test_engine_and_learner_agree_on_quantised_weights(
     make_backend: MakeBackend, wide: str, kind: str, monkeypatch: pytest.MonkeyPatch, *, quick: bool
 ) -> None:
     if not quick:
-        monkeypatch.setattr("lightningrl_torch._llama.FAMILIES", frozenset())
+        monkeypatch.setattr("lightningrl_torch.llama.FAMILIES", frozenset())
     backend = make_backend(policy=wide, **{**QLORA, "quantize": kind})
     assert (find_forward(backend.learner.model, autocast=False) is not None) == quick
     assert gap(backend) < 1e-4
@@ -106,7 +106,7 @@ def test_quantised_weights_are_near_the_folder_s_and_few_bytes(make_backend: Mak
 
 
 def test_the_gradient_is_that_of_the_same_weights_in_full(make_backend: MakeBackend, wide: str) -> None:
-    from lightningrl_torch._quantized import restore_linears
+    from lightningrl_torch.quantized import restore_linears
 
     backend, full = make_backend(policy=wide, **QLORA), make_backend(policy=wide, **QLORA)
     restore_linears(full.learner.model)

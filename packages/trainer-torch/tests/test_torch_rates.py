@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightningrl_torch import _probe
+from lightningrl_torch import rates
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.settings import Settings
@@ -46,7 +46,7 @@ def test_a_rate_that_moves_a_row_too_far_is_lowered_and_one_that_moves_nothing_i
     assert (learner.rate > usual) - (learner.rate < usual) == is_moved
     assert learner.probe is not None
     taken = next(one.kl for one in learner.probe.trials if one.rate == learner.rate)
-    most = _probe.BOUND if is_moved > 0 else _probe.MOST_NATS / learner.probe.length
+    most = rates.BOUND if is_moved > 0 else rates.MOST_NATS / learner.probe.length
     assert taken <= most
     if is_moved < 0:
         assert max(one.kl for one in learner.probe.trials) > most

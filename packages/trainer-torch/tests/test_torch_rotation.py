@@ -15,8 +15,8 @@ from transformers import AutoConfig, FalconConfig, FalconForCausalLM, LlamaConfi
 from lightningrl.backends import GenerateRequest
 from lightningrl.errors import ConfigError
 from lightningrl.types import SamplingSettings
-from lightningrl_torch._models import longest_row
 from lightningrl_torch.engine import TorchEngine
+from lightningrl_torch.models import longest_row
 from lightningrl_torch.policy import LoadedPolicy
 from lightningrl_torch.settings import EngineSettings, Settings
 

@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from lightningrl.errors import BackendError
-from lightningrl_torch import _size
+from lightningrl_torch import memory
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.rates import explain_rate
@@ -25,14 +25,14 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy of some thousand parameters stands for one of half a billion."""
-    monkeypatch.setattr(_size, "ADAPTED", 1_000)
-    monkeypatch.setattr(_size, "LARGE", 1_000)
+    monkeypatch.setattr(memory, "ADAPTED", 1_000)
+    monkeypatch.setattr(memory, "LARGE", 1_000)
 
 
 @pytest.fixture
 def whole(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read by transformers, as all large ones are."""
-    monkeypatch.setattr("lightningrl_torch._light.MOST_BYTES", 0)
+    monkeypatch.setattr("lightningrl_torch.light.MOST_BYTES", 0)
 
 
 @pytest.mark.usefixtures("all_are_large", "whole")
@@ -67,7 +67,7 @@ def test_a_learning_rate_that_nobody_sets_is_that_of_what_learns_and_of_the_size
     whole: list[dict[str, Any]] = [{}, {"lora": False}, {"lora": {"rank": 0}}]
 
     def rates(parameters: int, *, of: list[dict[str, Any]]) -> set[Any]:
-        return {_size.choose_rate(Settings(policy="p", **lora), parameters).learning_rate for lora in of}
+        return {memory.choose_rate(Settings(policy="p", **lora), parameters).learning_rate for lora in of}
 
     assert [rates(size, of=whole) for size in (800_000, 134_515_008, 494_032_768, 7_600_000_000)] == [
         {1e-3},
@@ -76,21 +76,21 @@ def test_a_learning_rate_that_nobody_sets_is_that_of_what_learns_and_of_the_size
         {1e-6},
     ]
     assert [rates(size, of=spelled) for size in (134_515_008, 494_032_768, 7_600_000_000)] == [{3e-4}, {1e-4}, {2e-5}]
-    by_size = _size.choose_adapters(Settings(policy="p"), CPU, lambda: 500_000_000)
-    assert _size.choose_rate(by_size, 500_000_000).learning_rate == 1e-4
+    by_size = memory.choose_adapters(Settings(policy="p"), CPU, lambda: 500_000_000)
+    assert memory.choose_rate(by_size, 500_000_000).learning_rate == 1e-4
     said = Settings(policy="p", learning_rate=1e-5, **spelled[0])
-    assert _size.choose_rate(said, 800_000) is said, "what is said is so"
+    assert memory.choose_rate(said, 800_000) is said, "what is said is so"
     assert explain_rate(134_515_008, adapters=False) == "135 M parameters, all weights: 2e-6"
 
 
 def test_a_learning_rate_that_nobody_sets_is_less_where_a_step_has_few_rollouts() -> None:
     def rate(rollouts: int | None) -> Any:
-        return _size.choose_rate(Settings(policy="p", rollouts_per_step=rollouts), 134_515_008).learning_rate
+        return memory.choose_rate(Settings(policy="p", rollouts_per_step=rollouts), 134_515_008).learning_rate
 
     assert [rate(rollouts) for rollouts in (None, 1024, 32, 8)] == [2e-6, 2e-6, 2e-6, 1e-6]
     shown = explain_rate(134_515_008, adapters=False, rollouts=8)
     assert shown == "135 M parameters, all weights, 8 rollouts a step: 1e-6"
-    assert _size.choose_rate(Settings(policy="p", learning_rate=3e-6, rollouts_per_step=8), 1).learning_rate == 3e-6
+    assert memory.choose_rate(Settings(policy="p", learning_rate=3e-6, rollouts_per_step=8), 1).learning_rate == 3e-6
 
 
 @pytest.mark.parametrize(
@@ -110,19 +110,19 @@ def test_a_backend_says_what_learns(policy: str, settings: dict[str, Any], learn
 
 def test_adapters_by_size_are_the_cpu_s_alone() -> None:
     open_one, said = Settings(policy="p"), Settings(policy="p", lora=LoraSettings(rank=4))
-    assert _size.choose_adapters(open_one, CPU, lambda: 500_000_000).adapters is not None
-    assert _size.choose_adapters(open_one, CPU, lambda: 100_000_000).adapters is None
-    assert _size.choose_adapters(open_one, torch.device("cuda"), lambda: 500_000_000).adapters is None
-    assert _size.choose_adapters(said, CPU, lambda: 500_000_000) is said
+    assert memory.choose_adapters(open_one, CPU, lambda: 500_000_000).adapters is not None
+    assert memory.choose_adapters(open_one, CPU, lambda: 100_000_000).adapters is None
+    assert memory.choose_adapters(open_one, torch.device("cuda"), lambda: 500_000_000).adapters is None
+    assert memory.choose_adapters(said, CPU, lambda: 500_000_000) is said
     spelled: dict[str, Any] = {"lora": True}
     assert Settings(policy="p", **spelled).adapters is not None
 
 
 def test_a_large_policy_decodes_on_all_threads_or_half_beside_its_learner() -> None:
-    assert _size.engine_threads(Settings(policy="p", threads=8), 500_000_000) == 8
-    assert _size.engine_threads(Settings(policy="p", threads=8, max_staleness=1), 500_000_000) == 4
-    assert _size.engine_threads(Settings(policy="p", threads=8, engine_threads=3), 500_000_000) == 3
-    assert _size.engine_threads(Settings(policy="p", threads=8), 1_000_000) == 1
+    assert memory.engine_threads(Settings(policy="p", threads=8), 500_000_000) == 8
+    assert memory.engine_threads(Settings(policy="p", threads=8, max_staleness=1), 500_000_000) == 4
+    assert memory.engine_threads(Settings(policy="p", threads=8, engine_threads=3), 500_000_000) == 3
+    assert memory.engine_threads(Settings(policy="p", threads=8), 1_000_000) == 1
 
 
 def test_the_tokens_of_a_microbatch_keep_memory_bounded() -> None:
@@ -131,7 +131,7 @@ def test_the_tokens_of_a_microbatch_keep_memory_bounded() -> None:
             vocab_size=8, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=14
         )
         with torch.device("meta"):
-            return _size.tokens_at_once(Qwen2ForCausalLM(shape))
+            return memory.tokens_at_once(Qwen2ForCausalLM(shape))
 
     assert tokens(56, 128, 2) == 4096
     assert 500 < tokens(896, 4864, 24) < 1000

@@ -18,12 +18,11 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from lightningrl.advantages import count_distinct
 from lightningrl.types import Sample
-from lightningrl_torch import _paths
-from lightningrl_torch._attention import Paths, follows_paths
-from lightningrl_torch._packing import build_batches, build_trees
-from lightningrl_torch._paths import Costs, Plan, plan_attention
+from lightningrl_torch import packing
+from lightningrl_torch.attention import Paths, follows_paths
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
+from lightningrl_torch.packing import Costs, Plan, build_batches, build_trees, plan_attention
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_model, make_sample
 
@@ -130,7 +129,7 @@ def test_loss_and_every_gradient_are_those_of_one_call_rows(
     shape: Callable[[random.Random], list[Sample]] | None, costs: Costs | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = make_samples(*(SHAPES if shape is None else (shape,)))
-    monkeypatch.setattr(_paths, "_PIECE", 4)  # long strips are cut
+    monkeypatch.setattr(packing, "_PIECE", 4)  # long strips are cut
     if costs is not None:
         monkeypatch.setattr("lightningrl_torch.learner.read_costs", lambda model: costs)
     plain, plain_metrics = step_of(make_learner(share=False, max_tokens_per_microbatch=1), samples)

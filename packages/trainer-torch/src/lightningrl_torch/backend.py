@@ -10,33 +10,33 @@ A call never mixes versions: what changes the weights that it reads waits until 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import inspect
+import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from lightningrl.backends import Continuation, LearnReport, Speed
+from lightningrl.backends import Continuation, GenerateRequest, LearnReport, Speed
 from lightningrl.errors import BackendError
-from lightningrl.types import Array, IntArray, Sample
-from lightningrl_torch._bases import frozen_parts
-from lightningrl_torch._packing import make_row
-from lightningrl_torch._size import engine_threads, is_large
-from lightningrl_torch._speed import Memory, measure
+from lightningrl.types import Array, IntArray, Sample, SamplingSettings
 from lightningrl_torch.bits import MOMENT_BYTES, check_bits, check_same, silence_bits
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.device import cpu_threads, return_memory
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.exported import find_dtype, merge_adapters, write_model
-from lightningrl_torch.policy import LoadedPolicy, quiet
+from lightningrl_torch.memory import engine_threads, is_large
+from lightningrl_torch.packing import make_row
+from lightningrl_torch.policy import LoadedPolicy, frozen_parts, quiet
 from lightningrl_torch.rates import explain_rate, format_rate
 from lightningrl_torch.settings import EngineSettings, Settings
 from lightningrl_torch.vllm_check import installed_vllm
@@ -44,13 +44,21 @@ from lightningrl_torch.vllm_check import installed_vllm
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lightningrl_torch._vllm import VllmBatch
     from lightningrl_torch.learner import Learner, Reference
+    from lightningrl_torch.vllm_batch import VllmBatch
 
 __all__ = ["TorchBackend"]
 
+T = TypeVar("T")
+
 LEARNING: Final = ThreadPoolExecutor(1, "learner")
 """The one thread that computes with several CPU threads, for all policies of the process: see `cpu_threads`."""
+_CALLS: Final = 8
+"""Calls at once while the speed of a policy is measured."""
+_READ, _SAMPLED, _LEARNED = 16, 6, 32
+"""Tokens of each."""
+_WORDS: Final = 200
+"""Tokens of the vocabulary; which ones does not matter."""
 
 
 class TorchBackend:
@@ -272,12 +280,13 @@ class TorchBackend:
                 learner.rehearse(rows)
 
         trained = sum(one.numel() for one in learner.parameters.values())
-        return measure(
+        return _measure(
             self._engine,
             lambda rows: LEARNING.submit(rehearse, rows).result(),
             parameters=self._policy.parameters,
             trained=trained,
-            memory=Memory(self._policy.weight_bytes, MOMENT_BYTES[self.settings.optimizer]),
+            weight_bytes=self._policy.weight_bytes,
+            moment_bytes=MOMENT_BYTES[self.settings.optimizer],
         )
 
     def save(self, folder: Path) -> None:
@@ -360,7 +369,7 @@ class TorchBackend:
         self._policy.close()
 
     def _make_vllm(self) -> VllmBatch:
-        from lightningrl_torch._vllm import VllmBatch
+        from lightningrl_torch.vllm_batch import VllmBatch
 
         return VllmBatch(
             self.settings,
@@ -411,3 +420,78 @@ def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
     frozen: PreTrainedModel = copy.deepcopy(policy.model).requires_grad_(requires_grad=False)
     frozen.eval()  # type: ignore[no-untyped-call]
     return lambda: contextlib.nullcontext(frozen)
+
+
+def _measure(
+    engine: TorchEngine,
+    rehearse: Callable[[Sequence[Sample]], None],
+    *,
+    parameters: int,
+    trained: int,
+    weight_bytes: int,
+    moment_bytes: float,
+) -> Speed:
+    """Speed of a policy here: a few random tokens are read, sampled and learned from, which leaves no trace in it.
+    Takes some seconds where a policy is slow. `rehearse` computes rows' gradient."""
+    rng = random.Random(0)  # noqa: S311 - which tokens does not matter
+
+    def words(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(_WORDS) for _ in range(count))
+
+    _ask(engine, 1, words, prompt=2, tokens=1)  # what is made once
+    _, reading = _timed(lambda: _ask(engine, _CALLS, words, prompt=_READ, tokens=1))
+    # fewer than asked for where one ends early; a prompt of two tokens takes about as long as a token
+    sampled, sampling = _timed(lambda: _ask(engine, _CALLS, words, prompt=2, tokens=_SAMPLED))
+    rows = [_row(words(1 + _LEARNED)) for _ in range(_CALLS // 2)]
+    _, learning = _timed(lambda: rehearse(rows))
+
+    def speed(tokens: int, took: float) -> float:
+        return tokens / max(took, 1e-9)
+
+    return Speed(
+        parameters=parameters,
+        trained=trained,
+        weight_bytes=weight_bytes,
+        moment_bytes=moment_bytes,
+        read=speed(_CALLS * _READ, reading.wall),
+        sampled=speed(sampled, sampling.wall),
+        calls=_CALLS,
+        learned=speed(len(rows) * _LEARNED, learning.wall),
+        read_cpu=speed(_CALLS * _READ, reading.cpu),
+        sampled_cpu=speed(sampled, sampling.cpu),
+        learned_cpu=speed(len(rows) * _LEARNED, learning.cpu),
+    )
+
+
+def _ask(engine: TorchEngine, calls: int, words: Callable[[int], tuple[int, ...]], *, prompt: int, tokens: int) -> int:
+    """Tokens that were sampled."""
+
+    async def call(number: int) -> int:
+        request = GenerateRequest(
+            id=f"speed-{number}", prompt_ids=words(prompt), sampling=SamplingSettings(max_tokens=tokens, seed=number)
+        )
+        return sum([len(chunk.token_ids) async for chunk in engine.generate(request)])
+
+    async def all_of_them() -> int:
+        return sum(await asyncio.gather(*map(call, range(calls))))
+
+    return asyncio.run(all_of_them())
+
+
+def _row(tokens: tuple[int, ...]) -> Sample:
+    """All but the first are learned."""
+    return make_row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32), 1.0)
+
+
+class _Took(NamedTuple):
+    """Seconds."""
+
+    wall: float
+    cpu: float
+    """This process has, in which the policy is served and learned."""
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, _Took]:
+    wall, cpu = time.monotonic(), time.process_time()
+    done = work()
+    return done, _Took(time.monotonic() - wall, time.process_time() - cpu)

@@ -1,5 +1,5 @@
 """bitsandbytes, where a recipe asks for it: whether it is there, and 8-bit AdamW; frozen weights of few bits are in
-`_quantized`. Imports neither torch nor it until then."""
+`quantized`. Imports neither torch nor it until then."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from lightningrl_torch.device import cpu_threads
+
 __all__ = [
     "NUMBERS",
     "Demonstration",
@@ -208,9 +210,7 @@ def cold_start(
     smooth = None
     every_s = 0.1 if sys.stderr.isatty() else 5.0  # of a pipe, each is a line
     bar = tqdm(batches, desc="cold start", unit="batch", mininterval=every_s)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with cpu_threads(threads):
         for batch in bar:
             loss = _answer_loss(model, batch)
             optimizer.zero_grad()
@@ -220,8 +220,6 @@ def cold_start(
             schedule.step()
             smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
-    finally:
-        torch.set_num_threads(before)
     return float(smooth or 0.0)
 
 

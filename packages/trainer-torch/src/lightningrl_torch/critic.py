@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lightningrl.errors import ConfigError
-from lightningrl_torch._models import ModelTraits, check_rotation, read_traits
-from lightningrl_torch._packing import Batch
-from lightningrl_torch._scoring import read_states
 from lightningrl_torch.bits import make_optimizer
+from lightningrl_torch.models import ModelTraits, check_rotation, read_traits
+from lightningrl_torch.packing import Batch
 from lightningrl_torch.policy import load_weights, silence_dropout
+from lightningrl_torch.scoring import read_states
 from lightningrl_torch.settings import CriticSettings, Settings
 
 __all__ = ["Critic", "value_losses"]

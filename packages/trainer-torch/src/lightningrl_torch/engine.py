@@ -25,16 +25,16 @@ import torch
 
 from lightningrl.backends import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, GrammarError
-from lightningrl_torch._decoder import Decoder
-from lightningrl_torch._grammars import Grammars, GrammarState
-from lightningrl_torch._models import check_rotation
-from lightningrl_torch._requests import Running, TextOf
+from lightningrl_torch.decoder import Decoder
+from lightningrl_torch.grammars import Grammars, GrammarState
+from lightningrl_torch.models import check_rotation
+from lightningrl_torch.requests import Running, TextOf
 from lightningrl_torch.settings import EngineSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lightningrl_torch._forward import Forward
+    from lightningrl_torch.forward import Forward
 
 __all__ = ["Batch", "TorchEngine"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lightningrl.errors import BackendError
-from lightningrl_torch._quantized import restore_linears
+from lightningrl_torch.quantized import restore_linears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,28 +26,27 @@ from lightningrl.advantages import count_distinct
 from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError
 from lightningrl.types import Sample
-from lightningrl_torch._attention import follows_paths, read_costs
-from lightningrl_torch._metrics import CRITIC, mean_metrics, staleness
-from lightningrl_torch._models import read_traits
-from lightningrl_torch._packing import Batch, build_batches
-from lightningrl_torch._paths import Costs
-from lightningrl_torch._probe import MOST_TOKENS, Probe, probe_rates
-from lightningrl_torch._quantized import count_parameters
-from lightningrl_torch._samples import check_samples, count_targets, deal, some_rows
-from lightningrl_torch._scoring import Scores, score_batch, to_tensor
-from lightningrl_torch._size import choose_rate, is_large, tokens_at_once
+from lightningrl_torch.attention import follows_paths, read_costs
 from lightningrl_torch.bits import make_optimizer
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
 from lightningrl_torch.device import return_memory, watch_memory
 from lightningrl_torch.losses import KL_ESTIMATES, TokenBatch, approximate_kl, weigh_tokens
-from lightningrl_torch.rates import schedule_factor, usual_rate
+from lightningrl_torch.memory import choose_rate, is_large, tokens_at_once
+from lightningrl_torch.models import read_traits
+from lightningrl_torch.packing import Batch, Costs, build_batches, check_samples, count_targets, deal, some_rows
+from lightningrl_torch.quantized import count_parameters
+from lightningrl_torch.rates import MOST_TOKENS, Probe, probe_rates, schedule_factor, usual_rate
+from lightningrl_torch.scoring import Scores, score_batch, to_tensor
 from lightningrl_torch.settings import Settings
 
 __all__ = ["Before", "Learner", "Reference"]
 
 _STALE_CAP = 2.0
 """`importance_cap` of steps that learn from older versions' tokens, where nobody said (TIS, as verl recommends)."""
+_CRITIC = "critic "
+"""Prefix of the names of the critic's sums."""
+_NO_SPREAD = 1e-9
 
 Reference = Callable[[], contextlib.AbstractContextManager[PreTrainedModel]]
 """Gives the model that the KL is measured to, for the time of a `with` block."""
@@ -133,8 +132,8 @@ class Learner:
         self.step += 1
         tokens = sum(int(sample.mask.sum()) for sample in samples)
         metrics = {
-            **mean_metrics(totals, settings.epochs),
-            **staleness(samples, self.step - 1),
+            **_mean_metrics(totals, settings.epochs),
+            **_staleness(samples, self.step - 1),
             "lr": rate,
             **read_memory(),
         }
@@ -210,7 +209,7 @@ class Learner:
             self.optimizer.step()
         if self.critic is not None:
             self.critic.optimizer.step()
-            totals[f"{CRITIC}grad_norm"] += critic_norm
+            totals[f"{_CRITIC}grad_norm"] += critic_norm
         self._zero_gradients()
         totals["loss"] += loss
         totals["grad_norm"] += norm
@@ -298,7 +297,7 @@ class Learner:
             "target²": targets.double().square().sum(),
         }
         for name, value in sums.items():
-            totals[f"{CRITIC}{name}"] += float(value)
+            totals[f"{_CRITIC}{name}"] += float(value)
         return losses.sum()
 
     def _look_before(self, samples: Sequence[Sample]) -> Before:
@@ -418,3 +417,37 @@ class Learner:
             self.rate = float(state["rate"])
         if self.critic is not None:
             self.critic.load_state(state["critic"])
+
+
+def _mean_metrics(totals: Mapping[str, float], epochs: int) -> dict[str, float]:
+    """Metrics of a step: `loss`, `grad_norm` before clipping by update, and everything else by trained token.
+
+    `trie_efficiency` = distinct tokens ÷ those computed.
+    """
+    apart = ("loss", "grad_norm", "updates", "tokens", "distinct", "computed")
+    metrics = {
+        name: value / totals["tokens"]
+        for name, value in totals.items()
+        if name not in apart and not name.startswith(_CRITIC)
+    }
+    metrics["loss"] = totals["loss"] / epochs
+    metrics["grad_norm"] = totals["grad_norm"] / totals["updates"]
+    metrics["trie_efficiency"] = totals["distinct"] / totals["computed"]
+    sums = {name.removeprefix(_CRITIC): value for name, value in totals.items() if name.startswith(_CRITIC)}
+    return metrics | _critic_metrics(sums, totals)
+
+
+def _critic_metrics(sums: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a critic: `value_loss` by target, its gradient's norm, and the share of the targets' variance that the
+    values explain: 1 = all of it, 0 = no more than their mean would, below 0 = less."""
+    if not (n := sums.get("n", 0.0)):
+        return {}
+    spread, missed = (sums[f"{name}²"] / n - (sums[name] / n) ** 2 for name in ("target", "miss"))
+    metrics = {"value_loss": sums["loss"] / n, "value_grad_norm": sums["grad_norm"] / totals["updates"]}
+    return metrics | ({"value_explained": 1.0 - missed / spread} if spread > _NO_SPREAD else {})
+
+
+def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """Age of the trained tokens, in versions."""
+    ages = version - np.concatenate([sample.versions[sample.mask] for sample in samples])
+    return {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}

@@ -1,5 +1,6 @@
-"""Memory of a policy, in parts: known from its configuration and the shapes in its weight files, before any weight is
-read. Imports no torch.
+"""Size of a policy. Its memory, in parts: known from its configuration and the shapes in its weight files, before any
+weight is read. And what follows from it where the recipe makes no choice: what learns, how many threads decode, how
+many tokens at once. Imports no torch until threads are asked for.
 
 config.json, headers of *.safetensors ─► plan_memory ─► weights + gradient + optimizer + copies      all the time
                                                         + activations + logits                       in a step
@@ -12,19 +13,26 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightningrl.backends import MemoryPlan
 from lightningrl_torch.bits import MOMENT_BYTES
 from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.rates import usual_rate
 from lightningrl_torch.settings import Settings
 
-__all__ = ["ADAPTED", "KEPT_BYTES", "MOST_TOKENS", "activation_bytes", "plan_memory"]
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+__all__ = ["ADAPTED", "choose_adapters", "choose_rate", "engine_threads", "is_large", "plan_memory", "tokens_at_once"]
 
 ADAPTED: Final = 250_000_000
 """Parameters that a laptop has no room to train: weights, gradient and Adam's two moments are 16 bytes each."""
+LARGE: Final = 50_000_000
+"""Parameters of a policy that its engine waits for, rather than for agents and server."""
 KEPT_BYTES: Final = 2**31
 """For the gradient, at a time."""
 MOST_TOKENS: Final = 4096
@@ -32,9 +40,9 @@ FLOAT, HALF = 4, 2
 PACKED_FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
 PACKED_FROM, MOST_PACKED = 2**18, 2**31
 """Numbers of a matrix that is kept in oneDNN's order too while several calls are decoded, and most bytes of all of them
-(`_llama`)."""
+(`llama`)."""
 QUANTIZED_BYTES: Final = {"nf4": 4.13 / 8, "int8": 1 + 4 / 64}
-"""Bytes of a quantised number with its share of the scales (`_quantized`)."""
+"""Bytes of a quantised number with its share of the scales (`quantized`)."""
 
 
 def activation_bytes(config: Mapping[str, Any], *, recomputed: bool = False) -> int:
@@ -94,6 +102,44 @@ def plan_memory(settings: Settings, *, on_gpu: bool = False) -> MemoryPlan | Non
         shared=weights - added * FLOAT if lora is not None else 0,
         on_gpu=on_gpu,
     )
+
+
+def is_large(parameters: int) -> bool:
+    """True if a token of the policy takes long enough to be worth all threads, and a forecast."""
+    return parameters >= LARGE
+
+
+def choose_adapters(settings: Settings, device: torch.device, count: Callable[[], int]) -> Settings:
+    """With adapters, where the recipe leaves them open and the policy is large; `count` counts its parameters."""
+    if settings.lora is not None or device.type != "cpu" or count() < ADAPTED:
+        return settings
+    return settings.model_copy(update={"lora": LoraSettings()})
+
+
+def choose_rate(settings: Settings, parameters: int) -> Settings:
+    """With a learning rate, where the recipe has none. `parameters`: the policy's, without adapters."""
+    if settings.learning_rate is not None:
+        return settings
+    rate = usual_rate(parameters, adapters=settings.adapters is not None, rollouts=settings.rollouts_per_step)
+    return settings.model_copy(update={"learning_rate": rate})
+
+
+def engine_threads(settings: Settings, parameters: int) -> int:
+    """Where nobody said: one for a small policy; all for a large one, or half where it is learned from meanwhile."""
+    if settings.engine_threads or not is_large(parameters):
+        return settings.engine_threads or 1
+    import torch
+
+    most = settings.threads or torch.get_num_threads()
+    return max(1, most // 2) if settings.max_staleness else most
+
+
+def tokens_at_once(model: PreTrainedModel) -> int:
+    """Number of tokens whose activations fit into `KEPT_BYTES`; a GPU is for policies that fit it."""
+    if model.device.type == "cuda":
+        return MOST_TOKENS
+    config = model.config.get_text_config(decoder=True)
+    return max(1, min(MOST_TOKENS, KEPT_BYTES // activation_bytes(config.to_dict())))
 
 
 def _folder(policy: str) -> Path | None:

@@ -1,35 +1,43 @@
-"""Loading a policy: model, tokenizer and what the engine must know, from a hub name or a folder."""
+"""Loading a policy: model, tokenizer and what the engine must know, from a hub name or a folder.
+
+Frozen base models are shared by the policies of the process: adapters are each policy's own, weights below them stand
+in memory once.
+
+    folder, device, numbers ─► Base ─copy─► modules of policy a ─► its adapters
+                                   └─copy─► modules of policy b ─► its adapters        the same tensors in both
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 
 from lightningrl.errors import ConfigError
-from lightningrl_torch._bases import Base, BaseUse, base_key, use_base
-from lightningrl_torch._light import read_light, union_of_tokens
-from lightningrl_torch._models import check_rotation, longest_row
-from lightningrl_torch._quantized import count_parameters, quantize_model, weight_bytes
-from lightningrl_torch._size import choose_adapters, choose_rate
 from lightningrl_torch.device import pick_device
 from lightningrl_torch.exported import folder_weights, quiet_about_ties
 from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.light import read_light, union_of_tokens
+from lightningrl_torch.memory import choose_adapters, choose_rate
+from lightningrl_torch.models import check_rotation, longest_row
+from lightningrl_torch.quantized import QuantizedLinear, count_parameters, quantize_model, weight_bytes
 from lightningrl_torch.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from lightningrl_torch._forward import Forward
+    from lightningrl_torch.forward import Forward
 
-__all__ = ["LoadedPolicy", "load_weights", "quiet", "silence_dropout"]
+__all__ = ["LoadedPolicy", "frozen_parts", "load_weights", "quiet", "silence_dropout"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -155,6 +163,69 @@ class LoadedPolicy:
         return str(core.to_str())
 
 
+class Base:
+    """A model none of whose weights learn."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        """The folder's own word on the weights; where it has none, the weights' dtype."""
+        self.uses: WeakSet[BaseUse] = WeakSet()
+        self.model = model.requires_grad_(requires_grad=False)
+
+    def copy(self) -> PreTrainedModel:
+        """Modules of their own on the same tensors."""
+        return copy.deepcopy(self.model, frozen_parts(self.model))
+
+
+class BaseUse:
+    """A policy's part in a base: as long as there is one, the base stays."""
+
+    def __init__(self, base: Base, name: str) -> None:
+        self.base, self.name = base, name
+        base.uses.add(self)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of the other policies on it."""
+        return tuple(sorted(use.name for use in self.base.uses if use is not self))
+
+    def end(self) -> None:
+        """The policy is closed; others no longer share with it."""
+        self.base.uses.discard(self)
+
+
+_BASES: Final[WeakValueDictionary[Hashable, Base]] = WeakValueDictionary()
+"""Bases of the process, as its memory is; one is gone with the last policy on it."""
+_LOADING: Final = threading.Lock()
+
+
+def _use_base(key: Hashable, name: str, load: Callable[[], Base]) -> BaseUse:
+    """The base of that key, loaded where no policy has it."""
+    with _LOADING:
+        base = _BASES.get(key)
+        if base is None:
+            base = _BASES[key] = load()
+        return BaseUse(base, name)
+
+
+def _base_key(settings: Settings, device: torch.device) -> Hashable:
+    """Equal for policies whose frozen weights are the same numbers at the same place."""
+    folder = Path(settings.policy)
+    files: tuple[Any, ...] = ()
+    if folder.is_dir():
+        stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+        files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+        folder = folder.resolve()
+    return str(folder), files, str(device), settings.dtype, settings.quantize
+
+
+def frozen_parts(model: torch.nn.Module) -> dict[int, Any]:
+    """The parts of a model that never change, by `id`: as the memo of `copy.deepcopy` they stay shared."""
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
+    states = [part.state for part in model.modules() if isinstance(part, QuantizedLinear)]
+    return {id(one): one for one in (*tensors, *states)}
+
+
 def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     """Load what `settings` name. Raises ConfigError with what is missing where."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -179,7 +250,7 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
         base = load()
         model = base.model.requires_grad_(requires_grad=True)
     else:
-        use = use_base(base_key(settings, device), settings.name or settings.policy, load)
+        use = _use_base(_base_key(settings, device), settings.name or settings.policy, load)
         base, model = use.base, use.base.copy()
     settings = choose_rate(settings, count_parameters(model))
     adapters = _add_adapters(model, lora, settings) if lora is not None else None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import struct
 from collections import Counter
@@ -15,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from lightningrl.errors import ConfigError
@@ -37,7 +39,6 @@ _TEXTS: Final = (
     "tokenizer.chat_template",
 )
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_PLAIN: Final = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,11 +84,6 @@ class GgufHeader:
             if len(tensor.shape) > 1:
                 sizes[tensor.type.name] += prod(tensor.shape)
         return sizes.most_common(1)[0][0] if sizes else "F32"
-
-    @property
-    def is_quantised(self) -> bool:
-        """True where weights were rounded to less than 16 bits."""
-        return any(tensor.type not in _PLAIN for tensor in self.tensors.values())
 
     @property
     def dtype(self) -> str:
@@ -141,8 +137,6 @@ class _Bytes:
 
 def read_header(file: Path) -> GgufHeader:
     """Read the head of a file. Raises ConfigError for a file that is torn, in parts, or none of a text model."""
-    import mmap
-
     _refuse_parts(file)
     try:
         with file.open("rb") as opened:
@@ -210,8 +204,6 @@ def _shortest(value: Any, kind: int) -> Any:
     """A 32-bit float as the shortest decimal that it stands for: 1e-05, not 9.999999747378752e-06."""
     if kind != 6:
         return value
-    import numpy as np
-
     return float(str(np.float32(value)))
 
 

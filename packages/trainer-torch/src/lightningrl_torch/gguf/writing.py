@@ -20,6 +20,7 @@ from gguf import (
     MODEL_ARCH,
     MODEL_ARCH_NAMES,
     GGMLQuantizationType,
+    GGUFValueType,
     GGUFWriter,
     LlamaFileType,
     RopeScalingType,
@@ -30,9 +31,9 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from lightningrl.errors import ConfigError
-from lightningrl_torch.gguf.vocabulary import read_vocabulary
+from lightningrl_torch.gguf.tokenizer import read_vocabulary
 
-__all__ = ["PRECISIONS", "check_writable", "write_gguf"]
+__all__ = ["PRECISIONS", "check_writable", "llama3_factors", "usual_scalar", "write_gguf"]
 
 PRECISIONS: Final = {
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -74,7 +75,7 @@ def check_writable(folder: Path, precision: str) -> None:
             f"a GGUF file is written as {', '.join(PRECISIONS)}, not as {precision!r}; choose one of them"
         )
     config = _config(folder)
-    family = _family(config, folder)
+    family = FAMILIES[config["model_type"]]
     _check_layers(config, family, folder)
     _rotation(config, folder)
     read_vocabulary(folder, int(config["vocab_size"]))
@@ -84,7 +85,7 @@ def write_gguf(folder: Path, file: Path, precision: str) -> None:
     """Write a transformers folder as a GGUF file, beside and then renamed. Raises ConfigError."""
     check_writable(folder, precision)
     config = _config(folder)
-    family = _family(config, folder)
+    family = FAMILIES[config["model_type"]]
     name = MODEL_ARCH_NAMES[family.architecture]
     scratch = file.with_name(f".{file.name}.new")
     try:
@@ -138,10 +139,6 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _family(config: Mapping[str, Any], folder: Path) -> _Family:
-    return FAMILIES[config["model_type"]]
-
-
 def _check_layers(config: Mapping[str, Any], family: _Family, folder: Path) -> None:
     """Raise ConfigError for layers that llama.cpp would compute otherwise."""
     kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
@@ -152,7 +149,7 @@ def _check_layers(config: Mapping[str, Any], family: _Family, folder: Path) -> N
     scalar = config.get("query_pre_attn_scalar")
     problems = {
         "sliding windows in other layers than llama.cpp has them": kinds != usual or config.get("use_sliding_window"),
-        "another scale of its queries than llama.cpp's": scalar is not None and scalar != _usual_scalar(config),
+        "another scale of its queries than llama.cpp's": scalar is not None and scalar != usual_scalar(config),
         "activations other than llama.cpp's": config.get("hidden_act", "silu") != "silu",
         "attention in both directions": bool(config.get("use_bidirectional_attention")),
     }
@@ -162,7 +159,7 @@ def _check_layers(config: Mapping[str, Any], family: _Family, folder: Path) -> N
         )
 
 
-def _usual_scalar(config: Mapping[str, Any]) -> float:
+def usual_scalar(config: Mapping[str, Any]) -> float:
     """Scale of gemma's queries in llama.cpp: by the width of a head; for the largest model, by the heads' share."""
     widest = {"gemma2": 46, "gemma3_text": 62}.get(config["model_type"])
     share = config["hidden_size"] / config["num_attention_heads"]
@@ -227,8 +224,6 @@ def _rotation(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     elif turned != width:
         raise ConfigError(f"model folder {str(folder)!r} turns a part of each head alone; it is not written as GGUF")
     if kind == "llama3":
-        from lightningrl_torch.gguf.config import llama3_factors
-
         values["freqs"] = llama3_factors(
             width,
             base,
@@ -259,9 +254,18 @@ def _rotation(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return values
 
 
-def _typed(value: Any) -> tuple[Any, Any]:
-    from gguf import GGUFValueType
+def llama3_factors(
+    width: int, base: float, factor: float, low: float, high: float, original: int
+) -> NDArray[np.float64]:
+    """Divisors of the frequencies: 1 for short waves, `factor` for long ones, smooth between (Llama 3.1's report)."""
+    frequencies = 1.0 / base ** (np.arange(0, width, 2) / width)
+    waves = 2 * np.pi / frequencies
+    smooth = (original / waves - low) / (high - low)
+    between = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, between))
 
+
+def _typed(value: Any) -> tuple[Any, Any]:
     if isinstance(value, str):
         return value, GGUFValueType.STRING
     return value, GGUFValueType.FLOAT32 if isinstance(value, float) else GGUFValueType.UINT32

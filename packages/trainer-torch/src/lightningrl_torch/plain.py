@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from lightningrl_torch._models import ModelTraits
-from lightningrl_torch._slots import KeyValues, SlotCache, SlotLayer
+from lightningrl_torch.models import ModelTraits
+from lightningrl_torch.slots import KeyValues, SlotCache, SlotLayer
 
 __all__ = ["PlainForward"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.errors import GrammarError
-from lightningrl_torch._sampling import AllowedTokens
+from lightningrl_torch.sampling import AllowedTokens
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

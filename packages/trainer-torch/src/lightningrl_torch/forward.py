@@ -1,4 +1,6 @@
-"""Decoding on a CUDA GPU as one graph: the host starts a token's hundreds of small operations with a single call.
+"""Forward passes of the engine: transformers' own, or quicker ones that give the same numbers.
+
+Decoding on a CUDA GPU is one graph: the host starts a token's hundreds of small operations with a single call.
 
                      captured once for each (rows, columns)            replayed for each token
 one token of each row ─► [ layers on the whole slot memory, masked ] ─► logits
@@ -13,16 +15,21 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from lightningrl_torch._forward import Forward
-from lightningrl_torch._llama import LlamaForward
-from lightningrl_torch._slots import KeyValues, SlotCache
+from lightningrl_torch.llama import LlamaForward, find_forward
+from lightningrl_torch.slots import KeyValues, SlotCache
 
-__all__ = ["GraphedForward", "with_graphs"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lightningrl_torch.models import ModelTraits
+
+__all__ = ["Forward", "GraphedForward", "build_forward", "with_graphs"]
+
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +37,65 @@ _WARMING: Final = 2
 """Runs before a capture."""
 _MOST_COLUMNS: Final = 8192
 """Limit of the slot memory: a graph reads all columns, however few are a row's."""
+
+
+@runtime_checkable
+class Forward(Protocol):
+    """Forward passes of one model."""
+
+    layers: int
+    vocabulary: int
+    device: torch.device
+
+    @property
+    def packs(self) -> bool:
+        """True if `prefill` takes sequences of any lengths after prefixes; else equal lengths without a prefix."""
+        ...
+
+    @property
+    def shares(self) -> bool:
+        """True if `decode` reads the cache's shared prompt."""
+        ...
+
+    def refresh(self) -> None:
+        """The weights have changed."""
+        ...
+
+    def rest(self) -> None:
+        """Give back memory of what can be made again."""
+        ...
+
+    def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
+        """Logits (rows, vocabulary) after one token of each row, whose keys and values are written into the cache's
+        next column.
+
+        allowed    (rows, columns with the next): which columns are the row's; None = all
+        """
+        ...
+
+    def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
+        """Keys and values of each sequence, in one pass.
+
+        before    keys and values of what stands before each, [] for nothing; they are the first columns of the result
+        """
+        ...
+
+
+def build_forward(model: PreTrainedModel, traits: ModelTraits, *, autocast: bool) -> Forward:
+    """The quicker one where the model is of a family that it knows."""
+    quick = find_forward(model, autocast=autocast)
+    if quick is not None:
+        return quick
+    from lightningrl_torch.plain import PlainForward
+
+    return PlainForward(model, traits, autocast=autocast)
+
+
+def with_graphs(forward: Forward) -> Forward:
+    """The forward with decoding captured, where it is one of ours on a CUDA GPU."""
+    if isinstance(forward, LlamaForward) and forward.device.type == "cuda":
+        return GraphedForward(forward)
+    return forward
 
 
 class GraphedForward:
@@ -75,14 +141,14 @@ class GraphedForward:
         step = self._steps[rows, columns] = _Step(self.forward, cache, rows, captures=self._captures)
         logits = step.run(token_ids, positions, cache.end)
         expected = self.forward.decode(token_ids, positions, cache, allowed)
-        self._is_right = are_close(logits, expected)
+        self._is_right = _are_close(logits, expected)
         if not self._is_right:
             logger.warning("decoding by CUDA graphs gives other logits on this device; it goes on without them")
             self._steps.clear()
         return expected
 
 
-def are_close(logits: Tensor, expected: Tensor) -> bool:
+def _are_close(logits: Tensor, expected: Tensor) -> bool:
     """True if logits differ by no more than rounding in their number format."""
     share = 1e-3 if expected.dtype is torch.float32 else 0.1
     return float((logits - expected).abs().max()) <= share * float(expected.abs().max())
@@ -162,10 +228,3 @@ class _Step:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._logits = self._compute()
         return graph
-
-
-def with_graphs(forward: Forward) -> Forward:
-    """The forward with decoding captured, where it is one of ours on a CUDA GPU."""
-    if isinstance(forward, LlamaForward) and forward.device.type == "cuda":
-        return GraphedForward(forward)
-    return forward

@@ -1,9 +1,15 @@
-"""vLLM's engine in this process: of one policy all of whose weights learn, or of several with adapters on one base.
-Then all their requests are one batch, and each row is decoded with the adapters of its policy (S-LoRA, Sheng et al.
-2023, arXiv 2311.03285).
+"""vLLM as the batch of a policy that `TorchEngine` steps: vLLM decodes and samples, the rest is the same. Its engine is
+in this process: of one policy all of whose weights learn, or of several with adapters on one base. Then all their
+requests are one batch, and each row is decoded with the adapters of its policy (S-LoRA, Sheng et al. 2023, arXiv
+2311.03285).
+
+GenerateRequest ─► join ─► vLLM ─► step ─► tokens, logprobs ─► chunks
 
 batch of policy a ─requests─┐                  ┌─outputs of its requests─► batch of policy a
 batch of policy b ─requests─┴► LLMEngine.step ─┴─outputs of its requests─► batch of policy b
+
+learner's weights ─► load ─► vLLM's reload_weights, a layer at a time ─► prompts of older weights forgotten
+learner's adapters ─► load ─► a folder as peft writes it ─► vLLM's add_lora
 
 Made for vLLM 0.32. On a GPU vLLM frees its memory while a learner steps (its sleep mode).
 """
@@ -12,27 +18,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import random
+import shutil
+import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
+from lightningrl.backends import GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError
-from lightningrl_torch._requests import Running
+from lightningrl_torch.requests import Running, chunk_interval, deliver, not_finite
 from lightningrl_torch.settings import Settings, VllmSettings
-from lightningrl_torch.vllm_check import adapter_rank, common_settings, installed_vllm
+from lightningrl_torch.vllm_check import adapter_rank, check_sampling, common_settings, installed_vllm
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
     from vllm.lora.request import LoRARequest
 
-__all__ = ["VllmEngine", "refusals", "use_vllm"]
+__all__ = ["VllmBatch"]
+
+Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+"""Weights of now by the names of a transformers folder, made one at a time."""
 
 VARIABLES: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -49,7 +63,151 @@ MOST_ADAPTERS: Final = 4
 """Policies whose rows are decoded together; of more, some wait their turn."""
 
 
-class VllmEngine:
+class VllmBatch:
+    """Implements `lightningrl_torch.engine.Batch`. `load` and `resting` are for whoever holds the engine; all else is
+    the engine's thread's. `weights`: the learner's, whenever it is called; where it has adapters, `write_adapters`
+    writes them into a folder."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        context_length: int,
+        device: torch.device,
+        weights: Weights,
+        write_adapters: Callable[[Path], None],
+    ) -> None:
+        self._policy = settings.name or settings.policy
+        self._interval = settings.stream_interval_s
+        self._weights, self._write_adapters = weights, write_adapters
+        self._has_adapters = settings.adapters is not None
+        self._adapters: tuple[LoRARequest, Path] | None = None
+        """Adapters that are served, and where vLLM reads them."""
+        self._running: dict[str, Running] = {}
+        self._outputs: list[Any] = []
+        self._engine = _use_vllm(settings, context_length, device)
+        self._folder = tempfile.TemporaryDirectory(prefix="lightningrl-adapters-")
+        self._loaded = 0
+        if self._has_adapters:
+            try:
+                with _refusals(settings.policy):
+                    self.load()
+            except BackendError:
+                self.close()
+                raise
+
+    @property
+    def rows(self) -> int:
+        """Requests that are being decoded."""
+        return len(self._running)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return self._engine.vocabulary
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises BackendError for what would be sampled with other logprobs than the learner's."""
+        refusal = check_sampling(request.sampling)
+        if refusal is not None:
+            raise BackendError(f"request {request.id!r}: {refusal}")
+
+    def join(self, joining: Sequence[Running]) -> None:
+        """Give requests to vLLM."""
+        adapter = None if self._adapters is None else self._adapters[0]
+        for running in joining:
+            name = self._engine.new_name()
+            self._running[name] = running  # first, so that a failure below finds it
+            self._engine.add(name, running, self._outputs, adapter)
+
+    def step(self, version: int) -> None:
+        """Sample a token for each request, or read some of its prompt, and deliver what is due."""
+        if not self._running:
+            return
+        now = time.monotonic()
+        interval = chunk_interval(self.rows, self._interval)
+        due: list[tuple[Running, TokenChunk | Exception]] = []
+        ended: list[str] = []
+        for output in self._engine.step(self._outputs):
+            running = self._running.get(output.request_id)
+            if running is None:
+                continue
+            reason = None
+            completion: Any = output.outputs[0]
+            for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
+                logprob = logprobs[token].logprob
+                if not math.isfinite(logprob):
+                    raise not_finite(self._policy)
+                reason = running.append(token, logprob)
+                if reason is not None:
+                    break
+            if output.finished and reason is None:
+                raise BackendError(f"vLLM ended a request with {completion.finish_reason!r} before it was over")
+            chunk = running.take_chunk(version, reason, now, interval)
+            if chunk is not None:
+                due.append((running, chunk))
+            if reason is not None:
+                del self._running[output.request_id]
+                if not output.finished:  # a stop string, which vLLM was not told of
+                    ended.append(output.request_id)
+        self._engine.abort(ended)
+        deliver(due)
+
+    def drop(self, gone: Collection[Running]) -> None:
+        """Free the places of cancelled requests."""
+        names = [name for name, running in self._running.items() if running in gone]
+        for name in names:
+            del self._running[name]
+        self._engine.abort(names)
+
+    def evict(self) -> list[Running]:
+        """Forget all requests and return them."""
+        evicted, self._running = self._running, {}
+        self._engine.abort(list(evicted))
+        self._outputs.clear()
+        return list(evicted.values())
+
+    def forget(self) -> None:
+        """The weights have changed: drop remembered prompts. vLLM remembers those of adapters by the adapters' name,
+        which is new after each `load`."""
+        if not self._has_adapters:
+            self._engine.forget_prompts()
+
+    def load(self) -> None:
+        """Serve what the learner has now. Only while no request of the policy runs."""
+        if not self._has_adapters:
+            self._engine.reload(self._weights())
+            return
+        before = self._adapters
+        self._loaded += 1
+        folder = Path(self._folder.name) / f"{self._loaded}"
+        self._write_adapters(folder)
+        self._adapters = self._engine.load_adapter(folder), folder
+        if before is not None:
+            self._engine.drop_adapter(before[0])
+            shutil.rmtree(before[1])
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Leave the GPU's memory to the learner; who learns calls `load`, and where it fails the weights as they then
+        are come back."""
+        with self._engine.resting():
+            try:
+                yield
+            finally:
+                if self._engine.is_asleep:
+                    self.load()
+
+    def close(self) -> None:
+        """Give back vLLM's memory, if no other policy is served by it."""
+        self._engine.abort(list(self._running))
+        if self._adapters is not None:
+            self._engine.drop_adapter(self._adapters[0])
+        self._engine.leave()
+        self._folder.cleanup()
+
+
+class _VllmEngine:
     """vLLM's `LLMEngine`, for batches in several threads. Whoever steps first, steps for all."""
 
     def __init__(self, engine: LLMEngine, *, sleep_level: int) -> None:
@@ -176,12 +334,12 @@ class VllmEngine:
             cleanup_dist_env_and_memory()
 
 
-ENGINES: Final[dict[Hashable, VllmEngine]] = {}
+ENGINES: Final[dict[Hashable, _VllmEngine]] = {}
 """Engines that serve adapters, by all that their policies have in common."""
 STARTING: Final = threading.Lock()
 
 
-def use_vllm(settings: Settings, context_length: int, device: torch.device) -> VllmEngine:
+def _use_vllm(settings: Settings, context_length: int, device: torch.device) -> _VllmEngine:
     """The engine of a policy, which calls `leave` at its end: for adapters one that is there, where it fits. Raises
     BackendError with vLLM's own words."""
     key = None
@@ -197,7 +355,7 @@ def use_vllm(settings: Settings, context_length: int, device: torch.device) -> V
         return engine
 
 
-def _start(settings: Settings, context_length: int, device: torch.device) -> VllmEngine:
+def _start(settings: Settings, context_length: int, device: torch.device) -> _VllmEngine:
     """The engine, with the weights of the policy's folder."""
     installed_vllm()
     for name, value in VARIABLES.items():
@@ -244,15 +402,15 @@ def _start(settings: Settings, context_length: int, device: torch.device) -> Vll
         use_tqdm_on_load=False,
         **lora,
     )
-    with _untouched(), refusals(settings.policy):
+    with _untouched(), _refusals(settings.policy):
         engine = LLMEngine.from_engine_args(arguments)
         _rehearse(engine)
     # adapters stand on weights that do not change: the CPU keeps those while vLLM sleeps, the learner has others
-    return VllmEngine(engine, sleep_level=0 if not sleeps else 1 if lora else 2)
+    return _VllmEngine(engine, sleep_level=0 if not sleeps else 1 if lora else 2)
 
 
 @contextlib.contextmanager
-def refusals(policy: str) -> Iterator[None]:
+def _refusals(policy: str) -> Iterator[None]:
     """Raise a BackendError of one sentence for what vLLM raises."""
     try:
         yield

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lightningrl_torch._models import read_traits
-from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
-from lightningrl_torch._quantized import quantized_numbers
+from lightningrl_torch.models import read_traits
+from lightningrl_torch.packing import Costs, Plan, Strip, plan_attention
+from lightningrl_torch.quantized import quantized_numbers
 
 __all__ = ["Paths", "attend", "follow", "follows_paths", "read_costs"]
 

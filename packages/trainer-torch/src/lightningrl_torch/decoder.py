@@ -1,12 +1,14 @@
 """The batch that is being decoded: rows join by prefill, one forward samples one token for every row, rows leave when
-done."""
+done. Prefill computes each token that prompts have in common once, for as long as the weights stay the same."""
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -15,21 +17,22 @@ from torch import Tensor
 
 from lightningrl.backends import GenerateRequest, TokenChunk
 from lightningrl.errors import BackendError
-from lightningrl_torch._forward import Forward, build_forward
-from lightningrl_torch._grammars import MaskThread
-from lightningrl_torch._graphs import with_graphs
-from lightningrl_torch._models import read_traits
-from lightningrl_torch._prefill import Prefiller, common_length
-from lightningrl_torch._requests import Running, chunk_interval, deliver, not_finite
-from lightningrl_torch._sampling import SamplingBatch, sample_tokens
-from lightningrl_torch._shared import LEAST_SAVED, SharedPrompt
-from lightningrl_torch._slots import KeyValues, SlotCache
+from lightningrl_torch.forward import Forward, build_forward, with_graphs
+from lightningrl_torch.grammars import MaskThread
+from lightningrl_torch.models import read_traits
+from lightningrl_torch.requests import Running, chunk_interval, deliver, not_finite
+from lightningrl_torch.sampling import SamplingBatch, sample_tokens
 from lightningrl_torch.settings import EngineSettings
+from lightningrl_torch.slots import LEAST_SAVED, KeyValues, SharedPrompt, SlotCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Prefiller"]
+
+
+LEAST_SHARED: Final = 16
+"""Tokens that two prompts must have in common at their beginnings to be worth a look."""
 
 
 class Decoder:
@@ -178,7 +181,7 @@ class Decoder:
         """Tokens of each joining prompt that the cache's shared prompt has; where there is none yet, what all of them
         begin with becomes it, if that saves much."""
         if self._cache.shared is None and self.forward.shares and len(prompts) > 1:
-            length = common_length(min(prompts), max(prompts))  # what the outermost have in common, all have
+            length = _common_length(min(prompts), max(prompts))  # what the outermost have in common, all have
             if length and (len(prompts) - 1) * states[0][0][:2, :, :length].nbytes >= LEAST_SAVED:
                 self._cache.shared = SharedPrompt(prompts[0][:length], states[0][0][:, :, :length])
         shared = self._cache.shared
@@ -191,6 +194,108 @@ class Decoder:
             self._cache.shared = None
         elif self._cache.shared is not None:
             self._cache.shared.rows = None if len(rows) == self.rows else torch.from_numpy(rows).to(self._device)
+
+
+class Prefiller:
+    """Computes and remembers keys and values of prompts: the rollouts of a group pay for their prompt once, and a later
+    prompt that begins as a remembered one does pays for what is new in it."""
+
+    def __init__(self, forward: Forward, *, batch_tokens: int, cache_tokens: int) -> None:
+        self._forward = forward
+        self._batch_tokens = batch_tokens
+        self._cache_tokens = cache_tokens
+        self._cached: OrderedDict[tuple[int, ...], KeyValues] = OrderedDict()
+        self._ordered: list[tuple[int, ...]] = []
+        """Cached prefixes, sorted so that those that begin alike are neighbours."""
+        self._tokens = 0
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self._cached.clear()
+        self._ordered.clear()
+        self._tokens = 0
+
+    def prefill(self, prefixes: Sequence[tuple[int, ...]]) -> list[KeyValues]:
+        """Keys and values of each prefix, in order; an empty prefix has none."""
+        computed: dict[tuple[int, ...], KeyValues] = {(): []}
+        missing = []
+        for prefix in dict.fromkeys(prefixes):
+            if prefix in self._cached:
+                self._cached.move_to_end(prefix)
+                computed[prefix] = self._cached[prefix]
+            elif prefix:
+                missing.append(prefix)
+        for wave in self._waves(missing):
+            beginnings = {prefix: self._beginning(prefix) if self._forward.packs else [] for prefix in wave}
+            for batch in self._plan(beginnings):
+                before = [beginnings[prefix] for prefix in batch]
+                new = [prefix[_tokens_of(past) :] for prefix, past in zip(batch, before, strict=True)]
+                for prefix, kv in zip(batch, self._forward.prefill(new, before), strict=True):
+                    computed[prefix] = kv
+                    self._remember(prefix, kv)
+        return [computed[prefix] for prefix in prefixes]
+
+    def _waves(self, prefixes: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+        """The prefixes as one, or those first that others begin as, where that saves a quarter of the tokens: what
+        they have in common is then remembered."""
+        if not self._forward.packs or len(prefixes) < 2:
+            return [prefixes] if prefixes else []
+        first: list[tuple[int, ...]] = []
+        then: list[tuple[int, ...]] = []
+        saved = total = 0
+        for prefix in sorted(prefixes):
+            beginnings = _tokens_of(self._beginning(prefix))
+            more = (_common_length(prefix[:-1], first[-1]) if first else 0) - beginnings
+            total += len(prefix) - beginnings
+            if more >= LEAST_SHARED and len(first[-1]) <= self._cache_tokens:
+                then.append(prefix)
+                saved += more
+            else:
+                first.append(prefix)
+        return [first, then] if then and 4 * saved >= total else [prefixes]
+
+    def _plan(self, beginnings: Mapping[tuple[int, ...], KeyValues]) -> list[list[tuple[int, ...]]]:
+        """Batches of at most `batch_tokens` that are new; where shorter ones are padded, of similar length: at most a
+        fifth of a batch is padding."""
+        new = {prefix: len(prefix) - _tokens_of(past) for prefix, past in beginnings.items()}
+        batches: list[list[tuple[int, ...]]] = []
+        tokens = 0
+        for prefix in sorted(new, key=new.__getitem__, reverse=True):
+            if self._forward.packs:
+                is_alike, tokens = True, tokens + new[prefix]
+            else:
+                widest = new[batches[-1][0]] if batches else 0
+                is_alike, tokens = new[prefix] >= 0.8 * widest, (len(batches[-1]) + 1) * widest if batches else 0
+            if batches and is_alike and tokens <= self._batch_tokens:
+                batches[-1].append(prefix)
+            else:
+                batches.append([prefix])
+                tokens = new[prefix]
+        return batches
+
+    def _beginning(self, prefix: tuple[int, ...]) -> KeyValues:
+        """Cached keys and values of the prompt that has most in common with this one; its last token, at least, is
+        computed."""
+        place = bisect.bisect(self._ordered, prefix)
+        near = self._ordered[max(0, place - 1) : place + 1]
+        shared, nearest = max(((_common_length(prefix[:-1], one), one) for one in near), default=(0, ()))
+        if shared < LEAST_SHARED:
+            return []
+        return [states[:, :, :shared] for states in self._cached[nearest]]
+
+    def _remember(self, prefix: tuple[int, ...], kv: KeyValues) -> None:
+        if len(prefix) > self._cache_tokens:
+            return
+        # a part of what a pass computed would keep all of it
+        self._cached[prefix] = [
+            states if states.untyped_storage().nbytes() == states.nbytes else states.clone() for states in kv
+        ]
+        bisect.insort(self._ordered, prefix)
+        self._tokens += len(prefix)
+        while self._tokens > self._cache_tokens:
+            oldest, _ = self._cached.popitem(last=False)
+            del self._ordered[bisect.bisect_left(self._ordered, oldest)]
+            self._tokens -= len(oldest)
 
 
 def _behind(states: KeyValues, tokens: int) -> KeyValues:
@@ -212,3 +317,15 @@ def _batch_of(running: Sequence[Running]) -> SamplingBatch:
         seeds=np.array([one.seed for one in running], np.uint64),
         positions=np.array([len(one.token_ids) for one in running], np.uint64),
     )
+
+
+def _tokens_of(kv: KeyValues) -> int:
+    return kv[0].shape[2] if kv else 0
+
+
+def _common_length(left_ids: Sequence[int], other: Sequence[int]) -> int:
+    """Count the tokens at the beginning that are the same."""
+    for place, (left, right) in enumerate(zip(left_ids, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(left_ids), len(other))

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import nn
 
-from lightningrl_torch._llama import FAMILIES, LlamaForward
 from lightningrl_torch.exported import DTYPES, cast, note_dtype
+from lightningrl_torch.llama import FAMILIES, LlamaForward
 
 __all__ = ["LightPolicy", "read_light", "union_of_tokens"]
 

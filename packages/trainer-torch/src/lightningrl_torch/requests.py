@@ -12,7 +12,7 @@ from lightningrl.errors import BackendError
 from lightningrl.types import FinishReason
 
 if TYPE_CHECKING:
-    from lightningrl_torch._grammars import GrammarState
+    from lightningrl_torch.grammars import GrammarState
 
 __all__ = ["Running", "TextOf", "chunk_interval", "deliver", "not_finite"]
 
