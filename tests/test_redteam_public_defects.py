@@ -14,7 +14,7 @@ import pytest
 from lightningrl.recipe import Recipe
 from lightningrl.types import Task, Trajectory
 from lightningrl_training.redteam import RedTeamReport, Severity
-from lightningrl_training.redteam.recipe_attack import attack_recipe
+from lightningrl_training.redteam.attack import attack_recipe
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 

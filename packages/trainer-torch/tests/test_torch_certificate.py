@@ -25,7 +25,7 @@ from lightningrl_torch import backend as torch_backend
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_model, make_tokenizer
 from lightningrl_training.commands.certify import certify_command
-from lightningrl_training.evaluation import recomputation
+from lightningrl_training.evaluation import certificate
 from lightningrl_training.evaluation.certificate import Certificate
 
 Change = Callable[[lightningrl.GenerateRequest], lightningrl.GenerateRequest]
@@ -248,7 +248,7 @@ def test_a_backend_that_scores_nothing_is_judged_by_its_steps_and_its_engine_is_
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(recomputation, "build_backends", lambda *_, **__: {"policy": NoScorer})
+    monkeypatch.setattr(certificate, "build_backends", lambda *_, **__: {"policy": NoScorer})
     found = clean.certify()
     passed = {check.name: check.is_passed for check in found.checks}
     assert found.is_passed and found.recomputed == 0

@@ -13,7 +13,7 @@ import pytest
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.types import Outcome
-from lightningrl_training.evaluation.recomputation import FEWEST, Gap, judge_gaps
+from lightningrl_training.evaluation.certificate import FEWEST, Gap, judge_gaps
 from lightningrl_training.evaluation.result import EvaluatedSample, EvaluatedTask, Evaluation, compare
 from lightningrl_training.evaluation.statistics import (
     Verdict,

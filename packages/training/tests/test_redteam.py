@@ -25,8 +25,7 @@ from lightningrl_training.doctor.findings import Finding, Verdict
 from lightningrl_training.doctor.observation import Observation
 from lightningrl_training.doctor.reward_attack import attack_rewards, rewards_stand
 from lightningrl_training.redteam import Attack, Severity, Target, Worth, mutators_of
-from lightningrl_training.redteam.recipe_attack import attack_recipe
-from lightningrl_training.redteam.search import suspicious
+from lightningrl_training.redteam.attack import attack_recipe, suspicious
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted(
@@ -152,13 +151,7 @@ def test_a_stranger_brings_a_mutator_and_one_that_raises_is_named(tmp_path: Path
     manager = PluginManager()
     manager.register(Stranger())
     (mutator,) = mutators_of(manager).values()
-    assert [attack.output for attack in mutator(Target(task=Task(id="t", input=""), form=_plain()))] == ["YES!"]
-
-
-def _plain() -> Any:
-    from lightningrl_training.redteam.forms import PLAIN
-
-    return PLAIN
+    assert [attack.output for attack in mutator(Target(task=Task(id="t", input="")))] == ["YES!"]
 
 
 def test_a_mutator_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
@@ -170,7 +163,7 @@ def test_a_mutator_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     def broken(target: Target) -> Iterator[Attack]:
         raise KeyError(target.task.id)
 
-    monkeypatch.setattr("lightningrl_training.redteam.recipe_attack.mutators_of", lambda plugins: {"mine": broken})
+    monkeypatch.setattr("lightningrl_training.redteam.attack.mutators_of", lambda plugins: {"mine": broken})
     with pytest.raises(PluginError, match=r"reward mutator 'mine' raised KeyError: 't2' .* on task 't2'"):
         asyncio.run(attack_recipe(write_recipe(tmp_path, "return float(output == task.answer)"), tasks=32))
 

@@ -22,7 +22,7 @@ from lightningrl.errors import BackendError, ConfigError
 from lightningrl.records import RolloutFilter
 from lightningrl.types import RolloutMode, Transition
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_training.evaluation.recomputation import is_sampled, read_trajectories
+from lightningrl_training.evaluation.certificate import is_sampled, read_trajectories
 from lightningrl_training.run_sync import run_sync
 from lightningrl_viewer.reading.reader import open_run
 

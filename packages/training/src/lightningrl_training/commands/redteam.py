@@ -11,9 +11,8 @@ import typer
 from lightningrl.console import write_json
 from lightningrl_training.commands.printing import Page, show_warnings, shown
 from lightningrl_training.commands.stopping import progress_bar
-from lightningrl_training.redteam.attacks import Severity
-from lightningrl_training.redteam.recipe_attack import attack_recipe
-from lightningrl_training.redteam.report import RedTeamFinding, RedTeamReport
+from lightningrl_training.redteam.attack import attack_recipe
+from lightningrl_training.redteam.attacks import RedTeamFinding, RedTeamReport, Severity
 from lightningrl_training.run_sync import run_sync
 
 __all__ = ["redteam_command"]

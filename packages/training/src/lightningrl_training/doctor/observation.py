@@ -10,7 +10,7 @@ from typing import Final
 from lightningrl.backends import MemoryPlan, Speed
 from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
-from lightningrl_training.redteam.report import RedTeamReport
+from lightningrl_training.redteam.attacks import RedTeamReport
 from lightningrl_training.tasks import TaskSets
 
 __all__ = ["NO_COST", "Cost", "Costs", "GpuMemory", "Lesson", "Machine", "Observation", "Repeat", "TriedStep"]

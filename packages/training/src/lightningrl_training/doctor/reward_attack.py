@@ -13,7 +13,7 @@ from lightningrl_credit.rewards import RewardSet
 from lightningrl_training.doctor.findings import Finding, passed, warned
 from lightningrl_training.doctor.observation import Observation
 from lightningrl_training.redteam import RedTeam, RedTeamReport, Severity, choose_tasks, mutators_of
-from lightningrl_training.redteam.files import is_async
+from lightningrl_training.redteam.judgement import is_async
 
 __all__ = ["attack_rewards", "rewards_stand"]
 

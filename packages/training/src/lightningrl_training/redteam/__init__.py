@@ -6,8 +6,16 @@ recipe ─► attack.RedTeam ─► mutators ─► rewards, as in a run ─► 
 from __future__ import annotations
 
 from lightningrl_training.redteam.attack import RedTeam, choose_tasks, mutators_of
-from lightningrl_training.redteam.attacks import Attack, Form, Mutator, Severity, Target, Worth
-from lightningrl_training.redteam.report import RedTeamFinding, RedTeamReport
+from lightningrl_training.redteam.attacks import (
+    Attack,
+    Form,
+    Mutator,
+    RedTeamFinding,
+    RedTeamReport,
+    Severity,
+    Target,
+    Worth,
+)
 
 __all__ = [
     "Attack",
