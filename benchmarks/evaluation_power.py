@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl_training.evaluation.statistics import bet, mean_interval
+from lightningrl.figures import bet, mean_interval
 
 GAINS: Final = ((0.0, 400), (0.05, 200), (0.05, 400), (0.1, 100))
 """Gain of the first policy, and tasks."""

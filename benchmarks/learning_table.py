@@ -21,24 +21,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measuring import ROOT, lightningrl, metrics_of
 
+from lightningrl.figures import LEVEL, Interval, mean_interval, welch_interval
 from lightningrl_training.evaluation.result import read_evaluation
-from lightningrl_training.evaluation.statistics import LEVEL, Interval, mean_interval
-from lightningrl_training.sweeps.comparison import welch_interval
-from lightningrl_viewer.reading.summary import t_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -314,9 +311,9 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
 
 def _mean_row(columns: Sequence[str], seeds: Sequence[Measured], label: str) -> str:
     first, last = ({name: fmean(side[name] for side in sides) for name in columns} for sides in _sides(seeds))
-    after = over_seeds([one.last["reward"] for one in seeds])
+    after = mean_interval([one.last["reward"] for one in seeds], bounds=(0.0, 1.0), grain=GRAIN)
     tests = [one.test.mean for one in seeds if one.test is not None]
-    test = _shown(over_seeds(tests)) if len(tests) == len(seeds) else "-"
+    test = _shown(mean_interval(tests, bounds=(0.0, 1.0), grain=GRAIN)) if len(tests) == len(seeds) else "-"
     return f"| {label} | | | {_changes(columns, first, last, {'reward': after})} | {test} |"
 
 
@@ -337,13 +334,6 @@ def _difference_row(
 
 def _sides(seeds: Sequence[Measured]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     return [one.first for one in seeds], [one.last for one in seeds]
-
-
-def over_seeds(values: Sequence[float]) -> Interval:
-    """Mean over seeds with Student's t interval, within rewards of 0 to 1. Equal seeds leave a grain's rounding."""
-    spread = math.sqrt(max(variance(values), GRAIN**2 / 12) / len(values))
-    half, mean = t_quantile(len(values) - 1, LEVEL) * spread, fmean(values)
-    return Interval(mean=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
 
 
 def _changes(

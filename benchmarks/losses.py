@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measuring import ENVIRONMENT, ROOT, lightningrl, metrics_of
 
-from lightningrl_training.evaluation.statistics import holm, mean_interval, rank_sum_p
+from lightningrl.figures import holm, mean_interval, rank_sum_p
 
 RUNS: Final = ROOT / "runs" / "losses"
 STEPS: Final = 24

@@ -40,10 +40,10 @@ from desk_tasks import validation
 from learning_table import has_ended
 from measuring import ENVIRONMENT, ROOT, fill_page, lightningrl, metrics_of
 
+from lightningrl.figures import Interval, holm, mean_interval, rank_sum_p, sign_flip_p
 from lightningrl.records import RolloutFilter
 from lightningrl.types import RolloutMode
 from lightningrl_server.store import SqlStore
-from lightningrl_training.evaluation.statistics import Interval, holm, mean_interval, rank_sum_p, sign_flip_p
 
 __all__ = ["ARMS", "PAIRS", "STAGES", "Arm", "Pair", "Run", "Validation", "compare", "main", "report"]
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from lightningrl.figures import smooth, wilson
 from lightningrl.types import Outcome, RolloutMode, RolloutState
-from lightningrl_viewer.charts import SMALL, Series, draw_chart, smooth
+from lightningrl_viewer.charts import SMALL, Series, draw_chart
 from lightningrl_viewer.curves import make_curves
 from lightningrl_viewer.reading.metric_table import HIDDEN, METRICS, find_metric
 from lightningrl_viewer.reading.progress import measure_progress
 from lightningrl_viewer.reading.queries.rollout_counts import Cell, StepReward
-from lightningrl_viewer.reading.summary import Point, effective_count, wilson
+from lightningrl_viewer.reading.summary import Point, effective_count
 from lightningrl_viewer.templates import ends
 
 RECIPE = {"loop.steps": 10, "loop.tasks_per_step": 4, "loop.group_size": 8}

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lightningrl.figures import smooth
 from lightningrl_viewer.reading.summary import Point
 
-__all__ = ["LARGE", "SMALL", "Chart", "Curve", "Dot", "Frame", "Series", "Tick", "draw_chart", "smooth", "sparkline"]
+__all__ = ["LARGE", "SMALL", "Chart", "Curve", "Dot", "Frame", "Series", "Tick", "draw_chart", "sparkline"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,16 +167,6 @@ def _range(points: Sequence[Point], frame: Frame, bounds: tuple[float, float] | 
         return least, most
     is_zero = abs(most) < _ROUNDING or bounds == (0.0, 1.0)
     return (0.0, 1.0) if is_zero else (min(0.0, 2 * least), max(0.0, 2 * most))  # a level, away from 0
-
-
-def smooth(values: Sequence[float], smoothing: float) -> list[float]:
-    """Return the exponential mean of the values so far, unbiased at its start: each weighs `smoothing` times the one
-    after it."""
-    mean, weight, means = 0.0, 0.0, []
-    for value in values:
-        mean, weight = smoothing * mean + value, smoothing * weight + 1.0
-        means.append(mean / weight)
-    return means
 
 
 def _labels(ticks: Sequence[float]) -> Callable[[float], str]:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightningrl.figures import wilson
 from lightningrl_viewer.charts import SMALL, Chart, Series, draw_chart
 from lightningrl_viewer.reading.metric_table import HIDDEN, METRICS, Metric, MetricGroup, find_metric
-from lightningrl_viewer.reading.summary import Point, wilson
+from lightningrl_viewer.reading.summary import Point
 from lightningrl_viewer.templates import count, duration, nats, percent, plain, size
 
 __all__ = ["SMOOTHINGS", "CurveGroup", "MetricCurve", "make_curves"]

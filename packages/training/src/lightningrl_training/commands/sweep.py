@@ -20,7 +20,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl_training.checks import build_checked
 from lightningrl_training.commands.printing import Page, make_table, shown
-from lightningrl_training.evaluation.statistics import Interval
+from lightningrl.figures import Interval
 from lightningrl_training.run_folder import explain_name, take_lock
 from lightningrl_training.sweeps.comparison import SettingResult, SweepResult, compare_sweep
 from lightningrl_training.sweeps.curves import draw_sweep
