@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from lightningrl.files import write_durably
 from lightningrl.recipe import Recipe
 from lightningrl_traces.run_store import FOREIGN
-from lightningrl_viewer.belongings import write_durably
 from lightningrl_viewer.reading.origin import read_import
 
 __all__ = ["GRADES", "read_mark", "write_folder"]

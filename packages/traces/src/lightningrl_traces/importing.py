@@ -8,7 +8,6 @@ The folder is there when all of it is. A killed import goes on by the same comma
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import re
 import shutil
 from collections import Counter
@@ -24,6 +23,7 @@ from typing import Final
 import msgspec
 
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.files import lock
 from lightningrl.plugins import PluginManager
 from lightningrl_traces.folder import read_mark, write_folder
 from lightningrl_traces.grades import GradedCall, Reason, grade_call
@@ -101,9 +101,9 @@ def _formats(sources: Sequence[Source]) -> tuple[str, ...]:
 def _scratch(work: Path, mark: str) -> Iterator[Spool]:
     """Open the scratch folder of an import, as a killed one left it, or anew where that was of another source."""
     work.parent.mkdir(parents=True, exist_ok=True)
-    with (work.parent / f"{work.name}.lock").open("w") as lock:
+    with (work.parent / f"{work.name}.lock").open("w") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except BlockingIOError:
             raise RunFolderError(f"another import into {str(work)!r} is running; wait for it") from None
         work.mkdir(mode=0o700, exist_ok=True)

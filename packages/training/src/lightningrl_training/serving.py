@@ -20,6 +20,7 @@ from typing import Any
 
 from lightningrl.backends import Backend, Speed, SpeedMeter
 from lightningrl.errors import RunFolderError, ServerError
+from lightningrl.files import create_private
 from lightningrl.keys import view_key, worker_key
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
@@ -37,7 +38,6 @@ from lightningrl_training.policies import Policies, RunningPolicy, load_backend
 from lightningrl_training.process_memory import measure_memory
 from lightningrl_training.step_forecast import give_time
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
-from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.origin import read_run_file, template_of
 
 __all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings"]

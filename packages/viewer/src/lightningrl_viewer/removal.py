@@ -5,15 +5,11 @@ a run of ours, and no link? ─► does nobody hold its lock? ─► schema, fil
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from lightningrl.errors import RunFolderError
+from lightningrl.files import locked
 from lightningrl_server.store.location import find_store
 from lightningrl_viewer.belongings import remove_made
 from lightningrl_viewer.reading.origin import is_own
@@ -33,7 +29,7 @@ def remove_run(folder: Path) -> list[str]:
     if folder.is_symlink() or not is_run(folder) or not is_own(folder):
         raise RunFolderError(f"no run of ours in {str(folder)!r}, so nothing is deleted; name the folder of a run")
     try:
-        with _locked(folder):
+        with locked(folder / ".lock", wait_s=_LOCK_S):
             if not (store := find_store(folder)).startswith("sqlite"):
                 from lightningrl_server.store.postgresql import drop_schema
 
@@ -44,30 +40,11 @@ def remove_run(folder: Path) -> list[str]:
                 (folder / name).unlink(missing_ok=True)
         if not left:
             folder.rmdir()
+    except BlockingIOError:
+        raise RunFolderError(f"run {str(folder)!r} is training, so it is not deleted; stop it first (Ctrl-C)") from None
     except (OSError, RecursionError) as error:
         problem = error.strerror if isinstance(error, OSError) else "folders are nested too deeply in it"
         raise RunFolderError(
             f"run {str(folder)!r} cannot be deleted: {problem}; make its folder writable, then delete it again"
         ) from error
     return left
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the run's lock. Raises RunFolderError where another process has it."""
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        give_up = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise RunFolderError(
-                        f"run {str(folder)!r} is training, so it is not deleted; stop it first (Ctrl-C)"
-                    ) from None
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(lock)
