@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-__all__ = ["create_private", "lock", "locked", "release", "sync", "whole", "write_durably"]
+__all__ = ["create_private", "lock", "locked", "release", "sync", "whole_file", "whole_folder", "write_durably"]
 
 
 def create_private(path: Path) -> IO[bytes]:
@@ -22,31 +22,42 @@ def create_private(path: Path) -> IO[bytes]:
 
 def write_durably(path: Path, content: str | bytes) -> None:
     """Write a file of its owner's alone, in one rename: whole and on disk, or as it was. Raises OSError."""
-    with whole(path) as scratch, create_private(scratch) as file:
+    with whole_file(path) as scratch, create_private(scratch) as file:
         file.write(content if isinstance(content, bytes) else content.encode())
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Give a path beside `path`, at which the body makes a file or folder. That is brought to disk and takes the place
-    of `path` when the body ends; where it fails, or is killed, `path` is as it was. Raises OSError."""
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a path beside `path`, at which the body makes a file. That is brought to disk and takes the place of `path`
+    when the body ends; where it fails, or is killed, `path` is as it was. Raises OSError."""
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.unlink(missing_ok=True)
+    try:
+        yield scratch
+        sync(scratch)
+        scratch.replace(path)
+        sync(path.parent)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Do the same for a folder, which the body makes; what a killed process left beside `path` goes. Raises OSError."""
     path = path.absolute()
-    scratch, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
-    _remove(scratch)  # of a process that was killed
+    scratch, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.{os.getpid()}.old")
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
         yield scratch
         for made in [*scratch.rglob("*"), scratch]:
             sync(made)
-        if is_folder := scratch.is_dir():  # which cannot take the place of one that holds something
-            _remove(old)
-            if path.exists():
-                path.rename(old)
-        scratch.replace(path)
+        if path.exists():  # nothing takes the place of a folder that holds something
+            path.rename(old)
+        scratch.rename(path)
         sync(path.parent)
-        if is_folder:
-            _remove(old)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
-        _remove(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -56,13 +67,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightningrl.errors import BackendError
-from lightningrl.files import whole
+from lightningrl.files import whole_folder
 
 __all__ = ["read_checkpoint", "restore_generators", "write_checkpoint", "written_folder"]
 
@@ -26,7 +26,7 @@ _WEIGHTS, _STATE = "trained.safetensors", "state.pt"
 def written_folder(folder: Path) -> Iterator[Path]:
     """A scratch folder that becomes `folder` when the block ends well, and vanishes when it does not."""
     try:
-        with whole(folder) as scratch:
+        with whole_folder(folder) as scratch:
             scratch.mkdir(parents=True)
             yield scratch
     except (OSError, RuntimeError, SafetensorError) as error:

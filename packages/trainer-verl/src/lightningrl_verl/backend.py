@@ -25,7 +25,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from lightningrl.advantages import count_distinct
 from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError, LightningError
-from lightningrl.files import whole
+from lightningrl.files import whole_folder
 from lightningrl.types import Sample
 from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
@@ -139,7 +139,7 @@ class VerlBackend:
         """Write weights, optimiser and schedule (actor, and critic) as verl does; a cluster needs a shared `folder`."""
         version = self.engine.info.version
         self._shared = self._shared or _above_checkpoints(folder)
-        with whole(folder) as scratch:
+        with whole_folder(folder) as scratch:
             inner = scratch / f"global_step_{version}"
             inner.mkdir(parents=True)
             self._ask(self._runner.save.remote(str(inner.resolve())))

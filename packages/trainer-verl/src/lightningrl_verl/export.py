@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lightningrl.errors import BackendError
-from lightningrl.files import whole
+from lightningrl.files import whole_folder
 from lightningrl_torch.exported import cast, find_dtype, merge_adapters, note_dtype, quiet_about_ties, write_model
 from lightningrl_verl.policy import PolicyFacts
 
@@ -41,7 +41,7 @@ def export_checkpoint(
         raise BackendError(
             f"verl's merger writes megatron's weights in bfloat16, not in {dtype}; export them without a dtype"
         )
-    with whole(folder) as scratch:
+    with whole_folder(folder) as scratch:
         scratch.mkdir(parents=True)
         _merge_shards(actor, scratch, None if megatron else wanted)
         if not any(path.suffix == ".safetensors" for path in scratch.iterdir()):

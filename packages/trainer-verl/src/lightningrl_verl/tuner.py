@@ -25,7 +25,7 @@ from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from lightningrl.advantages import teaching_rows
 from lightningrl.backends import Continuation, EngineInfo, GenerateRequest, LearnReport, TokenChunk
 from lightningrl.errors import BackendError
-from lightningrl.files import whole
+from lightningrl.files import whole_folder
 from lightningrl.types import Array, IntArray, Sample
 from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.environment import process_environment, quiet
@@ -116,7 +116,7 @@ class VerlTuner:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and schedule as verl does; a cluster needs a shared `folder`."""
-        with whole(folder) as scratch:
+        with whole_folder(folder) as scratch:
             actor = scratch / f"global_step_{self._version}" / "actor"
             actor.mkdir(parents=True)
             self._started().save(actor.resolve(), self._version)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from lightningrl.errors import ConfigError
-from lightningrl.files import whole
+from lightningrl.files import whole_file
 from lightningrl_torch.gguf.vocabulary import read_vocabulary
 
 __all__ = ["PRECISIONS", "check_writable", "write_gguf"]
@@ -88,7 +88,7 @@ def write_gguf(folder: Path, file: Path, precision: str) -> None:
     family = _family(config, folder)
     name = MODEL_ARCH_NAMES[family.architecture]
     try:
-        with whole(file) as scratch:
+        with whole_file(file) as scratch:
             writer = GGUFWriter(scratch, name)
             kind, file_type = PRECISIONS[precision]
             writer.add_type("model")

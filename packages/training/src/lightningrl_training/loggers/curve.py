@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.figures import smooth
-from lightningrl.files import create_private, whole
+from lightningrl.files import create_private, whole_file
 from lightningrl_viewer.reading.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def start_picture() -> tuple[Figure, Axes]:
 def save_picture(figure: Figure, png_path: Path) -> None:
     """Write a picture, whole or not at all. Raises RunFolderError."""
     try:
-        with whole(png_path) as scratch, create_private(scratch) as file:
+        with whole_file(png_path) as scratch, create_private(scratch) as file:
             figure.savefig(file, format="png")
     except OSError as error:
         raise RunFolderError(

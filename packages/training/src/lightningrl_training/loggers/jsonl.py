@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lightningrl.errors import RunFolderError
-from lightningrl.files import create_private, whole
+from lightningrl.files import create_private, whole_file
 from lightningrl_viewer.reading.metrics import read_lines
 
 __all__ = ["JsonlLogger"]
@@ -62,7 +62,7 @@ def _repair(path: Path, resume_after: int | None) -> None:
     kept = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
     if len(kept) == path.stat().st_size:
         return
-    with whole(path) as scratch:
+    with whole_file(path) as scratch:
         with create_private(scratch) as file:
             file.write(kept)
         shutil.copymode(path, scratch)

@@ -19,7 +19,7 @@ from typing import Any
 
 from lightningrl.backends import Backend
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl.files import whole, write_durably
+from lightningrl.files import whole_folder, write_durably
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -244,7 +244,7 @@ def _write_policy(recipe: Recipe, folder: RunFolder, backend: Backend, renderer:
     name, target = recipe.policy.name, folder.path / "policy"
     chosen = find_checkpoint(folder.path)
     load_backend(backend, chosen.folder, name)
-    with folder.making("policy"), whole(target) as scratch:
+    with folder.making("policy"), whole_folder(target) as scratch:
         backend.export(scratch)
         name_stops(scratch, renderer.stop_token_ids)
         template = own_template(name, recipe.policy, recipe.folder)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from lightningrl.errors import ConfigError
-from lightningrl.files import locked, whole
+from lightningrl.files import locked, whole_folder
 from lightningrl.plugins import Plugin, load_plugins
 from lightningrl_server.rendering.templates import added_tokens, no_template
 
@@ -177,7 +177,7 @@ def _locked(root: Path, name: str) -> Iterator[None]:
 
 
 def _make(file: Path, folder: Path, facts: Mapping[str, Any], read: Callable[..., None]) -> None:
-    with whole(folder) as scratch:  # what a kill left there is gone
+    with whole_folder(folder) as scratch:  # what a kill left there is gone
         needed, free = int(facts["bytes"] * _SPARE), shutil.disk_usage(folder.parent).free
         if needed > free:
             raise ConfigError(
