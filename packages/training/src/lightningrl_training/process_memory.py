@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from lightningrl_client.runtime.keeper import list_descendants
+from lightningrl.keeper import list_descendants
 
 __all__ = ["measure_memory"]
 
