@@ -76,6 +76,17 @@ class Interval:
     """Lower end; None = there are too few values for an interval."""
     high: float | None
 
+    @property
+    def is_shown(self) -> bool:
+        """True where a difference is shown: the interval leaves out 0."""
+        return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
+
+    def __format__(self, number: str) -> str:
+        """`0.512 [0.401, 0.623]`, each written as `number` says; without ends where there are none."""
+        if self.low is None or self.high is None:
+            return format(self.mean, number)
+        return f"{self.mean:{number}} [{self.low:{number}}, {self.high:{number}}]"
+
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Chance that at least one of k samples passes, without bias. `k` is at most `samples`."""

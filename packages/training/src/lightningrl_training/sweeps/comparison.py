@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -73,11 +73,6 @@ class Difference:
     other: str
     interval: Interval
 
-    @property
-    def is_shown(self) -> bool:
-        low, high = self.interval.low, self.interval.high
-        return low is not None and high is not None and (low > 0.0 or high < 0.0)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
@@ -97,10 +92,6 @@ class SweepResult:
 
     def numbers(self) -> dict[str, Any]:
         """The result for `sweep.json`."""
-
-        def interval(value: Interval | None) -> dict[str, float | None] | None:
-            return None if value is None else {"mean": value.mean, "low": value.low, "high": value.high}
-
         return {
             "measure": self.measure,
             "level": LEVEL,
@@ -110,7 +101,7 @@ class SweepResult:
                     "values": dict(result.runs[0].point.values) if result.runs else {},
                     "seeds": [run.point.seed for run in result.runs],
                     "before": result.before,
-                    "after": interval(result.after),
+                    "after": None if result.after is None else asdict(result.after),
                     "steps": result.steps,
                     "minutes": result.minutes,
                     "tokens": result.tokens,
@@ -122,8 +113,8 @@ class SweepResult:
                 {
                     "setting": each.setting,
                     "other": each.other,
-                    **(interval(each.interval) or {}),
-                    "shown": each.is_shown,
+                    **asdict(each.interval),
+                    "shown": each.interval.is_shown,
                 }
                 for each in self.differences
             ],
@@ -250,8 +241,8 @@ def _verdict(measure: str, settings: Sequence[SettingResult], differences: Seque
     against = {each.other: each for each in differences if each.setting == best.setting}
     if not against:
         return f"one seed of a setting shows no difference, however large ({measure}): give --seeds 3 or more"
-    worse = [each for each in against.values() if each.is_shown]
-    alike = [each for each in against.values() if not each.is_shown]
+    worse = [each for each in against.values() if each.interval.is_shown]
+    alike = [each for each in against.values() if not each.interval.is_shown]
     if not worse:
         named = "; ".join(f"{best.setting} against {each.other}: {_shown(each.interval)}" for each in alike)
         return f"no difference shown by {seeds} seeds in {measure}: {named}"
@@ -273,8 +264,7 @@ def _learned(measure: str, result: SettingResult) -> str:
     if len(gains) < 2:
         return f"{measure} changed by {gains[0]:+.3f}; one seed shows no difference: give --seeds 3 or more"
     gain = mean_interval(gains, grain=1.0 / min(run.rollouts for run in result.runs))
-    is_shown = gain.low is not None and gain.high is not None and (gain.low > 0.0 or gain.high < 0.0)
-    what = ("rose" if gain.mean > 0 else "fell") if is_shown else f"did not change that {len(gains)} seeds show"
+    what = ("rose" if gain.mean > 0 else "fell") if gain.is_shown else f"did not change that {len(gains)} seeds show"
     return f"{measure} {what}: {_shown(gain)} ({len(gains)} seeds)"
 
 
