@@ -59,12 +59,12 @@ class JsonlLogger:
 
 def _repair(path: Path, resume_after: int | None) -> None:
     """Rewrite the file without an unfinished line and without later steps, if it has any."""
-    kept = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
-    if len(kept) == path.stat().st_size:
+    lines = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
+    if len(lines) == path.stat().st_size:
         return
     with whole_file(path) as scratch:
         with create_private(scratch) as file:
-            file.write(kept)
+            file.write(lines)
         shutil.copymode(path, scratch)
 
 
