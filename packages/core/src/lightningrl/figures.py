@@ -96,16 +96,6 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def smooth(values: Sequence[float], smoothing: float) -> list[float]:
-    """Return the exponential mean of the values so far, unbiased at its start: each weighs `smoothing` times the one
-    after it."""
-    mean, weight, means = 0.0, 0.0, []
-    for value in values:
-        mean, weight = smoothing * mean + value, smoothing * weight + 1.0
-        means.append(mean / weight)
-    return means
-
-
 @lru_cache(maxsize=1024)
 def t_quantile(freedom: float, level: float) -> float:
     """The t that |T| stays below with probability `level`."""
@@ -268,3 +258,13 @@ def holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
         largest = max(largest, min(1.0, (len(p_values) - place) * p_values[question]))
         corrected[question] = largest
     return {question: corrected[question] for question in p_values}
+
+
+def smooth(values: Sequence[float], smoothing: float) -> list[float]:
+    """Return the exponential mean of the values so far, unbiased at its start: each weighs `smoothing` times the one
+    after it."""
+    mean, weight, means = 0.0, 0.0, []
+    for value in values:
+        mean, weight = smoothing * mean + value, smoothing * weight + 1.0
+        means.append(mean / weight)
+    return means
