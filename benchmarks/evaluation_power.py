@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl_training.evaluation.statistics import bet, mean_interval
+from lightningrl.figures import bet, mean_interval
 
 GAINS: Final = ((0.0, 400), (0.05, 200), (0.05, 400), (0.1, 100))
 """Gain of the first policy, and tasks."""
@@ -49,8 +49,7 @@ def main() -> None:
                 differences = make_differences(chance, tasks=tasks, samples=samples, gain=gain, fresh=options.fresh)
                 decided = bet(differences, bounds=(-1.0, 1.0), horizon=tasks).decided_after
                 after += [] if decided is None else [decided]
-                interval = mean_interval(differences)
-                shown += interval.low is not None and interval.high is not None and interval.low * interval.high > 0.0
+                shown += mean_interval(differences).is_shown
             middle = f"{np.median(after):.0f}" if after else "-"
             shares = f"{len(after) / options.pairs:.2f} | {middle} | {shown / options.pairs:.2f}"
             print(f"| {gain:g} | {tasks} | {samples} | {shares} |", flush=True)

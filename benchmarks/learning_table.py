@@ -21,24 +21,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measuring import ROOT, lightningrl, metrics_of
 
+from lightningrl.figures import LEVEL, Interval, mean_interval, welch_interval
 from lightningrl_training.evaluation.result import read_evaluation
-from lightningrl_training.evaluation.statistics import LEVEL, Interval, mean_interval
-from lightningrl_training.sweeps.comparison import welch_interval
-from lightningrl_viewer.reading.summary import t_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -296,7 +293,8 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
         one = measured[row.name]
         minutes = metrics_of(table.runs / row.name)[-1]["minutes"]
         changes = _changes(columns, one.first, one.last, {"reward": one.after})
-        lines.append(f"| {row.label} | {row.seed} | {minutes:.1f} | {changes} | {_shown(one.test)} |")
+        test = "-" if one.test is None else f"{one.test:.3f}"
+        lines.append(f"| {row.label} | {row.seed} | {minutes:.1f} | {changes} | {test} |")
     kinds = {row.kind: row.label for row in rows}
     several = {
         kind: runs for kind in kinds if len(runs := [measured[row.name] for row in rows if row.kind == kind]) > 1
@@ -314,9 +312,9 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
 
 def _mean_row(columns: Sequence[str], seeds: Sequence[Measured], label: str) -> str:
     first, last = ({name: fmean(side[name] for side in sides) for name in columns} for sides in _sides(seeds))
-    after = over_seeds([one.last["reward"] for one in seeds])
+    after = mean_interval([one.last["reward"] for one in seeds], bounds=(0.0, 1.0), grain=GRAIN)
     tests = [one.test.mean for one in seeds if one.test is not None]
-    test = _shown(over_seeds(tests)) if len(tests) == len(seeds) else "-"
+    test = f"{mean_interval(tests, bounds=(0.0, 1.0), grain=GRAIN):.3f}" if len(tests) == len(seeds) else "-"
     return f"| {label} | | | {_changes(columns, first, last, {'reward': after})} | {test} |"
 
 
@@ -330,8 +328,8 @@ def _difference_row(
     tests = [[one.test.mean for one in runs if one.test is not None] for runs in (first, second)]
     test = "-"
     if all(len(each) > 1 for each in tests):
-        test = _shown(welch_interval(*tests, grain=GRAIN, level=level), "+")
-    cells = [_shown(after, "+") if name == "reward" else "" for name in columns]
+        test = f"{welch_interval(*tests, grain=GRAIN, level=level):+.3f}"
+    cells = [f"{after:+.3f}" if name == "reward" else "" for name in columns]
     return f"| {label} | | | {' | '.join(cells)} | {test} |"
 
 
@@ -339,32 +337,17 @@ def _sides(seeds: Sequence[Measured]) -> tuple[list[dict[str, float]], list[dict
     return [one.first for one in seeds], [one.last for one in seeds]
 
 
-def over_seeds(values: Sequence[float]) -> Interval:
-    """Mean over seeds with Student's t interval, within rewards of 0 to 1. Equal seeds leave a grain's rounding."""
-    spread = math.sqrt(max(variance(values), GRAIN**2 / 12) / len(values))
-    half, mean = t_quantile(len(values) - 1, LEVEL) * spread, fmean(values)
-    return Interval(mean=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
-
-
 def _changes(
     columns: Sequence[str], first: dict[str, float], last: dict[str, float], intervals: Mapping[str, Interval]
 ) -> str:
     return " | ".join(
-        f"{_number(first[name])} → {_shown(intervals[name]) if name in intervals else _number(last[name])}"
+        f"{_number(first[name])} → {format(intervals[name], '.3f') if name in intervals else _number(last[name])}"
         for name in columns
     )
 
 
 def _number(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
-
-
-def _shown(interval: Interval | None, sign: str = "") -> str:
-    if interval is None:
-        return "-"
-    if interval.low is None or interval.high is None:
-        return f"{interval.mean:{sign}.3f}"
-    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
 
 
 async def measure(table: Table, row: Row) -> Measured:

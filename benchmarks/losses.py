@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measuring import ENVIRONMENT, ROOT, lightningrl, metrics_of
 
-from lightningrl_training.evaluation.statistics import holm, mean_interval, rank_sum_p
+from lightningrl.figures import holm, mean_interval, rank_sum_p
 
 RUNS: Final = ROOT / "runs" / "losses"
 STEPS: Final = 24
@@ -141,10 +141,9 @@ def as_markdown(seeds: int) -> str:
         each = ", ".join("never" if math.isinf(run.rollouts) else f"{run.rollouts:.0f}" for run in runs)
         middle = median(run.rollouts for run in runs)
         end = mean_interval([run.end for run in runs], bounds=(0.0, 1.0))
-        bounds = "" if end.low is None or end.high is None else f" [{end.low:.3f}, {end.high:.3f}]"
         p = f"{p_values[arm.name]:.3f}" if arm.name in p_values else ""
         cells = (arm.setting, f"`{arm.loss}`", each, "never" if math.isinf(middle) else f"{middle:.0f}")
-        lines.append(f"| {' | '.join(cells)} | {end.mean:.3f}{bounds} | {p} |")
+        lines.append(f"| {' | '.join(cells)} | {end:.3f} | {p} |")
     return "\n".join(lines)
 
 

@@ -18,8 +18,8 @@ from gguf_models import save_family
 from warm import WarmCommand
 
 import lightningrl
+from lightningrl.figures import Verdict
 from lightningrl_torch.gguf.format import GgufFormat
-from lightningrl_training.evaluation.statistics import Verdict
 
 pytestmark = pytest.mark.slow
 SMALL = {

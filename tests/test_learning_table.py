@@ -55,7 +55,7 @@ def test_runs_of_a_table_are_told_apart_by_colour_and_by_marker_and_say_what_the
 def test_a_table_has_intervals_over_seeds_a_test_column_and_trained_less_control(
     script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lightningrl_training.evaluation.statistics import Interval
+    from lightningrl.figures import Interval
 
     table = next(one for one in script["TABLES"] if one.example == "rag")
     ends = {"seed": (0.755, 0.719, 0.738), "control": (0.284, 0.284, 0.284)}

@@ -40,10 +40,10 @@ from desk_tasks import validation
 from learning_table import has_ended
 from measuring import ENVIRONMENT, ROOT, fill_page, lightningrl, metrics_of
 
+from lightningrl.figures import Interval, holm, mean_interval, rank_sum_p, sign_flip_p
 from lightningrl.records import RolloutFilter
 from lightningrl.types import RolloutMode
 from lightningrl_server.store import SqlStore
-from lightningrl_training.evaluation.statistics import Interval, holm, mean_interval, rank_sum_p, sign_flip_p
 
 __all__ = ["ARMS", "PAIRS", "STAGES", "Arm", "Pair", "Run", "Validation", "compare", "main", "report"]
 
@@ -348,13 +348,8 @@ def arms_table(runs: Sequence[Run]) -> str:
 def _change(own: Sequence[Run], measure: str) -> str:
     curves = [one.curve(measure) for one in own]
     ends = [curve[-1] for curve in curves]
-    last = f"{ends[0]:.3f}" if len(set(ends)) == 1 else _interval(mean_interval(ends, bounds=(0.0, 1.0)))
+    last = f"{ends[0]:.3f}" if len(set(ends)) == 1 else f"{mean_interval(ends, bounds=(0.0, 1.0)):.3f}"
     return f"{np.mean([curve[0] for curve in curves]):.3f} → {last}"
-
-
-def _interval(interval: Interval) -> str:
-    ends = "" if interval.low is None else f" [{interval.low:.3f}, {interval.high:.3f}]"
-    return f"{interval.mean:.3f}{ends}"
 
 
 def _to_target(own: Sequence[Run]) -> str:
@@ -365,8 +360,8 @@ def pairs_table(pairs: Sequence[Pair]) -> str:
     """Differences of the share right; pretrained.json has the rest."""
     lines = ["| compared | over seeds | p, exact, Holm | over tasks | p, Holm |", "|---|---|---|---|---|"]
     for pair in pairs:
-        cells = [f"{pair.first} - {pair.second}", _interval(pair.by_seed), f"{pair.p_by_seed:.2f}"]
-        cells += [_interval(pair.by_task), f"{pair.p_by_task:.4f}"]
+        cells = [f"{pair.first} - {pair.second}", f"{pair.by_seed:.3f}", f"{pair.p_by_seed:.2f}"]
+        cells += [f"{pair.by_task:.3f}", f"{pair.p_by_task:.4f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from learning import PLANS
 from measuring import fill_page
 from methods import BROADCAST, METHODS
 
-from lightningrl_training.evaluation.statistics import holm, rank_sum_p
+from lightningrl.figures import holm, rank_sum_p
 
 __all__ = ["Need", "Question", "needs", "questions", "write_report"]
 

@@ -55,7 +55,7 @@ def train_with_trl(name: str, seeds: int) -> None:
     from environment import environment
 
     from lightningrl_tasks_openenv import OpenEnvTasks
-    from lightningrl_tasks_openenv.child import ServerProcess
+    from lightningrl_tasks_openenv.source import ServerProcess
 
     recipe: Any = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
     python = environment("trl_openenv", TRL)

@@ -15,7 +15,7 @@ from lightningrl.types import Task
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_client.runtime.agent_loader import agent_reference, load_agent, runs_in_process
 from lightningrl_client.runtime.harnesses import box, guard
-from lightningrl_client.runtime.harnesses.check import count_tests
+from lightningrl_client.runtime.harnesses.program import count_tests
 from lightningrl_client.runtime.harnesses.rows import Places, read_table
 
 RECIPE = """

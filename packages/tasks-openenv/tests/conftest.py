@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lightningrl_tasks_openenv.child import find_port
+from lightningrl_tasks_openenv.source import find_port
 
 HERE = Path(__file__).parent
 REAL = Path(__file__).parents[3] / ".venv-openenv" / "bin" / "python"

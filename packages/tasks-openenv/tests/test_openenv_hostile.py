@@ -22,8 +22,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from lightningrl.types import Task
 from lightningrl_tasks_openenv import EnvironmentFailure, OpenEnvTasks
-from lightningrl_tasks_openenv.child import find_port
 from lightningrl_tasks_openenv.episode import read_arguments
+from lightningrl_tasks_openenv.source import find_port
 from lightningrl_tasks_openenv.wire import TaskApi
 
 DEEP = "[" * 60_000 + "]" * 60_000

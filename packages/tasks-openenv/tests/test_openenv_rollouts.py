@@ -139,7 +139,7 @@ def servers_of(marker: str) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if marker.encode() in words and b"guard.py" not in b"".join(words):
+        if marker.encode() in words and b"keeper.py" not in b"".join(words):
             found.append(int(folder.name))
     return found
 

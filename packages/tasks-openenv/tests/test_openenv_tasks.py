@@ -11,8 +11,8 @@ import pytest
 from lightningrl.errors import ConfigError
 from lightningrl.types import Outcome, Task, Trajectory
 from lightningrl_tasks_openenv import EnvironmentFailure, OpenEnvTasks
-from lightningrl_tasks_openenv.child import find_port
 from lightningrl_tasks_openenv.episode import NoReward
+from lightningrl_tasks_openenv.source import find_port
 
 StartServer = Callable[..., str]
 SUMS: dict[str, Any] = {"answer": "answer", "submit": "answer.text"}

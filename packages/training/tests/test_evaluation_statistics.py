@@ -10,12 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lightningrl.recipe import Recipe
-from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
-from lightningrl.types import Outcome
-from lightningrl_training.evaluation.certificate import FEWEST, Gap, judge_gaps
-from lightningrl_training.evaluation.result import EvaluatedSample, EvaluatedTask, Evaluation, compare
-from lightningrl_training.evaluation.statistics import (
+from lightningrl.figures import (
     Verdict,
     bet,
     holm,
@@ -23,8 +18,13 @@ from lightningrl_training.evaluation.statistics import (
     pass_at_k,
     rank_sum_p,
     sign_flip_p,
+    t_quantile,
 )
-from lightningrl_viewer.reading.summary import t_quantile
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
+from lightningrl.types import Outcome
+from lightningrl_training.evaluation.certificate import FEWEST, Gap, judge_gaps
+from lightningrl_training.evaluation.result import EvaluatedSample, EvaluatedTask, Evaluation, compare
 
 DIFFERENCES = (-1.0, 1.0)
 FRESH = 0.1

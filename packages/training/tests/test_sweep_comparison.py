@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl_training.sweeps.comparison import SweepResult, compare_sweep, welch_interval
+from lightningrl.figures import welch_interval
+from lightningrl_training.sweeps.comparison import SweepResult, compare_sweep
 from lightningrl_training.sweeps.curves import draw_sweep
 from lightningrl_training.sweeps.plan import SweepPlan, default_sweep, make_plan, open_plan, split_values
 

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
+from lightningrl.figures import wilson
 from lightningrl.records import RolloutFilter, RolloutRecord, Score
 from lightningrl.sanitize import as_text, one_line
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task
@@ -29,7 +30,7 @@ from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.page import ViewedRun
 from lightningrl_viewer.reading.metrics import read_metrics
 from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.reading.summary import interval, read_summary, wilson
+from lightningrl_viewer.reading.summary import interval, read_summary
 from lightningrl_viewer.report import make_report
 from lightningrl_viewer.runs import OneFolder, OneRun, Runs, RunsFolder
 

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.advantages import FloatArray, mean
+from lightningrl.advantages import FloatArray, center, mean
+from lightningrl.figures import rank
 from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup
 from lightningrl_credit.branches import Branches
 from lightningrl_credit.states import KEYS, state_keys
@@ -431,18 +432,10 @@ class Columns:
 
     def _rank(self, row: int, among: NDArray[np.bool_]) -> FloatArray:
         if not np.array_equal(among, self._is_scored[row]):
-            return _ranks(self._values[row][among])
+            return center(rank(self._values[row][among]))
         if row not in self._ranks:
-            self._ranks[row] = _ranks(self._values[row][among])
+            self._ranks[row] = center(rank(self._values[row][among]))
         return self._ranks[row]
-
-
-def _ranks(values: FloatArray) -> FloatArray:
-    """Ranks less their mean; equal values share the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: FloatArray = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
-    ranks -= ranks.mean()
-    return ranks
 
 
 def _correlation(first: FloatArray, second: FloatArray) -> float | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import fcntl
 import json
 import re
 import shutil
@@ -28,6 +27,7 @@ from typing import Final
 import msgspec
 
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.files import lock, write_durably
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl_traces.documents import UNREADABLE, begin, refuse
@@ -37,7 +37,6 @@ from lightningrl_traces.records import Call, Sample, TraceImporter
 from lightningrl_traces.run_store import FOREIGN, TraceStore, score_of
 from lightningrl_traces.secrets import mask_call, mask_ending, mask_id, mask_text, mask_tool
 from lightningrl_traces.spool import Spool
-from lightningrl_viewer.belongings import write_durably
 from lightningrl_viewer.reading.origin import read_import
 
 __all__ = ["ImportReport", "Source", "import_traces", "open_source_files"]
@@ -160,9 +159,9 @@ def _told(path: Path, form: str | None, importers: Mapping[str, TraceImporter]) 
 def _scratch(work: Path, mark: str) -> Iterator[Spool]:
     """Open the scratch folder of an import, as a killed one left it, or anew where that was of another source."""
     work.parent.mkdir(parents=True, exist_ok=True)
-    with (work.parent / f"{work.name}.lock").open("w") as lock:
+    with (work.parent / f"{work.name}.lock").open("w") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except BlockingIOError:
             raise RunFolderError(f"another import into {str(work)!r} is running; wait for it") from None
         work.mkdir(mode=0o700, exist_ok=True)

@@ -9,7 +9,6 @@ goes on.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hmac
 import os
 import re
@@ -30,6 +29,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lightningrl.errors import ConfigError, RunFolderError, ServerError
+from lightningrl.files import lock
 from lightningrl.keys import KEY_VARIABLE
 from lightningrl.plugins import PluginManager
 from lightningrl_server.bounded_http import BoundedHttp
@@ -70,7 +70,7 @@ class OtlpReceiver:
         self.path = folder / _FILE
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except BlockingIOError:
             os.close(self._file)
             raise RunFolderError(

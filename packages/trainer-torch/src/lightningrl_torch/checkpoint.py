@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightningrl.errors import BackendError
+from lightningrl.files import whole_folder
 
 __all__ = ["read_checkpoint", "restore_generators", "write_checkpoint", "written_folder"]
 
@@ -26,20 +25,10 @@ _WEIGHTS, _STATE = "trained.safetensors", "state.pt"
 @contextlib.contextmanager
 def written_folder(folder: Path) -> Iterator[Path]:
     """A scratch folder that becomes `folder` when the block ends well, and vanishes when it does not."""
-    folder = folder.absolute()
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    for leftover in (scratch, old):
-        shutil.rmtree(leftover, ignore_errors=True)
     try:
-        scratch.mkdir(parents=True)
-        yield scratch
-        for path in [*scratch.rglob("*"), scratch]:
-            _flush(path)
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-        _flush(folder.parent)
+        with whole_folder(folder) as scratch:
+            scratch.mkdir(parents=True)
+            yield scratch
     except (OSError, RuntimeError, SafetensorError) as error:
         # on a full disk torch and safetensors have errors of their own
         problem = error if isinstance(error, OSError) else error.__context__ or error
@@ -48,9 +37,6 @@ def written_folder(folder: Path) -> Iterator[Path]:
             "nothing of it was kept: mend that, then run again (--resume)"
         )
         raise BackendError(sentence) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def write_checkpoint(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -96,11 +82,3 @@ def restore_generators(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(generators["torch"].cpu())
     if generators["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([one.cpu() for one in generators["cuda"]])
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from lightningrl.advantages import count_distinct
 from lightningrl.backends import LearnReport
 from lightningrl.errors import BackendError, LightningError
+from lightningrl.files import whole_folder
 from lightningrl.types import Sample
 from lightningrl_verl.engine import VerlEngine
 from lightningrl_verl.environment import process_environment, quiet
@@ -138,13 +138,10 @@ class VerlBackend:
         """Write weights, optimiser and schedule (actor, and critic) as verl does; a cluster needs a shared `folder`."""
         version = self.engine.info.version
         self._shared = self._shared or _above_checkpoints(folder)
-        scratch = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(scratch, ignore_errors=True)
-        inner = scratch / f"global_step_{version}"
-        inner.mkdir(parents=True)
-        self._ask(self._runner.save.remote(str(inner.resolve())))
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.rename(folder)
+        with whole_folder(folder) as scratch:
+            inner = scratch / f"global_step_{version}"
+            inner.mkdir(parents=True)
+            self._ask(self._runner.save.remote(str(inner.resolve())))
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote. Restarts verl where it runs already."""

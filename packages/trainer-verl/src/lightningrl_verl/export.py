@@ -10,7 +10,6 @@ import contextlib
 import io
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from lightningrl.errors import BackendError
+from lightningrl.files import whole_folder
 from lightningrl_torch.exported import cast, find_dtype, merge_adapters, note_dtype, quiet_about_ties, write_model
 from lightningrl_verl.policy import PolicyFacts
 
@@ -41,17 +41,16 @@ def export_checkpoint(
         raise BackendError(
             f"verl's merger writes megatron's weights in bfloat16, not in {dtype}; export them without a dtype"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent))
-    _merge_shards(actor, scratch, None if megatron else wanted)
-    if not any(path.suffix == ".safetensors" for path in scratch.iterdir()):
-        raise BackendError(f"verl's merger wrote no weights for {str(actor)!r}; is the checkpoint complete?")
-    adapters = scratch / "lora_adapter"
-    if adapters.is_dir():
-        _merge_adapters(policy.model, adapters, wanted)
-    note_dtype(scratch, wanted)
-    policy.tokenizer.save_pretrained(scratch)
-    scratch.rename(folder)
+    with whole_folder(folder) as scratch:
+        scratch.mkdir(parents=True)
+        _merge_shards(actor, scratch, None if megatron else wanted)
+        if not any(path.suffix == ".safetensors" for path in scratch.iterdir()):
+            raise BackendError(f"verl's merger wrote no weights for {str(actor)!r}; is the checkpoint complete?")
+        adapters = scratch / "lora_adapter"
+        if adapters.is_dir():
+            _merge_adapters(policy.model, adapters, wanted)
+        note_dtype(scratch, wanted)
+        policy.tokenizer.save_pretrained(scratch)
 
 
 def _merge_shards(actor: Path, folder: Path, dtype: torch.dtype | None) -> None:

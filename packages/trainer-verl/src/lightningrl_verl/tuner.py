@@ -6,7 +6,6 @@ rows ─► nested tensors ─► TrainingWorker of each rank (FSDP or Megatron,
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from lightningrl.advantages import teaching_rows
 from lightningrl.backends import Continuation, EngineInfo, GenerateRequest, LearnReport, TokenChunk
 from lightningrl.errors import BackendError
+from lightningrl.files import whole_folder
 from lightningrl.types import Array, IntArray, Sample
 from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint, step_folder
@@ -115,13 +115,10 @@ class VerlTuner:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and schedule as verl does; a cluster needs a shared `folder`."""
-        scratch = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(scratch, ignore_errors=True)
-        actor = scratch / f"global_step_{self._version}" / "actor"
-        actor.mkdir(parents=True)
-        self._started().save(actor.resolve(), self._version)
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.rename(folder)
+        with whole_folder(folder) as scratch:
+            actor = scratch / f"global_step_{self._version}" / "actor"
+            actor.mkdir(parents=True)
+            self._started().save(actor.resolve(), self._version)
         self._saved = None  # whoever asked may move it
 
     def load(self, folder: Path) -> None:

@@ -9,7 +9,6 @@ runs/<name>-<time>/
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lightningrl.errors import RunFolderError, StoreError
+from lightningrl.files import lock, release, sync, write_durably
 from lightningrl.recipe import Recipe
 from lightningrl.sanitize import printable
 from lightningrl_client.recipe_file import load_recipe, with_settings
@@ -41,8 +41,6 @@ from lightningrl_viewer.belongings import (
     list_made,
     remove_checkpoint,
     remove_made,
-    sync_directory,
-    write_durably,
 )
 from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, place_models, read_run_file
 
@@ -249,7 +247,7 @@ class RunFolder:
                 f"{str(final)!r} is none of the run's checkpoints; move it away, then run again with --resume"
             )
         scratch.rename(final)
-        sync_directory(final.parent)
+        sync(final.parent)
         saved, best = self.checkpoints(), best_checkpoint(self.path)
         for old in saved[:-keep]:
             if best is None or old.state.step != best.state.step:
@@ -274,10 +272,7 @@ class RunFolder:
                 self.path.rmdir()
 
     def close(self) -> None:
-        if not self._lock.closed:
-            # closed alone, it would be held by processes that were forked meanwhile
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-        self._lock.close()
+        release(self._lock)
 
     def _find_database(self, database: str | None) -> None:
         """Follow the run's schema to a moved or renamed database."""
@@ -362,7 +357,7 @@ def _has_rollouts(path: Path) -> bool:
 def take_lock(path: Path, *, kind: str = "run folder", option: str = "--run") -> IO[str]:
     """Lock a folder for this process, until the file is closed. Raises RunFolderError where another has it."""
     try:
-        lock = os.fdopen(
+        file = os.fdopen(
             os.open(path / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a+", encoding="utf-8"
         )
     except OSError as error:
@@ -371,29 +366,19 @@ def take_lock(path: Path, *, kind: str = "run folder", option: str = "--run") ->
             f"or give another {option}"
         )
         raise RunFolderError(sentence) from error
-    give_up = time.monotonic() + _LOCK_S
-    while not _try_lock(lock):
-        if time.monotonic() < give_up:
-            time.sleep(0.02)
-            continue
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
+    try:
+        lock(file, wait_s=_LOCK_S)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
         raise RunFolderError(
             f"{kind} {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another {option}"
-        )
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock
-
-
-def _try_lock(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
 
 
 def _check_same(old: Recipe, new: Recipe, path: Path) -> None:

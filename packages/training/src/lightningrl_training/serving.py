@@ -21,6 +21,7 @@ from typing import Any
 
 from lightningrl.backends import Backend, Speed, SpeedMeter
 from lightningrl.errors import RunFolderError, ServerError
+from lightningrl.files import create_private
 from lightningrl.keys import view_key, worker_key
 from lightningrl.machine import resident_by_pid
 from lightningrl.plugins import load_plugins
@@ -37,7 +38,6 @@ from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
-from lightningrl_viewer.belongings import create_private
 from lightningrl_viewer.reading.origin import read_run_file, template_of
 
 __all__ = [

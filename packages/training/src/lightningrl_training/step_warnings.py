@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Final
 
 from lightningrl.errors import LightningError
+from lightningrl.figures import mean_interval
 from lightningrl.recipe import Recipe
 from lightningrl.types import Outcome, Trajectory
 from lightningrl_credit.judge_assigner import EARLIER
@@ -18,7 +19,6 @@ from lightningrl_credit.metrics import FAILURES
 from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer, unread_rewards
 from lightningrl_training import explanations
 from lightningrl_training.collector import Rollouts
-from lightningrl_training.evaluation.statistics import mean_interval
 from lightningrl_training.tasks import TaskSets, plan_validation
 
 __all__ = ["StepWarnings", "count_repeated_answers", "explain_standstill", "has_stood_still", "last_validation"]

@@ -16,19 +16,16 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from typing import Final
 
 from lightningrl_viewer.reading.origin import read_object, read_run_file
 
 __all__ = [
     "FILES",
-    "create_private",
     "list_checkpoints",
     "list_made",
     "remove_checkpoint",
     "remove_made",
-    "sync_directory",
-    "write_durably",
 ]
 
 FILES: Final = "files.json"
@@ -170,29 +167,3 @@ def _remove_empty(folder: Path | str, place: int | None = None) -> None:
     """Remove a folder in which nothing lies."""
     with suppress(OSError):
         os.rmdir(folder, dir_fd=place)
-
-
-def create_private(path: Path) -> IO[bytes]:
-    """Create a file to write, in the place of a file or link. Raises OSError."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
-def write_durably(path: Path, content: str | bytes) -> None:
-    """Write a file of its owner's alone, in one rename: whole and on disk, or as it was. Raises OSError."""
-    scratch = path.with_name(f".{path.name}.new")
-    with create_private(scratch) as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a folder on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

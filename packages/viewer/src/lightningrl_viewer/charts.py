@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightningrl.figures import smooth, wilson
 from lightningrl_viewer.reading.metrics import HIDDEN, METRICS, Metric, MetricGroup, find_metric
-from lightningrl_viewer.reading.summary import Point, wilson
+from lightningrl_viewer.reading.summary import Point
 from lightningrl_viewer.templates import count, duration, nats, percent, plain, size
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "Tick",
     "draw_chart",
     "make_curves",
-    "smooth",
     "sparkline",
 ]
 
@@ -187,16 +187,6 @@ def _range(points: Sequence[Point], frame: Frame, bounds: tuple[float, float] | 
         return least, most
     is_zero = abs(most) < _ROUNDING or bounds == (0.0, 1.0)
     return (0.0, 1.0) if is_zero else (min(0.0, 2 * least), max(0.0, 2 * most))  # a level, away from 0
-
-
-def smooth(values: Sequence[float], smoothing: float) -> list[float]:
-    """Return the exponential mean of the values so far, unbiased at its start: each weighs `smoothing` times the one
-    after it."""
-    mean, weight, means = 0.0, 0.0, []
-    for value in values:
-        mean, weight = smoothing * mean + value, smoothing * weight + 1.0
-        means.append(mean / weight)
-    return means
 
 
 def _labels(ticks: Sequence[float]) -> Callable[[float], str]:

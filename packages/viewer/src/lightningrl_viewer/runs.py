@@ -12,13 +12,10 @@ runs/NAME/delete   what goes, and what stays ─► POST ─► back to the list
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hmac
-import os
-import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -28,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from lightningrl.errors import LightningError, RunFolderError
+from lightningrl.files import locked
 from lightningrl_server.store.location import find_store, named_store
 from lightningrl_viewer.belongings import remove_made
 from lightningrl_viewer.page import NoSuchPage, PageView, ViewedRun
@@ -182,7 +180,7 @@ def remove_run(folder: Path) -> list[str]:
     if folder.is_symlink() or not is_run(folder) or not is_own(folder):
         raise RunFolderError(f"no run of ours in {str(folder)!r}, so nothing is deleted; name the folder of a run")
     try:
-        with _locked(folder):
+        with locked(folder / ".lock", wait_s=_LOCK_S):
             if not (store := find_store(folder)).startswith("sqlite"):
                 from lightningrl_server.store.postgresql import drop_schema
 
@@ -193,33 +191,14 @@ def remove_run(folder: Path) -> list[str]:
                 (folder / name).unlink(missing_ok=True)
         if not left:
             folder.rmdir()
+    except BlockingIOError:
+        raise RunFolderError(f"run {str(folder)!r} is training, so it is not deleted; stop it first (Ctrl-C)") from None
     except (OSError, RecursionError) as error:
         problem = error.strerror if isinstance(error, OSError) else "folders are nested too deeply in it"
         raise RunFolderError(
             f"run {str(folder)!r} cannot be deleted: {problem}; make its folder writable, then delete it again"
         ) from error
     return left
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the run's lock. Raises RunFolderError where another process has it."""
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        give_up = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise RunFolderError(
-                        f"run {str(folder)!r} is training, so it is not deleted; stop it first (Ctrl-C)"
-                    ) from None
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(lock)
 
 
 _MOST_BYTES: Final = 64_000

@@ -25,8 +25,8 @@ from typing import Any, Final, TypeVar
 
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.keys import Mask
+from lightningrl.processes import ENDING_S, keeping, start_error
 from lightningrl_client.attribution.redirect import installed_redirection
-from lightningrl_client.runtime import keeper
 from lightningrl_client.runtime.environment import gateway_environment, telemetry_environment
 
 __all__ = ["CommandFailed", "command_agent", "describe_end", "kept_program", "wait_for"]
@@ -123,13 +123,16 @@ async def kept_program(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a program under a keeper, which ends with the block, and with it all that the program started: killed
     `grace_s` after SIGTERM. `most_bytes` bounds each of its files. Raises CommandFailed where it cannot start."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        keeping = (sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno()), str(grace_s), str(most_bytes))
+    lifeline, theirs = socket.socketpair()
+    with lifeline:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *keeping, *command, pass_fds=(theirs.fileno(),), process_group=0, **options
+                    *keeping(theirs, grace_s, most_bytes),
+                    *command,
+                    pass_fds=(theirs.fileno(),),
+                    process_group=0,
+                    **options,
                 )
         except (OSError, ValueError) as error:
             raise CommandFailed(_describe_no_start(command[0], error)) from error
@@ -137,10 +140,8 @@ async def kept_program(
             yield process
         finally:
             await _end(process, grace_s)
-        ours.setblocking(False)
-        with contextlib.suppress(BlockingIOError):  # the program runs still, and nothing could end it
-            if code := ours.recv(16):
-                raise CommandFailed(_describe_no_start(command[0], OSError(int(code), os.strerror(int(code)))))
+        if (failed := start_error(lifeline)) is not None:
+            raise CommandFailed(_describe_no_start(command[0], failed))
 
 
 def _describe_no_start(program: str, error: OSError | ValueError) -> str:
@@ -168,7 +169,7 @@ async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
             process.send_signal(signal.SIGCONT)  # the program may have stopped it
-    ending = asyncio.ensure_future(asyncio.wait_for(process.wait(), grace_s + 2 * keeper.PATIENCE_S))
+    ending = asyncio.ensure_future(asyncio.wait_for(process.wait(), grace_s + ENDING_S))
     try:
         await wait_for(ending)
     except TimeoutError:

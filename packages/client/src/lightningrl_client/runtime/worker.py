@@ -16,6 +16,7 @@ import contextvars
 import faulthandler
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightningrl.control_api import Result, ThenLease
+from lightningrl.control_api import Orders, Result, ThenLease, WorkerBeat
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.processes import die_with_parent, list_living
 from lightningrl.records import Lease, WorkerState
@@ -36,7 +37,6 @@ from lightningrl_client.control.blocking import ControlClient, RefusedError
 from lightningrl_client.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl_client.runtime.attempt import Attempt
 from lightningrl_client.runtime.environment import programs_attributed, rollout_environment
-from lightningrl_client.runtime.heartbeat import Heart
 from lightningrl_client.runtime.report import clean_text
 from lightningrl_client.runtime.settings import WorkerSettings
 from lightningrl_client.runtime.worker_process import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
@@ -298,6 +298,80 @@ class Worker:
             self._heart.say(WorkerState.REVOKED)
         finally:
             kill_own_group()
+
+
+@dataclass(eq=False)
+class Heart:
+    """A worker's pulse, in a thread of its own: says how the worker is, keeps its leases, hears what it is to do.
+
+    It beats three times per lease. An order to stop is heard at once: the server holds the beat until there is one.
+    """
+
+    client: ControlClient
+    """The heart's own."""
+    worker_id: str
+    lease_s: float
+    on_stop: Callable[[], None]
+    on_revoked: Callable[[Attempt], None]
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[tuple[str, int], Attempt] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lightningrl-heart", daemon=True)
+        self.grace_s = 0.0
+        """Seconds that an attempt may go on beyond its limit before the worker is to be killed."""
+
+    def start(self) -> None:
+        """The worker is ready."""
+        self.say(WorkerState.READY)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.client.interrupt()
+
+    def add(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._running[attempt.lease.rollout_id, attempt.lease.attempt] = attempt
+
+    def remove(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._running.pop((attempt.lease.rollout_id, attempt.lease.attempt), None)
+
+    def say(self, state: WorkerState, *, wait_s: float = 0.0) -> Orders:
+        """One beat. Before `start`, or from the heart's own thread."""
+        with self._lock:
+            running = list(self._running)
+        beat = WorkerBeat(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state=state,
+            grace_s=self.grace_s,
+            running=running,
+            lease_s=self.lease_s,
+            wait_s=wait_s,
+        )
+        return self.client.beat(self.worker_id, beat)
+
+    def _beat(self) -> None:
+        wait_s = self.lease_s / 3
+        while not self._stopped.is_set():
+            try:
+                orders = self.say(WorkerState.READY, wait_s=wait_s)
+            except ServerError as error:
+                if not self._stopped.wait(wait_s):
+                    logger.warning("no heartbeat: %s", error)
+                continue
+            for place in orders.over:
+                with self._lock:
+                    attempt = self._running.pop(place, None)
+                if attempt is not None:
+                    self.on_revoked(attempt)
+            if orders.stop:
+                self.on_stop()
+                self._stopped.wait(wait_s)
+        self.client.close()
 
 
 def _work_left(rollout: ActiveRollout) -> tuple[list[str], list[str]]:

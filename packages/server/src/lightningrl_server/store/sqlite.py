@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from lightningrl.errors import StoreError
+from lightningrl.files import lock, release
 from lightningrl_server.store.databases import READERS, Database, take_lock
 from lightningrl_server.store.errors import StoreFull, StoreTrouble
 
@@ -38,11 +39,7 @@ class SqliteDatabase(Database):
 
     def unlock(self) -> None:
         if self._lock is not None:
-            import fcntl
-
-            if not self._lock.closed:  # closed alone, it would be held by processes that were forked meanwhile
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-            self._lock.close()
+            release(self._lock)
 
 
 def open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> SqliteDatabase:
@@ -109,22 +106,17 @@ def _refuse_other(path: Path) -> None:
         raise StoreError(f"{str(path)!r} is a database of something else, no LightningRL store; choose another path")
 
 
-def _lock_file(path: Path) -> IO[bytes] | None:
+def _lock_file(path: Path) -> IO[bytes]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _open_private(path).close()  # SQLite gives its other files the rights of this one
-        lock = _open_private(path.with_name(path.name + "-lock"))
+        file = _open_private(path.with_name(path.name + "-lock"))
     except OSError as error:
         raise _meaning(error, str(path)) or error from error
-    try:
-        import fcntl
-    except ImportError:
-        lock.close()
-        return None
 
     def try_once() -> bool:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except OSError:
             return False
         return True
@@ -132,10 +124,10 @@ def _lock_file(path: Path) -> IO[bytes] | None:
     try:
         take_lock(try_once, str(path))
     except StoreError:
-        lock.close()
+        file.close()
         raise
-    os.set_inheritable(lock.fileno(), False)
-    return lock
+    os.set_inheritable(file.fileno(), False)
+    return file
 
 
 def _open_private(path: Path) -> IO[bytes]:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from lightningrl.errors import ConfigError
+from lightningrl.files import whole_file
 from lightningrl_torch.gguf.tokenizer import read_vocabulary
 
 __all__ = ["PRECISIONS", "check_writable", "llama3_factors", "usual_scalar", "write_gguf"]
@@ -87,30 +88,27 @@ def write_gguf(folder: Path, file: Path, precision: str) -> None:
     config = _config(folder)
     family = FAMILIES[config["model_type"]]
     name = MODEL_ARCH_NAMES[family.architecture]
-    scratch = file.with_name(f".{file.name}.new")
     try:
-        writer = GGUFWriter(scratch, name)
-        kind, file_type = PRECISIONS[precision]
-        writer.add_type("model")
-        writer.add_name(file.stem)
-        _add_metadata(writer, config, family)
-        for key, value in _rotation(config, folder).items():
-            if not isinstance(value, np.ndarray):
-                writer.add_key_value(f"{name}.rope.{key}", *_typed(value))
-        writer.add_file_type(file_type)
-        writer.add_quantization_version(2)
-        vocabulary = read_vocabulary(folder, int(config["vocab_size"]))
-        vocabulary.add_to(writer)
-        _add_sampling(writer, folder)
-        _write_tensors(writer, folder, config, family, kind)
-        writer.close()
-        scratch.rename(file)
+        with whole_file(file) as scratch:
+            writer = GGUFWriter(scratch, name)
+            kind, file_type = PRECISIONS[precision]
+            writer.add_type("model")
+            writer.add_name(file.stem)
+            _add_metadata(writer, config, family)
+            for key, value in _rotation(config, folder).items():
+                if not isinstance(value, np.ndarray):
+                    writer.add_key_value(f"{name}.rope.{key}", *_typed(value))
+            writer.add_file_type(file_type)
+            writer.add_quantization_version(2)
+            vocabulary = read_vocabulary(folder, int(config["vocab_size"]))
+            vocabulary.add_to(writer)
+            _add_sampling(writer, folder)
+            _write_tensors(writer, folder, config, family, kind)
+            writer.close()
     except OSError as error:
         raise ConfigError(
             f"GGUF file {str(file)!r} cannot be written: {error.strerror or error}; free space or give another place"
         ) from error
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _add_sampling(writer: GGUFWriter, folder: Path) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lightningrl.console import write_json
+from lightningrl.figures import Interval, Verdict
 from lightningrl_training.commands.printing import Page, make_table, show_warnings, shown
 from lightningrl_training.commands.stopping import progress_bar
 from lightningrl_training.evaluation.report import EvaluationReport
 from lightningrl_training.evaluation.result import Comparison, Evaluation
-from lightningrl_training.evaluation.statistics import Interval, Verdict
 from lightningrl_training.run import evaluate
 
 __all__ = ["evaluate_command"]

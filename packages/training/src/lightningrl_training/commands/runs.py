@@ -13,14 +13,13 @@ from rich.table import Column
 
 from lightningrl.console import write_json
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.figures import Interval, mean_interval, welch_interval
 from lightningrl.recipe import LoopConfig
 from lightningrl.records import RolloutFilter
 from lightningrl.sanitize import one_line
 from lightningrl.types import RolloutMode
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.printing import Page, make_table, shown
-from lightningrl_training.evaluation.statistics import Interval, mean_interval
-from lightningrl_training.sweeps.comparison import welch_interval
 from lightningrl_training.sweeps.plan import PLAN
 from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes

@@ -16,18 +16,18 @@ from rich.table import Column
 
 from lightningrl.console import cancel_on_signals, escape, write_json
 from lightningrl.errors import ConfigError, Interruption, LightningError, RunFolderError
+from lightningrl.figures import Interval
+from lightningrl.files import write_durably
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl_training.checks import build_checked
 from lightningrl_training.commands.printing import Page, make_table, shown
-from lightningrl_training.evaluation.statistics import Interval
 from lightningrl_training.run_folder import explain_name, take_lock
 from lightningrl_training.sweeps.comparison import SettingResult, SweepResult, compare_sweep
 from lightningrl_training.sweeps.curves import draw_sweep
 from lightningrl_training.sweeps.plan import Point, SweepPlan, default_sweep, make_plan, open_plan
 from lightningrl_training.sweeps.runner import ShowRun, SweepRunner, read_finished
 from lightningrl_training.warm_start import explain_warm_start, is_tuned
-from lightningrl_viewer.belongings import write_durably
 
 __all__ = ["sweep_command"]
 

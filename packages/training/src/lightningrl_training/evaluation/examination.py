@@ -31,6 +31,7 @@ from typing import Any
 import pydantic
 
 from lightningrl.errors import ConfigError, LightningError
+from lightningrl.figures import Verdict
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import NamedUpstreamConfig, UpstreamConfig
@@ -42,7 +43,6 @@ from lightningrl_training.checkpoints import Checkpoint, best_checkpoint, find_c
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.evaluation.result import Comparison, EvaluatedTask, Evaluation, compare, sample_of
-from lightningrl_training.evaluation.statistics import Verdict
 from lightningrl_training.explanations import explain_no_rewards
 from lightningrl_training.run_sync import Show, show_nobody
 from lightningrl_training.serving import RunningServices, serve_recipe

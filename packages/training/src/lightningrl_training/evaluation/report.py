@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.files import create_private
 from lightningrl.recipe import Recipe
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_training.evaluation.examination import Candidate, Examination, examine, find_candidate, run_of
 from lightningrl_training.evaluation.result import Comparison, Evaluation, read_evaluation
 from lightningrl_training.run_sync import Show, show_nobody
-from lightningrl_viewer.belongings import create_private
 
 __all__ = ["EvaluationReport", "Price", "evaluate_policies"]
 

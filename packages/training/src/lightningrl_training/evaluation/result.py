@@ -20,9 +20,7 @@ import msgspec
 import numpy as np
 
 from lightningrl.errors import ConfigError
-from lightningrl.recipe_tables import OutcomesConfig
-from lightningrl.types import OtherCall, OtherCallKind, Outcome, SamplingSettings, Trajectory
-from lightningrl_training.evaluation.statistics import (
+from lightningrl.figures import (
     LEVEL,
     Bet,
     Interval,
@@ -33,6 +31,8 @@ from lightningrl_training.evaluation.statistics import (
     pass_at_k,
     sign_flip_p,
 )
+from lightningrl.recipe_tables import OutcomesConfig
+from lightningrl.types import OtherCall, OtherCallKind, Outcome, SamplingSettings, Trajectory
 
 __all__ = ["Comparison", "EvaluatedSample", "EvaluatedTask", "Evaluation", "compare", "read_evaluation", "sample_of"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl_viewer.belongings import create_private
+from lightningrl.figures import smooth
+from lightningrl.files import create_private, whole_file
 from lightningrl_viewer.reading.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -95,11 +95,9 @@ def start_picture() -> tuple[Figure, Axes]:
 
 def save_picture(figure: Figure, png_path: Path) -> None:
     """Write a picture, whole or not at all. Raises RunFolderError."""
-    scratch = png_path.with_name(f".{png_path.name}.new")
     try:
-        with create_private(scratch) as file:
+        with whole_file(png_path) as scratch, create_private(scratch) as file:
             figure.savefig(file, format="png")
-        scratch.replace(png_path)
     except OSError as error:
         raise RunFolderError(
             f"the learning curve cannot be written to {str(png_path)!r}: {error}; free some space"
@@ -109,9 +107,8 @@ def save_picture(figure: Figure, png_path: Path) -> None:
 def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperature: float | None) -> None:
     if rewards[0]:
         axes.plot(*rewards, color=TRAINING, linewidth=1.0, alpha=0.35)
-        axes.plot(
-            rewards[0], _smooth(rewards[1]), color=TRAINING, linewidth=1.6, label="training reward (sampled, smoothed)"
-        )
+        smoothed = smooth(rewards[1], 1.0 - 10.0 / max(10, len(rewards[1])))  # over about a tenth of the run
+        axes.plot(rewards[0], smoothed, color=TRAINING, linewidth=1.6, label="training reward (sampled, smoothed)")
     if control[0]:
         axes.plot(
             *control,
@@ -184,13 +181,3 @@ def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
 def _points(entries: Sequence[dict[str, Any]], name: str) -> Points:
     places = [(float(entry["step"]), float(entry[name])) for entry in entries if name in entry]
     return [step for step, _ in places], [value for _, value in places]
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-    """Exponential mean over about a tenth of the run, unbiased at its start."""
-    decay = 1.0 - 1.0 / max(1.0, len(values) / 10)
-    mean, weight, smooth = 0.0, 0.0, []
-    for value in values:
-        mean, weight = decay * mean + (1 - decay) * value, decay * weight + (1 - decay)
-        smooth.append(mean / weight if not math.isclose(weight, 0.0) else value)
-    return smooth

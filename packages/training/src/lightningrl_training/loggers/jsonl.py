@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lightningrl.errors import RunFolderError
-from lightningrl_viewer.belongings import create_private
+from lightningrl.files import create_private, whole_file
 from lightningrl_viewer.reading.metrics import read_lines
 
 __all__ = ["JsonlLogger"]
@@ -59,16 +59,13 @@ class JsonlLogger:
 
 def _repair(path: Path, resume_after: int | None) -> None:
     """Rewrite the file without an unfinished line and without later steps, if it has any."""
-    whole = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
-    if len(whole) == path.stat().st_size:
+    lines = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
+    if len(lines) == path.stat().st_size:
         return
-    scratch = path.with_name(f".{path.name}.new")
-    with create_private(scratch) as file:
-        file.write(whole)
-        file.flush()
-        os.fsync(file.fileno())
-    shutil.copymode(path, scratch)
-    scratch.replace(path)
+    with whole_file(path) as scratch:
+        with create_private(scratch) as file:
+            file.write(lines)
+        shutil.copymode(path, scratch)
 
 
 def _number(value: float) -> float | int | None:

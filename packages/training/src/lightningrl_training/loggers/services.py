@@ -16,9 +16,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightningrl.errors import ConfigError, describe_raised
+from lightningrl.files import write_durably
 from lightningrl.recipe import Recipe
 from lightningrl_training.loggers.trackers import Tracker, check_package, import_package
-from lightningrl_viewer.belongings import write_durably
 from lightningrl_viewer.reading.notes import read_notes
 from lightningrl_viewer.reading.origin import flatten
 

@@ -2,9 +2,7 @@
 
 runs ─► score of each ─► mean and Student's t interval by setting ─► Welch's interval of each difference ─► a sentence
 
-The seeds are the sample: a result holds for other seeds of the same recipe, tasks and policy. Welch's test is what
-Colas, Sigaud & Oudeyer (2018, "How Many Random Seeds?", arXiv 1806.08295) advise for runs of two methods, whose
-variances differ. Of several differences all intervals hold at once in 95 of 100 sweeps (Bonferroni).
+Of several differences all intervals hold at once in 95 of 100 sweeps (Bonferroni).
 """
 
 from __future__ import annotations
@@ -12,19 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any
 
+from lightningrl.figures import LEVEL, Interval, mean_interval, welch_interval
 from lightningrl.recipe import Recipe
-from lightningrl_training.evaluation.statistics import LEVEL, Interval
 from lightningrl_training.sweeps.plan import Point, SweepPlan
 from lightningrl_training.sweeps.runner import read_finished
 from lightningrl_viewer.reading.metrics import read_rows
-from lightningrl_viewer.reading.summary import t_quantile
 
-__all__ = ["Difference", "RunResult", "SettingResult", "SweepResult", "compare_sweep", "welch_interval"]
+__all__ = ["Difference", "RunResult", "SettingResult", "SweepResult", "compare_sweep"]
 
 HELD_OUT = "validation/reward"
 
@@ -76,11 +73,6 @@ class Difference:
     other: str
     interval: Interval
 
-    @property
-    def is_shown(self) -> bool:
-        low, high = self.interval.low, self.interval.high
-        return low is not None and high is not None and (low > 0.0 or high < 0.0)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
@@ -100,10 +92,6 @@ class SweepResult:
 
     def numbers(self) -> dict[str, Any]:
         """The result for `sweep.json`."""
-
-        def interval(value: Interval | None) -> dict[str, float | None] | None:
-            return None if value is None else {"mean": value.mean, "low": value.low, "high": value.high}
-
         return {
             "measure": self.measure,
             "level": LEVEL,
@@ -113,7 +101,7 @@ class SweepResult:
                     "values": dict(result.runs[0].point.values) if result.runs else {},
                     "seeds": [run.point.seed for run in result.runs],
                     "before": result.before,
-                    "after": interval(result.after),
+                    "after": None if result.after is None else asdict(result.after),
                     "steps": result.steps,
                     "minutes": result.minutes,
                     "tokens": result.tokens,
@@ -125,8 +113,8 @@ class SweepResult:
                 {
                     "setting": each.setting,
                     "other": each.other,
-                    **(interval(each.interval) or {}),
-                    "shown": each.is_shown,
+                    **asdict(each.interval),
+                    "shown": each.interval.is_shown,
                 }
                 for each in self.differences
             ],
@@ -155,28 +143,6 @@ def compare_sweep(plan: SweepPlan, folder: Path, recipe: Recipe) -> SweepResult:
         missing=sum(run.problem is None for run in runs),
         verdict=_verdict(measure, settings, differences),
     )
-
-
-def welch_interval(
-    first: Sequence[float], second: Sequence[float], *, grain: float = 0.0, level: float = LEVEL
-) -> Interval:
-    """Interval of the difference of two means, whose variances may differ (Welch 1947, Biometrika 34). Without an
-    interval where either has fewer than two values.
-
-    `grain` is the least by which two scores can differ: a mean of 16 answers that are right or wrong moves by 1/16.
-    Seeds that happen to agree leave its rounding, grain² / 12, as their variance (Sheppard 1898).
-    """
-    mean = fmean(first) - fmean(second)
-    if len(first) < 2 or len(second) < 2:
-        return Interval(mean=mean, low=None, high=None)
-    parts = [max(variance(values), grain**2 / 12) / len(values) for values in (first, second)]
-    if not sum(parts):
-        return Interval(mean=mean, low=mean, high=mean)
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (first, second), strict=True)
-    )
-    half = t_quantile(freedom, level) * math.sqrt(sum(parts))
-    return Interval(mean=mean, low=mean - half, high=mean + half)
 
 
 def _read_run(point: Point, run: Path, problem: str | None) -> RunResult:
@@ -230,7 +196,7 @@ def _read_setting(setting: str, runs: Sequence[RunResult], bounds: tuple[float, 
         setting=setting,
         runs=ended,
         before=fmean(befores) if befores else None,
-        after=_mean_interval(afters, grain, bounds) if afters else None,
+        after=mean_interval(afters, bounds=bounds, grain=grain) if afters else None,
         steps=fmean(run.steps for run in ended) if ended else None,
         minutes=fmean(run.minutes for run in ended) if ended else None,
         tokens=fmean(run.tokens for run in ended) if ended else None,
@@ -244,17 +210,6 @@ def _scores(result: SettingResult) -> list[float]:
 def _means(result: SettingResult) -> list[float]:
     """The mean score, where there is one."""
     return [fmean(scores)] if (scores := _scores(result)) else []
-
-
-def _mean_interval(
-    scores: Sequence[float], grain: float, bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> Interval:
-    """Student's t interval over seeds, cut where `bounds`, the least and most that a score can be, end."""
-    mean = fmean(scores)
-    if len(scores) < 2:
-        return Interval(mean=mean, low=None, high=None)
-    half = t_quantile(len(scores) - 1, LEVEL) * math.sqrt(max(variance(scores), grain**2 / 12) / len(scores))
-    return Interval(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half))
 
 
 def _differences(settings: Sequence[SettingResult]) -> list[Difference]:
@@ -286,8 +241,8 @@ def _verdict(measure: str, settings: Sequence[SettingResult], differences: Seque
     against = {each.other: each for each in differences if each.setting == best.setting}
     if not against:
         return f"one seed of a setting shows no difference, however large ({measure}): give --seeds 3 or more"
-    worse = [each for each in against.values() if each.is_shown]
-    alike = [each for each in against.values() if not each.is_shown]
+    worse = [each for each in against.values() if each.interval.is_shown]
+    alike = [each for each in against.values() if not each.interval.is_shown]
     if not worse:
         named = "; ".join(f"{best.setting} against {each.other}: {_shown(each.interval)}" for each in alike)
         return f"no difference shown by {seeds} seeds in {measure}: {named}"
@@ -308,9 +263,8 @@ def _learned(measure: str, result: SettingResult) -> str:
         return f"{measure}: {result.after.mean if result.after else 0.0:.3f}; there is nothing to compare it with"
     if len(gains) < 2:
         return f"{measure} changed by {gains[0]:+.3f}; one seed shows no difference: give --seeds 3 or more"
-    gain = _mean_interval(gains, 1.0 / min(run.rollouts for run in result.runs))
-    is_shown = gain.low is not None and gain.high is not None and (gain.low > 0.0 or gain.high < 0.0)
-    what = ("rose" if gain.mean > 0 else "fell") if is_shown else f"did not change that {len(gains)} seeds show"
+    gain = mean_interval(gains, grain=1.0 / min(run.rollouts for run in result.runs))
+    what = ("rose" if gain.mean > 0 else "fell") if gain.is_shown else f"did not change that {len(gains)} seeds show"
     return f"{measure} {what}: {_shown(gain)} ({len(gains)} seeds)"
 
 

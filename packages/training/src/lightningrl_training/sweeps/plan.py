@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.files import write_durably
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
 from lightningrl.sanitize import printable
 from lightningrl_client.recipe_file import load_recipe, parse_setting
-from lightningrl_viewer.belongings import write_durably
 from lightningrl_viewer.reading.origin import read_object
 
 __all__ = ["PLAN", "Point", "SweepPlan", "default_sweep", "make_plan", "open_plan", "split_values"]

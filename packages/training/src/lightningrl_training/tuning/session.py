@@ -10,17 +10,16 @@ import hashlib
 import inspect
 import json
 import random
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lightningrl.backends import Backend
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.files import whole_folder, write_durably
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl_server.rendering.renderer import PolicyRenderer
@@ -35,7 +34,6 @@ from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.tuning.rows import Rows, find_file, read_rows
 from lightningrl_training.tuning.settings import TuneSettings
 from lightningrl_training.tuning.tuner import Tuner, TuningRow, arrange, order_of
-from lightningrl_viewer.belongings import write_durably
 
 __all__ = ["TuneData", "TuneResult", "build_backend", "make_renderer", "read_data", "tune_policy"]
 
@@ -242,21 +240,11 @@ def _keep_rows(folder: RunFolder, data: TuneData) -> None:
     write_durably(path, json.dumps(summary, indent=2) + "\n")
 
 
-@contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A scratch folder that takes the place of `target` when the body ends."""
-    scratch = target.with_name(f".{target.name}.new")
-    shutil.rmtree(scratch, ignore_errors=True)
-    yield scratch
-    shutil.rmtree(target, ignore_errors=True)
-    scratch.rename(target)
-
-
 def _write_policy(recipe: Recipe, folder: RunFolder, backend: Backend, renderer: PolicyRenderer) -> TuneResult:
     name, target = recipe.policy.name, folder.path / "policy"
     chosen = find_checkpoint(folder.path)
     load_backend(backend, chosen.folder, name)
-    with folder.making("policy"), _whole(target) as scratch:
+    with folder.making("policy"), whole_folder(target) as scratch:
         backend.export(scratch)
         name_stops(scratch, renderer.stop_token_ids)
         template = own_template(name, recipe.policy, recipe.folder)

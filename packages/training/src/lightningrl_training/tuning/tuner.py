@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lightningrl.backends import Backend, Continuation, TokenScorer
 from lightningrl.errors import ConfigError
+from lightningrl.files import whole_file
 from lightningrl_training.tuning import methods
 from lightningrl_training.tuning.rows import Row
 from lightningrl_training.tuning.settings import TuneSettings
@@ -84,10 +85,8 @@ class Tuner:
         if self._settings.method == "sft":
             return None
         if not path.is_file():
-            scratch = path.with_name(f".{path.name}.new")
-            with scratch.open("wb") as file:
+            with whole_file(path) as scratch, scratch.open("wb") as file:
                 np.save(file, self.score(rows))
-            scratch.replace(path)
         scores: NDArray[np.float64] = np.load(path)
         return scores
 

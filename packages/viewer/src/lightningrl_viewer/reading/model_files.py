@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from lightningrl.errors import ConfigError
+from lightningrl.files import locked, whole_folder
 from lightningrl.plugins import Plugin, load_plugins
 from lightningrl_server.rendering.templates import added_tokens, no_template
 
@@ -166,8 +167,7 @@ def _locked(root: Path, name: str) -> Iterator[None]:
     """Hold the folder of that name: another process that reads the same file waits for this one."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (root / f".{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(root / f".{name}.lock", wait_s=math.inf):
             yield
     except OSError as error:
         raise ConfigError(
@@ -177,25 +177,19 @@ def _locked(root: Path, name: str) -> Iterator[None]:
 
 
 def _make(file: Path, folder: Path, facts: Mapping[str, Any], read: Callable[..., None]) -> None:
-    scratch = folder.with_name(f".{folder.name}.new")  # what a kill left there goes, too
-    shutil.rmtree(scratch, ignore_errors=True)
-    needed, free = int(facts["bytes"] * _SPARE), shutil.disk_usage(folder.parent).free
-    if needed > free:
-        raise ConfigError(
-            f"model file {str(file)!r} becomes a folder of {needed / 1e9:.1f} GB in {str(folder.parent)!r}, where "
-            f"{free / 1e9:.1f} GB are free; free space, or set XDG_CACHE_HOME to another folder"
-        )
-    scratch.mkdir()
-    try:
+    with whole_folder(folder) as scratch:  # what a kill left there is gone
+        needed, free = int(facts["bytes"] * _SPARE), shutil.disk_usage(folder.parent).free
+        if needed > free:
+            raise ConfigError(
+                f"model file {str(file)!r} becomes a folder of {needed / 1e9:.1f} GB in {str(folder.parent)!r}, where "
+                f"{free / 1e9:.1f} GB are free; free space, or set XDG_CACHE_HOME to another folder"
+            )
+        scratch.mkdir()
         with _progress(f"reading {file.name} once ({size_of(facts)}, {facts['precision']})") as progress:
             read(file, scratch, progress)
         shown = {name: value for name, value in facts.items() if name != "special_tokens"}
         origin = {**shown, "file": str(file), "content": content_of(file)}
         (scratch / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager

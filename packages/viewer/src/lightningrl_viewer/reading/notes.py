@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from lightningrl.errors import RunFolderError
+from lightningrl.files import write_durably
 from lightningrl.sanitize import parse_json, printable
 from lightningrl_viewer.reading.origin import is_own
 
@@ -83,23 +82,18 @@ def read_notes(folder: Path) -> RunNotes:
 def write_notes(folder: Path, notes: RunNotes) -> None:
     """Write a run's tags and note in one rename; empty ones remove the file. Raises RunFolderError where the folder is
     no run of ours, where its file holds something else, and where it cannot be written."""
-    path, scratch = folder / NOTES, folder / f".{NOTES}.new"
+    path = folder / NOTES
     if not is_own(folder):
         raise RunFolderError(f"no run of ours in {str(folder)!r}; name the folder of a run")
     if (problem := read_notes(folder).problem) is not None:
         raise RunFolderError(problem)
     notes = RunNotes.of(notes.tags, notes.note)
-    is_empty = not (notes.tags or notes.note)
     text = json.dumps({"tags": notes.tags, "note": notes.note}, ensure_ascii=False, indent=1) + "\n"
     try:
-        with contextlib.suppress(FileNotFoundError):
-            (path if is_empty else scratch).unlink()
-        if not is_empty:
-            with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
+        if notes.tags or notes.note:
+            write_durably(path, text)
+        else:
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise RunFolderError(
             f"notes cannot be written to {str(path)!r}: {error.strerror}; free space or make the folder writable"

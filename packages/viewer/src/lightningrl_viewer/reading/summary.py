@@ -10,12 +10,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from lightningrl.figures import LEVEL, t_quantile, wilson
 from lightningrl.types import RolloutMode
 from lightningrl_viewer.reading.alarms import Alarm, find_alarms
 from lightningrl_viewer.reading.metrics import read_rows
@@ -34,13 +32,9 @@ __all__ = [
     "interval",
     "is_live",
     "read_summary",
-    "t_quantile",
-    "wilson",
 ]
 
 _PARTS: Final = ("collect", "reward", "credit", "learn")
-_Z: Final = 1.959964
-"""The z that |Z| of a normal number stays below with 95 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,16 +153,8 @@ def interval(mean: float, variance: float, groups: int) -> tuple[float, float] |
     sample's."""
     if groups < 2:
         return None
-    half = t_quantile(groups - 1, 0.95) * math.sqrt(variance / (groups - 1))
+    half = t_quantile(groups - 1, LEVEL) * math.sqrt(variance / (groups - 1))
     return mean - half, mean + half
-
-
-def wilson(share: float, count: float) -> tuple[float, float]:
-    """Return the 95 % interval of a share of `count` draws, by Wilson (1927): within 0 and 1, also of all or none."""
-    # centre = (p + z²/2n) / (1 + z²/n), half = z √(p(1 - p)/n + z²/4n²) / (1 + z²/n)
-    square = _Z * _Z / count
-    centre, half = share + square / 2, _Z * math.sqrt(max(0.0, share * (1 - share)) / count + square / (4 * count))
-    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))
 
 
 def effective_count(reward: StepReward) -> float:
@@ -179,17 +165,6 @@ def effective_count(reward: StepReward) -> float:
     if spread <= 0.0 or reward.groups < 2:
         return float(reward.groups)
     return min(float(reward.count), max(float(reward.groups), spread / of_mean if of_mean > 0 else math.inf))
-
-
-@lru_cache(maxsize=1024)
-def t_quantile(freedom: float, level: float) -> float:
-    """The t that |T| stays below with probability `level`."""
-    # With t = √ν tan θ the density of T is cos^(ν-1) θ on (-π/2, π/2): smooth and bounded, so a sum over a grid is
-    # exact enough. cos is far below its top beyond some 12 / √ν.
-    angles = np.linspace(0.0, min(math.pi / 2, 12.0 / math.sqrt(freedom)), 20_001)
-    density = np.cos(angles) ** (freedom - 1)
-    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(freedom) * math.tan(float(np.interp(level, below / below[-1], angles)))
 
 
 def _points(rewards: Sequence[StepReward], mode: RolloutMode, is_share: bool) -> list[Point]:

@@ -26,10 +26,15 @@ from lightningrl.types import Task
 from lightningrl_client.attribution.redirect import installed_redirection
 from lightningrl_client.runtime.command import CommandFailed, describe_end
 from lightningrl_client.runtime.environment import gateway_environment
-from lightningrl_client.runtime.harnesses.check import run_check
 from lightningrl_client.runtime.harnesses.folder import FolderError, Rollouts, Room, git, in_thread, write_files
-from lightningrl_client.runtime.harnesses.gate import boxed_command, opened_gate, require_boxes
-from lightningrl_client.runtime.harnesses.program import ProgramOutput, run_program
+from lightningrl_client.runtime.harnesses.program import (
+    ProgramOutput,
+    boxed_command,
+    opened_gate,
+    require_boxes,
+    run_check,
+    run_program,
+)
 from lightningrl_client.runtime.harnesses.rows import Places, find_harness, refuse_unknown, text_of
 
 __all__ = ["HarnessAgent", "harness_reference", "load_harness"]

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lightningrl.errors import LightningError
+from lightningrl.keeper import list_descendants
 from lightningrl_client.runtime.command import wait_for
 from lightningrl_client.runtime.harnesses import guard
-from lightningrl_client.runtime.keeper import list_descendants
 
 __all__ = ["FolderError", "Rollouts", "Room", "in_thread", "write_files"]
 

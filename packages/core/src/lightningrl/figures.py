@@ -1,10 +1,12 @@
-"""Statistics of rewards on tasks.
+"""Statistics of runs and tasks.
 
 rewards[task][sample] ─► mean per task ─► interval of the mean      (t over tasks: a task's samples are no new tasks)
 two policies, same tasks ─► difference per task ─► interval, and a betting test that may be looked at after every task
+two settings, some seeds each ─► Welch's interval of their difference
 slices ─► a p-value each ─► corrected for their number (Holm)
 
-Tasks are the sample and policies the treatment: the results hold for tasks like these.
+Of two policies tasks are the sample and policies the treatment: the results hold for tasks like these. Of two settings
+seeds are the sample: the results hold for other seeds of the same recipe, tasks and policy.
 """
 
 from __future__ import annotations
@@ -14,17 +16,38 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["LEVEL", "Interval", "Verdict", "bet", "holm", "mean_interval", "pass_at_k", "rank_sum_p", "sign_flip_p"]
+__all__ = [
+    "LEVEL",
+    "NEARLY",
+    "Bet",
+    "Interval",
+    "Verdict",
+    "bet",
+    "holm",
+    "mean_interval",
+    "pass_at_k",
+    "rank",
+    "rank_sum_p",
+    "sign_flip_p",
+    "smooth",
+    "t_quantile",
+    "welch_interval",
+    "wilson",
+]
 
 Question = TypeVar("Question")
 Numbers = NDArray[np.float64]
 LEVEL = 0.95
 """Probability with which an interval holds."""
+Z = 1.959964
+"""The z that |Z| of a normal number stays below with 95 %."""
 GRID = 401
 """Candidate means that the betting interval tries."""
 LARGEST_BET = 0.75
@@ -53,6 +76,17 @@ class Interval:
     """Lower end; None = there are too few values for an interval."""
     high: float | None
 
+    @property
+    def is_shown(self) -> bool:
+        """True where a difference is shown: the interval leaves out 0."""
+        return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
+
+    def __format__(self, number: str) -> str:
+        """`0.512 [0.401, 0.623]`, each written as `number` says; without ends where there are none."""
+        if self.low is None or self.high is None:
+            return format(self.mean, number)
+        return f"{self.mean:{number}} [{self.low:{number}}, {self.high:{number}}]"
+
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Chance that at least one of k samples passes, without bias. `k` is at most `samples`."""
@@ -62,20 +96,71 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None) -> Interval:
-    """Mean of independent values with Student's t interval, cut where `bounds`, the least and most that a value can be,
-    end. Of equal values t would be certain: then bounds give the interval of `bet`; without them there is none."""
-    numbers = np.asarray(values, dtype=np.float64)
-    mean = float(numbers.mean())
-    if len(numbers) < 2 or np.ptp(numbers) <= NEARLY:
-        if bounds is None or len(numbers) < 2:
-            return Interval(mean=mean, low=None, high=None)
-        return bet(numbers, bounds=bounds, horizon=len(numbers)).interval
-    from lightningrl_viewer.reading.summary import t_quantile  # it imports SQLAlchemy, which no trainer needs
+@lru_cache(maxsize=1024)
+def t_quantile(freedom: float, level: float) -> float:
+    """The t that |T| stays below with probability `level`."""
+    # With t = √ν tan θ the density of T is cos^(ν-1) θ on (-π/2, π/2): smooth and bounded, so a sum over a grid is
+    # exact enough. cos is far below its top beyond some 12 / √ν.
+    angles = np.linspace(0.0, min(math.pi / 2, 12.0 / math.sqrt(freedom)), 20_001)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(freedom) * math.tan(float(np.interp(level, below / below[-1], angles)))
 
-    half = t_quantile(len(numbers) - 1, LEVEL) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+
+def mean_interval(
+    values: Sequence[float] | Numbers, *, bounds: tuple[float, float] | None = None, grain: float | None = None
+) -> Interval:
+    """Mean of independent values with Student's t interval, cut where `bounds`, the least and most that a value can be,
+    end. Of equal values t would be certain: then bounds give the interval of `bet`; without them there is none.
+
+    `grain` is the least by which two values can differ: a mean of 16 answers that are right or wrong moves by 1/16.
+    Values that happen to agree leave its rounding, grain² / 12, as their variance (Sheppard 1898).
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    mean, count = fmean(numbers), len(numbers)
+    if count < 2:
+        return Interval(mean=mean, low=None, high=None)
+    if grain is None and np.ptp(numbers) <= NEARLY:
+        if bounds is None:
+            return Interval(mean=mean, low=None, high=None)
+        return bet(numbers, bounds=bounds, horizon=count).interval
+    half = t_quantile(count - 1, LEVEL) * math.sqrt(_variance(numbers, grain or 0.0))
     low, high = (-math.inf, math.inf) if bounds is None else bounds
     return Interval(mean=mean, low=max(low, mean - half), high=min(high, mean + half))
+
+
+def welch_interval(
+    first: Sequence[float], second: Sequence[float], *, grain: float = 0.0, level: float = LEVEL
+) -> Interval:
+    """Interval of the difference of two means, whose variances may differ (Welch 1947, Biometrika 34). Without an
+    interval where either has fewer than two values. `grain`: as for `mean_interval`.
+
+    Colas, Sigaud & Oudeyer (2018, "How Many Random Seeds?", arXiv 1806.08295) advise it for runs of two methods.
+    """
+    mean = fmean(first) - fmean(second)
+    if len(first) < 2 or len(second) < 2:
+        return Interval(mean=mean, low=None, high=None)
+    variances = [_variance(np.asarray(values, dtype=np.float64), grain) for values in (first, second)]
+    if not sum(variances):
+        return Interval(mean=mean, low=mean, high=mean)
+    counts = (len(first), len(second))
+    freedom = sum(variances) ** 2 / sum(part**2 / (n - 1) for part, n in zip(variances, counts, strict=True))
+    half = t_quantile(freedom, level) * math.sqrt(sum(variances))
+    return Interval(mean=mean, low=mean - half, high=mean + half)
+
+
+def _variance(values: Numbers, grain: float) -> float:
+    """Variance of the mean of values that differ by `grain` at least; exactly 0 where they are equal without one."""
+    variance = float(values.var(ddof=1)) if np.ptp(values) else 0.0
+    return max(variance, grain**2 / 12) / len(values)
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Return the 95 % interval of a share of `count` draws, by Wilson (1927): within 0 and 1, also of all or none."""
+    # centre = (p + z²/2n) / (1 + z²/n), half = z √(p(1 - p)/n + z²/4n²) / (1 + z²/n)
+    square = Z * Z / count
+    centre, half = share + square / 2, Z * math.sqrt(max(0.0, share * (1 - share)) / count + square / (4 * count))
+    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,19 +228,22 @@ def sign_flip_p(differences: Sequence[float] | Numbers) -> float:
     return float((1 + np.sum(np.abs(signs @ numbers) >= abs(numbers.sum()) - 1e-12)) / (FLIPS + 1))
 
 
+def rank(values: ArrayLike) -> Numbers:
+    """Ranks of values, from 1; equal ones share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2.0)[place])
+
+
 def rank_sum_p(first: Sequence[float], second: Sequence[float]) -> float:
     """P-value of two sets of runs by their ranks alone: the share of all ways to deal the runs out whose sum of ranks
     is as far from its mean (Wilcoxon 1945). Equal runs share a rank, so runs that never arrived may all be infinite."""
     values = [*first, *second]
-    ranks = [
-        sum(other < value for other in values) + (1 + sum(other == value for other in values)) / 2 for value in values
-    ]
-    doubled = [round(2 * rank) for rank in ranks]
+    doubled = (2 * rank(values)).astype(int).tolist()
     ways = [Counter({0: 1}), *(Counter[int]() for _ in first)]  # of so many runs: sum of their ranks -> hands
-    for rank in doubled:
+    for twice in doubled:
         for fewer, more in zip(ways[-2::-1], ways[:0:-1], strict=True):
             for total, hands in fewer.items():
-                more[total + rank] += hands
+                more[total + twice] += hands
     mean = len(first) * (len(values) + 1)
     seen = abs(sum(doubled[: len(first)]) - mean)
     return sum(hands for total, hands in ways[-1].items() if abs(total - mean) >= seen) / ways[-1].total()
@@ -166,7 +254,17 @@ def holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
     95 times in 100 (Holm 1979)."""
     corrected: dict[Question, float] = {}
     largest = 0.0
-    for rank, question in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[question]))
+    for place, question in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[question]))
         corrected[question] = largest
     return {question: corrected[question] for question in p_values}
+
+
+def smooth(values: Sequence[float], smoothing: float) -> list[float]:
+    """Return the exponential mean of the values so far, unbiased at its start: each weighs `smoothing` times the one
+    after it."""
+    mean, weight, means = 0.0, 0.0, []
+    for value in values:
+        mean, weight = smoothing * mean + value, smoothing * weight + 1.0
+        means.append(mean / weight)
+    return means
