@@ -98,8 +98,14 @@ def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of_at_the_star
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as the command line takes them."""
-    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    """Settings as the command line takes them; a table is a key of each of its values."""
+    words = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            words += words_of({f"{key}.{name}": part for name, part in value.items()})
+        else:
+            words.append(f"{key}={json.dumps(value)}")
+    return words
 
 
 def refused(here: Path, **settings: Any) -> str:

@@ -13,7 +13,6 @@ from lightningrl_training.commands.printing import Page
 
 __all__ = ["export"]
 
-
 Step = typer.Option(
     help="Whose weights; by default the best by validation, where there was any.", metavar="best|newest|STEP"
 )

@@ -32,7 +32,6 @@ __all__ = ["sweep"]
 
 logger = logging.getLogger(__name__)
 
-
 Seeds = typer.Option(help="Runs of each setting; by default one.", min=1, show_default=False)
 Settings = typer.Option(
     "--set",

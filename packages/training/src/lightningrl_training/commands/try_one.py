@@ -68,7 +68,7 @@ def try_recipe(
 
 
 def _recipe_of_harness(name: str, text: str | None, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    """Let a coding harness do what `text` says, in an empty folder; 1.0 where it changed anything there."""
+    """Read a recipe in which a coding harness does what `text` says, in an empty folder; with its mistakes."""
     from lightningrl.recipe import Recipe
     from lightningrl_client.recipe_file import read_recipe
 
