@@ -1,4 +1,4 @@
-"""Policies examined on tasks: the same agent and rewards, the real server and workers, as validation has them.
+"""Policies evaluated on tasks: the same agent and rewards, the real server and workers, as validation has them.
 
 <folder>/evaluations/<name>.json          the results
 <folder>/evaluations/<name>/<policy>/     store and logs: `lightningrl rollouts list --run`
