@@ -17,7 +17,7 @@ from rich.console import Console
 from lightningrl.plugins import load_plugins
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_training.checks import build_checked
-from lightningrl_training.commands.init import init_command
+from lightningrl_training.commands.init import init
 from lightningrl_training.progress import LiveProgress
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.session import train_run
@@ -28,7 +28,7 @@ WIDTH = 88
 
 
 def main(folder: Path) -> None:
-    init_command(folder / "first")
+    init(folder / "first")
     recipe, plugins = load_recipe(folder / "first", {}), load_plugins()
     parts = build_checked(recipe, plugins)
     progress = LiveProgress(Console(width=WIDTH, stderr=True))

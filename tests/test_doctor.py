@@ -43,8 +43,8 @@ from lightningrl_torch.engine import TorchEngine
 from lightningrl_training import memory_check, run
 from lightningrl_training.build import build_backends, build_credit
 from lightningrl_training.checks import build_checked
-from lightningrl_training.commands.declarations import doctor as doctor_command
 from lightningrl_training.commands.doctor import console_for_tables, show
+from lightningrl_training.commands.doctor import doctor as doctor_command
 from lightningrl_training.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl_training.doctor.agent_checks import markup_readable, tools_work
 from lightningrl_training.doctor.bill import (

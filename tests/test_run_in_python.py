@@ -30,7 +30,7 @@ from warm import WarmCommand
 import lightningrl
 from lightningrl_client.attribution.redirect import installed_redirection
 from lightningrl_credit.rewards import RewardSet
-from lightningrl_training.commands.train import train_command
+from lightningrl_training.commands.train import train
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.run_sync import run_sync
 from lightningrl_viewer.reading.segments import SegmentKind
@@ -437,7 +437,8 @@ def test_a_curve_that_cannot_be_drawn_is_not_named_at_the_end_and_why_is_said_on
     for name in [found for found in sys.modules if found.partition(".")[0] == "matplotlib"] + ["matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     settings = {**QUICK, "loop.steps": 1, "validation.every": 1, "validation.tasks": 2}
-    train_command(project, resume=False, overwrite=False, run=tmp_path / "run", runs=tmp_path, settings=settings)
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    train(project, run=tmp_path / "run", runs=tmp_path, settings=words)
     said = capsys.readouterr().out
     assert "done: 1 steps" in said and "lightningrl view" in said
     assert "curve.png" not in said

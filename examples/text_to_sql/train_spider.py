@@ -7,14 +7,14 @@ PATH is the folder that Spider's archive unpacks to: train_spider.json, dev.json
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lightningrl.commands import run_command
-from lightningrl_client.recipe_file import parse_setting
-from lightningrl_training.commands.train import train_command
+from lightningrl_training.commands.train import train
 
 
 def main(
@@ -28,9 +28,8 @@ def main(
     ] = None,
 ) -> None:
     recipe = Path(__file__).with_name("spider.toml")
-    given = dict(parse_setting(text) for text in settings or [])
-    given |= {"tasks.options.path": str(spider.resolve()), "policy.model": policy}
-    train_command(recipe, resume=False, overwrite=False, run=run, runs=Path("runs"), settings=given)
+    path = f"tasks.options.path={json.dumps(str(spider.resolve()))}"
+    train(recipe, run=run, policy=policy, settings=[*(settings or ()), path])
 
 
 if __name__ == "__main__":

@@ -53,8 +53,9 @@ PARTS: Final = (
 COMMANDS: Final = (
     *PARTS,
     "lightningrl.commands",
-    "lightningrl_training.commands.train",
-    "lightningrl_training.commands.export",
+    "lightningrl_training.commands",
+    "lightningrl_training.export_check",
+    "lightningrl_training.run",
     "lightningrl_training.session",
     "lightningrl_torch.backend",
     "lightningrl_torch.learner",

@@ -24,7 +24,7 @@ from lightningrl_credit import samples
 from lightningrl_torch import backend as torch_backend
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_model, make_tokenizer
-from lightningrl_training.commands.certify import certify_command
+from lightningrl_training.commands.certify import certify
 from lightningrl_training.evaluation import certificate
 from lightningrl_training.evaluation.certificate import Certificate
 
@@ -118,7 +118,7 @@ def test_tokens_that_were_sampled_from_a_part_of_the_softmax_are_counted(
     found = run.certify()
     assert found.is_passed, failures(found)
     assert found.trained_cut == found.trained > 0
-    certify_command(run.folder, as_json=False)
+    certify(run.folder)
     said = " ".join(capsys.readouterr().out.split())
     assert "100.0% of the trained tokens were sampled from a part of the softmax" in said
 
@@ -215,7 +215,7 @@ def test_a_call_changed_in_the_store_is_found(
         db.execute("UPDATE calls SET logprobs = ? WHERE pk = ?", (changed.tobytes(), pk))
     assert "probabilities of 'policy'" in failures(lightningrl.Run(tmp_path / "run").certify())
     with pytest.raises(typer.Exit):
-        certify_command(tmp_path / "run", as_json=True)
+        certify(tmp_path / "run", as_json=True)
     sys.stdout.flush()
     told = msgspec.json.decode(capfd.readouterr().out)  # refuses the NaN of Python's json
     assert not told["is_passed"]

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from lightningrl.errors import ConfigError, ServerError
+from lightningrl_client import recipe_file
 from lightningrl_training.commands import serve
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(serve, "load_recipe", lambda source, settings: None)
+    monkeypatch.setattr(recipe_file, "load_recipe", lambda source, settings: None)
     return tmp_path
 
 
@@ -32,7 +33,7 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, writes_lo
         )
 
     monkeypatch.setattr(serve, "_serve", fail)
-    serve.serve_command(Path("recipe.toml"), run=None, host="127.0.0.1", port=0, settings={})
+    serve.serve(Path("recipe.toml"), port=0)
 
 
 def test_the_log_that_an_error_names_is_there_to_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

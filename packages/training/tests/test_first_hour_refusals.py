@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from lightningrl_testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 from lightningrl_training.agent_check import check_agent
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState
-from lightningrl_training.commands.train import train_command
-from lightningrl_training.commands.try_one import try_command
+from lightningrl_training.commands.train import train
+from lightningrl_training.commands.try_one import try_recipe
 from lightningrl_training.lab.recredit import find_measured
 from lightningrl_training.models import check_on_hub
 from lightningrl_training.run import Run, doctor
@@ -97,11 +97,22 @@ def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of_at_the_star
     )
 
 
+def words_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the command line takes them; a table is a key of each of its values."""
+    words = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            words += words_of({f"{key}.{name}": part for name, part in value.items()})
+        else:
+            words.append(f"{key}={json.dumps(value)}")
+    return words
+
+
 def refused(here: Path, **settings: Any) -> str:
     """What `lightningrl train` says, which leaves no run folder."""
     run = here / "run"
     with pytest.raises(LightningError) as error:
-        train_command(here / "recipe.toml", resume=False, overwrite=False, run=run, runs=here, settings=settings)
+        train(here / "recipe.toml", run=run, runs=here, settings=words_of(settings))
     assert not run.exists()
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -310,11 +321,7 @@ def test_all_that_is_wrong_is_said_at_once(here: Path, capsys: pytest.CaptureFix
     (only,) = problems(here / "recipe.toml")
     assert "takes (task, db); an agent is called with one argument" in only
     with pytest.raises(SystemExit) as left:
-        run_command(
-            lambda: train_command(
-                here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings=wrong
-            )
-        )
+        run_command(lambda: train(here / "recipe.toml", runs=here, settings=words_of(wrong)))
     assert left.value.code == 2
     assert capsys.readouterr().err.count("error: ") == len(parts)
     (here / "hour_agent.py").write_text("def answer(task): return task\n")
@@ -344,12 +351,10 @@ def test_a_mistyped_key_hides_nothing_else_and_neither_does_a_model_that_the_hub
     assert len(found) == len(parts), found
     assert all(part in "".join(found) for part in parts), found
     with pytest.raises(ConfigError) as error:
-        train_command(
-            here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings={"loop.minute": 1}
-        )
+        train(here / "recipe.toml", runs=here, settings=["loop.minute=1"])
     assert error.value.args == tuple(found)
     with pytest.raises(ConfigError) as error:
-        try_command(here / "recipe.toml", task=None, full=False, settings={"loop.minute": 1})
+        try_recipe(str(here / "recipe.toml"), settings=["loop.minute=1"])
     assert error.value.args == tuple(found)
     diagnosis = asyncio.run(doctor(here / "recipe.toml", settings={"loop.minute": 1}))
     assert [row.finding.evidence for row in diagnosis.rows] == found
@@ -463,7 +468,7 @@ def test_to_go_on_with_a_run_and_to_write_over_it_at_once_is_refused_and_leaves_
     with pytest.raises(
         ConfigError, match="--resume goes on with a run and --overwrite writes over it; give one of the two"
     ):
-        train_command(here / "recipe.toml", resume=True, overwrite=True, run=here / "run", runs=here, settings={})
+        train(here / "recipe.toml", resume=True, overwrite=True, run=here / "run", runs=here)
     assert newest_run(here) == here / "run"
 
 

@@ -20,7 +20,7 @@ from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import PluginManager
 from lightningrl.scaffold import STACKS, new_agent, new_package
 from lightningrl_client.recipe_file import load_recipe
-from lightningrl_training.commands.init import init_command
+from lightningrl_training.commands.init import init
 
 HOOKS = {
     "adapter": "lightningrl_adapters",
@@ -100,7 +100,7 @@ def test_a_starter_that_fails_is_tried_again_as_the_sentence_says(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(LightningError) as error:
-        init_command(tmp_path / "my agent")
+        init(tmp_path / "my agent")
     assert shlex.split(str(error.value).rpartition(": ")[2]) == ["python", str(tmp_path / "my agent" / "starter.py")]
 
 

@@ -15,7 +15,7 @@ from lightningrl.machine import FreeMemory
 from lightningrl_torch.testing import save_policy
 from lightningrl_training import memory_check
 from lightningrl_training.checkpoints import checkpoints
-from lightningrl_training.commands.tune import tune_command
+from lightningrl_training.commands import tune as tuning
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.tuning.tuner import Tuner
 
@@ -58,8 +58,8 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def tune(recipe: Path | None, run: Path, *, resume: bool = False) -> None:
-    settings = {} if resume else {"tune.validation": 0.34}
-    tune_command(recipe, resume=resume, overwrite=False, run=run, runs=run.parent, settings=settings)
+    settings = [] if resume else ["tune.validation=0.34"]
+    tuning.tune(recipe, resume=resume, run=run, runs=run.parent, settings=settings)
 
 
 def test_a_run_that_was_cut_off_ends_with_the_weights_of_one_that_was_not(

@@ -5,15 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from lightningrl.commands import describe_command
 from lightningrl.errors import ConfigError
 
-__all__ = ["COMMANDS", "SetOption", "WorkersOption", "parse_workers", "read_settings"]
+__all__ = [
+    "COMMANDS",
+    "RECIPE_HELP",
+    "OptionalRecipeArgument",
+    "RecipeArgument",
+    "SetOption",
+    "WorkersOption",
+    "parse_workers",
+    "read_settings",
+]
 
+RECIPE_HELP: Final = "A recipe (.toml or .py), or a folder with a recipe.toml."
+RecipeArgument = Annotated[Path, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
+OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP, metavar="RECIPE")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

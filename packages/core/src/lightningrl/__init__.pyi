@@ -45,13 +45,8 @@ from lightningrl.recipe_tables import (
     TasksConfig as TasksConfig,
     ValidationConfig as ValidationConfig,
 )
-from lightningrl_training.run import (
-    Run as Run,
-    evaluate as evaluate,
-    problems as problems,
-    train as train,
-    train_async as train_async,
-)
+from lightningrl_training.evaluation.examination import evaluate as evaluate
+from lightningrl_training.run import Run as Run, problems as problems, train as train, train_async as train_async
 from lightningrl_client.runtime.command import command_agent as command_agent
 from lightningrl_client.runtime.launcher import WorkerLauncher as WorkerLauncher, WorkerPlan as WorkerPlan
 from lightningrl_client.runtime.supervisor import LocalLauncher as LocalLauncher, Supervisor as Supervisor

@@ -3,7 +3,6 @@ terminal can show."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import signal
 import sys
@@ -13,16 +12,28 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["NewestRunOption", "RunsOption", "accept_any_text", "cancel_on_signals", "escape", "write_json"]
+__all__ = [
+    "NewestRunOption",
+    "RunArgument",
+    "RunsOption",
+    "accept_any_text",
+    "cancel_on_signals",
+    "escape",
+    "number",
+    "write_json",
+]
 
 NewestRunOption = Annotated[
     Path | None, typer.Option("--run", help="The run folder; by default the newest below --runs.", show_default=False)
 ]
+RunArgument = Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where run folders lie.")]
 
 
 def cancel_on_signals(announce: Callable[[], object] = lambda: None) -> None:
     """Cancel the task that calls this when the process is told to stop; `announce` is called the first time."""
+    import asyncio
+
     task = asyncio.current_task()
     assert task is not None
     signals: list[int] = []
@@ -50,6 +61,11 @@ def escape(text: str) -> str:
     from rich.markup import escape as escape_markup
 
     return escape_markup(text)
+
+
+def number(value: float | None) -> str:
+    """Write a reward or its like, which may be missing, as tables show it."""
+    return "-" if value is None else f"{value:.3f}"
 
 
 def write_json(value: object) -> None:

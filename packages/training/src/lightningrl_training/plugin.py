@@ -11,9 +11,9 @@ __all__ = ["lightningrl_commands", "lightningrl_loggers", "lightningrl_reward_mu
 
 @hookimpl
 def lightningrl_commands() -> Iterable[Plugin]:
-    from lightningrl_training.commands import declarations, study_declarations
+    from lightningrl_training.commands import COMMANDS
 
-    yield from (*declarations.COMMANDS, *study_declarations.COMMANDS)
+    yield from COMMANDS
 
 
 @hookimpl

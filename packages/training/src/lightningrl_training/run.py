@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from lightningrl_credit.xray import XRay
     from lightningrl_training.doctor import Diagnosis
     from lightningrl_training.evaluation.certificate import Certificate
-    from lightningrl_training.evaluation.report import EvaluationReport
+    from lightningrl_training.evaluation.examination import EvaluationReport
     from lightningrl_training.lab.branching import BranchedRollout
     from lightningrl_training.lab.recredit import Recredit, Rescore
     from lightningrl_training.loggers.curve import Curve
     from lightningrl_viewer.reading.reader import StoredRun
     from lightningrl_viewer.reading.trace import Trace
 
-__all__ = ["Run", "doctor", "evaluate", "problems", "train", "train_async"]
+__all__ = ["Run", "doctor", "problems", "train", "train_async"]
 
 T = TypeVar("T")
 
@@ -209,6 +209,8 @@ class Run:
         self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any
     ) -> EvaluationReport:
         """`lightningrl.evaluate` of this run's weights; `step` as in `export`."""
+        from lightningrl_training.evaluation.examination import evaluate
+
         other = str(against.folder) if isinstance(against, Run) else against
         return evaluate(f"{self.folder}{'' if step is None else f'@{step}'}", against=other, **options)
 
@@ -301,66 +303,6 @@ async def train_async(
             opened.plugins.register(StepWatcher(on_step), distribution="on_step")
         await opened.train(Console(), lambda address: None)
     return Run(opened.folder.path)
-
-
-def evaluate(
-    policy: str,
-    *,
-    recipe: Source | None = None,
-    against: str | None = None,
-    tasks: str | None = None,
-    limit: int | None = None,
-    samples: int = 1,
-    temperature: float | None = None,
-    passes: float | None = None,
-    slices: Sequence[str] = (),
-    stop_every: int | None = None,
-    api_key_env: str | None = None,
-    price: tuple[float, float] | None = None,
-    against_price: tuple[float, float] | None = None,
-    out: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    show: Show = show_nobody,
-) -> EvaluationReport:
-    """Measure a policy on held-out tasks, or compare two.
-
-    policy        `"runs/mine"`, `"runs/mine@best"`, `"runs/mine@40"`; a transformers folder; `"MODEL@https://…/v1"`
-    recipe        agent, tasks and rewards; None = the run's
-    against       another policy on the same tasks, or a file of an earlier evaluation
-    tasks         a file of tasks (docs/how-to/tasks.md), `"hf:NAME:SPLIT"`, `"file.py:name"`; None = validation tasks
-    limit         so many of them, at random
-    samples       of each task; several give pass@k
-    temperature   None = as validation samples; several samples as training does
-    passes        the least reward that passes; None = the most that there is
-    slices        keys of the tasks' metadata to give means by
-    stop_every    look after so many tasks, and stop once the comparison is decided; None = run all
-    price         of a million prompt tokens, and of a million completion tokens
-    out           the results' file; None = in `evaluations` of the run
-    show          told what is being done, and how much of how much is
-
-    Raises LightningError.
-    """
-    from lightningrl_training.evaluation.examination import Examination
-    from lightningrl_training.evaluation.report import evaluate_policies
-
-    refuse_in_import("lightningrl.evaluate")
-    how = Examination(
-        tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every
-    )
-    return run_sync(
-        evaluate_policies(
-            policy,
-            how,
-            recipe=Path(recipe) if isinstance(recipe, str) else recipe,
-            against=against,
-            slices=slices,
-            api_key_env=api_key_env,
-            prices=(price, against_price),
-            out=None if out is None else Path(out),
-            settings=dict(settings or {}),
-            show=show,
-        )
-    )
 
 
 def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> Iterator[str]:

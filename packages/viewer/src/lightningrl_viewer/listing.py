@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightningrl.console import write_json
+from lightningrl.console import number, write_json
 from lightningrl.errors import ConfigError
 from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.sanitize import one_line, printable
@@ -20,7 +20,7 @@ from lightningrl.types import Outcome, RolloutMode
 from lightningrl_viewer.reading.dialogue import final_text, question_of
 from lightningrl_viewer.reading.origin import newest_run
 from lightningrl_viewer.reading.reader import StoredRun, ask_run
-from lightningrl_viewer.reading.text import number, show_rollout
+from lightningrl_viewer.reading.text import show_rollout
 
 __all__ = ["list_command", "show_command"]
 

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
-from lightningrl.console import write_json
+import typer
+
+from lightningrl.console import RunArgument, number, write_json
 from lightningrl.sanitize import one_line
-from lightningrl.types import Outcome
+from lightningrl_client.commands import SetOption, WorkersOption, read_settings
 from lightningrl_training.commands.printing import Page, make_table, shown
 from lightningrl_training.commands.stopping import progress_bar
-from lightningrl_training.run import Run
-from lightningrl_viewer.reading.text import number
 
 if TYPE_CHECKING:
     from lightningrl_training.lab.branching import BranchedRollout
 
-__all__ = ["branch_command"]
+__all__ = ["branch"]
 
 LONGEST = 60
 """Characters of what a call says that the table shows."""
 
 
-def branch_command(
-    run: Path, rollout_id: str, *, at: Sequence[int] | None, samples: int, as_json: bool, settings: Mapping[str, Any]
+def branch(
+    run: RunArgument,
+    rollout_id: Annotated[str, typer.Argument(help="A rollout's id, from `rollouts list`.", metavar="ROLLOUT")],
+    at: Annotated[
+        list[int] | None, typer.Option(help="After so many calls; may be given again. By default after each.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Branches at each.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each state.")] = False,
+    workers: WorkersOption = None,
+    settings: SetOption = None,
 ) -> None:
+    """Say what each state of a rollout is worth: run its agent anew, answer its first calls as they were, sample the
+    rest.
+
+    Each call is then worth the difference of the states before and after it. What the agent does not ask again (a
+    clock, a random id, a tool that changed) ends its branch as `diverged`, with the reason. The run stays as it is.
+
+    Examples:
+      [bold]lightningrl branch runs/mine g000017-003[/]
+      [bold]lightningrl branch runs/mine g000017-003 --at 2 --samples 16[/]
+    """
+    from lightningrl_training.run import Run
+
+    chosen = read_settings(settings, workers=workers)
     with progress_bar("stopped; run it again to go on") as show:
-        branched = Run(run).branch(rollout_id, at=at, samples=samples, settings=settings, show=show)
+        branched = Run(run).branch(rollout_id, at=at, samples=samples, settings=chosen, show=show)
     if as_json:
         for row in _rows(branched):
             write_json(row)
@@ -48,6 +68,8 @@ def branch_command(
 
 
 def _rows(branched: BranchedRollout) -> Iterator[dict[str, Any]]:
+    from lightningrl.types import Outcome
+
     for state in branched.states:
         yield {
             "calls": state.calls,

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from lightningrl.console import write_json
+from lightningrl.console import RunArgument, write_json
 from lightningrl_training.commands.printing import Page, make_table, shown
-from lightningrl_training.evaluation.certificate import Certificate
-from lightningrl_training.run import Run
 
-__all__ = ["certify_command"]
+if TYPE_CHECKING:
+    from lightningrl_training.evaluation.certificate import Certificate
+
+__all__ = ["certify"]
 
 MARKS = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[yellow]-[/]   "}
 
 
-def certify_command(run: Path, *, as_json: bool) -> None:
+def certify(
+    run: RunArgument, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False
+) -> None:
+    """Say whether a run trained what was sampled: each trained token sampled, once, after the same tokens, and as
+    probable to the trainer as to the engine, by version, call and position. Ends with status 1 where it did not.
+
+    Example:
+      [bold]lightningrl certify runs/mine[/]
+    """
+    import msgspec
+
+    from lightningrl_training.run import Run
+
     certificate = Run(run).certify()
     if as_json:
         write_json({**msgspec.to_builtins(certificate), "is_passed": certificate.is_passed})

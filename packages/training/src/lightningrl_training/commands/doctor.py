@@ -3,43 +3,66 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.console import write_json
+from lightningrl.console import RunsOption, write_json
+from lightningrl_client.commands import RecipeArgument, SetOption, read_settings
 from lightningrl_training.commands.printing import make_table, show_warnings
 from lightningrl_training.commands.stopping import show_phases, stoppable
-from lightningrl_training.run import doctor
-from lightningrl_training.run_sync import run_sync
 
 if TYPE_CHECKING:
     from lightningrl_training.doctor import Bill, Diagnosis
 
-__all__ = ["doctor_command", "show"]
+__all__ = ["doctor", "show"]
 
 UNBROKEN: Final = 100_000
 """Columns of a page whose lines are as long as they are."""
 STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor_command(
-    source: Path, *, as_json: bool, is_brief: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]
+def doctor(
+    recipe: RecipeArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="All findings and the bill as one JSON object.")] = False,
+    is_brief: Annotated[bool, typer.Option("--brief", help="Warnings, failures and the bill alone.")] = False,
+    rehearse: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="For steps after the first, which show how rollouts change as the policy learns; 0 = none.",
+        ),
+    ] = 40.0,
+    runs: RunsOption = Path("runs"),
+    settings: SetOption = None,
 ) -> None:
-    from lightningrl_training.doctor import Verdict
+    """Look before you train: run the agent a few times, take some learning steps on a copy of the weights, say what is
+    wrong and what the whole run will cost.
 
+    Each check says pass, warn or fail, by what it was seen and what to do. The bill is of tokens, minutes, memory and
+    disk. Nothing is left behind. Exit status 1 where a check failed.
+
+    Examples:
+      [bold]lightningrl doctor examples/text_to_sql[/]
+      [bold]lightningrl doctor my_recipe.toml --set loop.steps=500 --json[/]
+    """
+    from lightningrl_training.doctor import Verdict
+    from lightningrl_training.run import doctor as diagnose
+    from lightningrl_training.run_sync import run_sync
+
+    chosen = read_settings(settings)
     show_warnings()
     with stoppable("stopped"), show_phases() as show_phase:
 
         def starting(what: str) -> None:
             show_phase(f"trying {what}")
 
-        diagnosis = run_sync(doctor(source, settings=settings, runs=runs, rehearse=rehearse, starting=starting))
+        diagnosis = run_sync(diagnose(recipe, settings=chosen, runs=runs, rehearse=rehearse, starting=starting))
     if as_json:
         write_json(diagnosis.as_json())
     else:

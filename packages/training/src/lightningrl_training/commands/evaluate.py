@@ -4,24 +4,94 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from lightningrl.console import write_json
-from lightningrl.figures import Interval, Verdict
+from lightningrl_client.commands import SetOption, WorkersOption, read_settings
 from lightningrl_training.commands.printing import Page, make_table, show_warnings, shown
 from lightningrl_training.commands.stopping import progress_bar
-from lightningrl_training.evaluation.report import EvaluationReport
-from lightningrl_training.evaluation.result import Comparison, Evaluation
-from lightningrl_training.run import evaluate
 
-__all__ = ["evaluate_command"]
+if TYPE_CHECKING:
+    from lightningrl.figures import Interval
+    from lightningrl_training.evaluation.examination import EvaluationReport
+    from lightningrl_training.evaluation.result import Comparison, Evaluation
+
+__all__ = ["evaluate"]
+
+Policy = typer.Argument(
+    help="RUN, RUN@best, RUN@40; a model folder or GGUF file; MODEL@https://… of a provider.", metavar="POLICY"
+)
+Against = typer.Option(help="Another policy on the same tasks, or a file of an earlier evaluation.")
+RecipeOption = typer.Option(help="Agent, tasks and rewards; by default the run's.", metavar="RECIPE")
+Tasks = typer.Option(
+    help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/how-to/tasks.md); by default the validation tasks."
+)
+Limit = typer.Option(help="So many of the tasks, at random.")
+Samples = typer.Option(help="Rollouts of each task; several give pass@k.")
+Temperature = typer.Option(help="By default as validation samples; several samples as training does.")
+Passes = typer.Option(help="The least reward that passes; by default the most.")
+Slices = typer.Option("--slice", help="Means by this key of the tasks' metadata; may be repeated.")
+StopEvery = typer.Option(help="Look at the difference after so many tasks, and stop once it is decided.", metavar="N")
+ApiKeyEnv = typer.Option(help="Environment variable with the provider's key.", metavar="NAME")
+Price = typer.Option(help="Of a million prompt and of a million completion tokens of POLICY.", metavar="IN OUT")
+AgainstPrice = typer.Option(help="The same of the other policy.", metavar="IN OUT")
+Out = typer.Option(help="The results' .json file; by default in the run's evaluations/.")
 
 
-def evaluate_command(policy: str, *, as_json: bool, **options: Any) -> None:
-    """`options`: of `lightningrl.evaluate`."""
+def evaluate(
+    policy: Annotated[str, Policy],
+    against: Annotated[str | None, Against] = None,
+    recipe: Annotated[Path | None, RecipeOption] = None,
+    tasks: Annotated[str | None, Tasks] = None,
+    limit: Annotated[int | None, Limit] = None,
+    samples: Annotated[int, Samples] = 1,
+    temperature: Annotated[float | None, Temperature] = None,
+    passes: Annotated[float | None, Passes] = None,
+    slices: Annotated[list[str] | None, Slices] = None,
+    stop_every: Annotated[int | None, StopEvery] = None,
+    api_key_env: Annotated[str | None, ApiKeyEnv] = None,
+    price: Annotated[tuple[float, float] | None, Price] = None,
+    against_price: Annotated[tuple[float, float] | None, AgainstPrice] = None,
+    out: Annotated[Path | None, Out] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    workers: WorkersOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Say how good a policy is on held-out tasks, with the run's agent and rewards, and which of two is better: better,
+    worse, or not enough tasks.
+
+    Examples:
+      [bold]lightningrl eval runs/mine[/]
+      [bold]lightningrl eval runs/mine --samples 8 --slice difficulty[/]
+      [bold]lightningrl eval runs/mine@best --against runs/mine@newest --stop-every 25[/]
+      [bold]lightningrl eval runs/mine --against gpt-5-mini@https://api.openai.com/v1 --api-key-env OPENAI_API_KEY[/]
+    """
+    from lightningrl_training.evaluation.examination import evaluate as evaluate_policy
+
+    chosen = read_settings(settings, workers=workers)
     show_warnings()
     with progress_bar("stopped; what has run lies in the folder of its rollouts, without results") as show:
-        report = evaluate(policy, show=show, **options)
+        report = evaluate_policy(
+            policy,
+            recipe=recipe,
+            against=against,
+            tasks=tasks,
+            limit=limit,
+            samples=samples,
+            temperature=temperature,
+            passes=passes,
+            slices=slices or (),
+            stop_every=stop_every,
+            api_key_env=api_key_env,
+            price=price,
+            against_price=against_price,
+            out=out,
+            settings=chosen,
+            show=show,
+        )
     if as_json:
         write_json(report.numbers())
         return
@@ -82,6 +152,8 @@ def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:
 
 
 def _print_comparison(page: Page, comparison: Comparison, asked: int) -> None:
+    from lightningrl.figures import Verdict
+
     page.print(f"\ndifference on {comparison.tasks} of {asked} tasks (above 0: the first is better)")
     if comparison.tasks == asked:
         page.print(f"  {_interval(comparison.difference, '+')}  95 %, for one look after all tasks")

@@ -7,15 +7,34 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.scaffold import new_agent, new_agent_of_traces
 from lightningrl_training.commands.printing import Page
 
-__all__ = ["init_command"]
+__all__ = ["init"]
 
 
-def init_command(folder: Path, stack: str = "openai", rows: Path | None = None) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent"),
+    stack: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="What the agent is written with, or the traces that it left.",
+            metavar="openai|langgraph|openai-agents|autogen|traces",
+        ),
+    ] = "openai",
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="With --from traces: a folder of `lightningrl curate`.", metavar="ROWS", show_default=False),
+    ] = None,
+) -> None:
+    """Write a small agent of your own, its reward, a recipe and a tiny policy made on this machine: it learns in about
+    a minute."""
     if (stack == "traces") != (rows is not None):
         raise ConfigError("--from traces and --rows belong together: lightningrl init FOLDER --from traces --rows ROWS")
     made = new_agent(folder, stack) if rows is None else new_agent_of_traces(folder, rows)

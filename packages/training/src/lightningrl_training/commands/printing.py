@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from rich.console import Console, RenderableType
-from rich.logging import RichHandler
 from rich.table import Column, Table
 
 from lightningrl.console import escape
@@ -33,6 +32,8 @@ def make_table(*columns: Column | str, numbers: tuple[str, ...] = (), gap: int =
 def show_warnings(console: Console | None = None) -> None:
     """Print logged warnings, by default to stderr. To be called before an agent is imported: some libraries set up
     logging as they are imported, and would print a line for each of our requests."""
+    from rich.logging import RichHandler
+
     handler = RichHandler(console=console or Console(stderr=True), show_path=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
 

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import typer
 from rich.table import Column
 
 from lightningrl.console import escape
 from lightningrl.errors import LightningError
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe import Recipe
-from lightningrl_client.recipe_file import load_recipe
+from lightningrl_client.commands import RecipeArgument, SetOption, read_settings
 from lightningrl_training.commands.printing import Page, make_table
-from lightningrl_viewer.reading.model_files import find_model, model_format
-from lightningrl_viewer.reading.recipe import list_recipe_keys, written_keys
 
-__all__ = ["show_command"]
+if TYPE_CHECKING:
+    from lightningrl.recipe import Recipe
+
+__all__ = ["recipes"]
+
+recipes = typer.Typer(name="recipe", no_args_is_help=True, help="Look at a recipe.")
 
 
-def show_command(source: Path, *, settings: Mapping[str, Any]) -> None:
-    written, recipe = set(written_keys(load_recipe(source))), load_recipe(source, settings)
-    keys = list_recipe_keys(recipe, settings=settings, written=written, plugins=load_plugins())
-    resolved = resolve_rate(recipe)
+@recipes.command("show")
+def show_recipe(source: RecipeArgument, settings: SetOption = None) -> None:
+    """Show every value that a run of RECIPE would have, and where it is from: the file, --set, or a default."""
+    from lightningrl_client.recipe_file import load_recipe
+    from lightningrl_viewer.reading.recipe import list_recipe_keys, written_keys
+
+    chosen = read_settings(settings)
+    written, recipe = set(written_keys(load_recipe(source))), load_recipe(source, chosen)
+    keys = list_recipe_keys(recipe, settings=chosen, written=written, plugins=load_plugins())
+    resolved = _resolve_rate(recipe)
     table = make_table(
         Column("key", no_wrap=True), Column("value", overflow="fold"), Column("from", no_wrap=True), gap=1
     )
@@ -38,7 +46,7 @@ def show_command(source: Path, *, settings: Mapping[str, Any]) -> None:
     Page().table(table)
 
 
-def resolve_rate(recipe: Recipe) -> str | None:
+def _resolve_rate(recipe: Recipe) -> str | None:
     """The learning rate that a run would take, with its reason, where the recipe leaves it to the backend and no probe
     is needed to know it; None where the recipe has a number, or the policy's size is not known here."""
     plugin = load_plugins().trainers.get(recipe.backend)
@@ -56,6 +64,8 @@ def resolve_rate(recipe: Recipe) -> str | None:
 
 def _find(recipe: Recipe) -> tuple[str, int | None]:
     """The policy's place and, of a model file, its parameters: nothing is read that is not in the file's head."""
+    from lightningrl_viewer.reading.model_files import find_model, model_format
+
     model = recipe.policy.model
     bases = (recipe.folder, Path.cwd())
     place = find_model(model, bases)

@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from lightningrl.console import write_json
+from lightningrl_client.commands import RecipeArgument, SetOption, read_settings
 from lightningrl_training.commands.printing import Page, show_warnings, shown
 from lightningrl_training.commands.stopping import progress_bar
-from lightningrl_training.redteam.attack import attack_recipe
-from lightningrl_training.redteam.attacks import RedTeamFinding, RedTeamReport, Severity
-from lightningrl_training.run_sync import run_sync
 
-__all__ = ["redteam_command"]
+if TYPE_CHECKING:
+    from lightningrl_training.redteam.attacks import RedTeamFinding, RedTeamReport
 
-STYLES: Final = {Severity.HIGH: "bold red", Severity.MEDIUM: "yellow", Severity.NOTE: "dim"}
+__all__ = ["redteam"]
+
+STYLES: Final = {"high": "bold red", "medium": "yellow", "note": "dim"}
 
 
-def redteam_command(source: Path, *, as_json: bool, **options: Any) -> None:
-    """`options`: of `attack_recipe`."""
+def redteam(
+    recipe: RecipeArgument,
+    tasks: Annotated[
+        int | None,
+        typer.Option(help="So many tasks, at random; by default 32, of an async reward 3.", min=1, show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of their choice.")] = 0,
+    seconds: Annotated[float, typer.Option(help="The most that it may take.", min=1.0)] = 120.0,
+    gold: Annotated[
+        str | None,
+        typer.Option(
+            help="A function from a task to its best output, file.py:name; by default the answers.", metavar="USE"
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="One mutator by name; may be repeated.", metavar="NAME")
+    ] = None,
+    search: Annotated[
+        int, typer.Option(help="Look through so many rollouts of the recipe's own policy, too; it is loaded.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Attack the rewards before a policy does: reward empty, wrong, forged and right outputs, and say which earn what
+    they should not.
+
+    Nothing is trained, and without --search no policy is loaded. Exit status 1 where something was found.
+
+    Examples:
+      [bold]lightningrl redteam examples/text_to_sql[/]
+      [bold]lightningrl redteam my_recipe.toml --gold gold.py:best --tasks 100[/]
+    """
+    from lightningrl_training.redteam.attack import attack_recipe
+    from lightningrl_training.run_sync import run_sync
+
+    chosen = read_settings(settings)
     show_warnings()
     with progress_bar("stopped; nothing was written") as show:
-        report = run_sync(attack_recipe(source, show=show, **options))
+        attack = attack_recipe(
+            recipe,
+            tasks=tasks,
+            seed=seed,
+            seconds=seconds,
+            gold=gold,
+            only=only or (),
+            search=search,
+            settings=chosen,
+            show=show,
+        )
+        report = run_sync(attack)
     if as_json:
         write_json(report.as_json())
     else:

@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
+import typer
 from rich.table import Column
 from rich.text import Text
 
-from lightningrl.console import write_json
+from lightningrl.console import RunArgument, number, write_json
 from lightningrl.sanitize import printable
+from lightningrl_client.commands import SetOption, read_settings
 from lightningrl_training.commands.printing import Page, make_table
-from lightningrl_training.commands.xray import from_here, read_steps, share
-from lightningrl_training.lab.recredit import Rescore
-from lightningrl_training.run import Run
-from lightningrl_viewer.reading.text import number
+from lightningrl_training.commands.xray import StepsOption, from_here, read_steps, share
 
-__all__ = ["rescore_command"]
+if TYPE_CHECKING:
+    from lightningrl_training.lab.recredit import Rescore
+
+__all__ = ["rescore"]
 
 _SHOWN: Final = 15
 _WIDTH: Final = 30
 """Characters of the histogram's longest bar."""
 
 
-def rescore_command(
-    folder: Path,
-    *,
-    reward: str | None,
-    name: str | None,
-    steps: str | None,
-    settings: Mapping[str, Any],
-    as_json: bool,
-    write: bool = False,
+def rescore(
+    run: RunArgument,
+    reward: Annotated[
+        str | None,
+        typer.Option(help='The reward to try: "file.py:new", or an installed one\'s name.', metavar="REFERENCE"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Which of the recipe's rewards it stands for; needed where there are several.")
+    ] = None,
+    steps: StepsOption = None,
+    write: Annotated[bool, typer.Option("--write", help="Keep the rewards: of an imported run alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+    settings: SetOption = None,
 ) -> None:
-    chosen = None if steps is None else read_steps(steps)
-    rescore = Run(folder).rescore(from_here(reward), name=name, settings=settings, steps=chosen, write=write)
+    """Try a reward on a run's stored rollouts: which would have earned otherwise, which groups would have taught, whose
+    credit turns.
+
+    The new reward is called for every trained rollout; what else was computed is taken from the record. Nothing is
+    trained, the run stays as it is, but an imported one with --write.
+
+    Examples:
+      [bold]lightningrl rescore runs/mine --reward rewards.py:stricter[/]
+      [bold]lightningrl rescore runs/mine --set rewards.brief.weight=0.2[/]
+    """
+    from lightningrl_training.run import Run
+
+    rescored = Run(run).rescore(
+        from_here(reward), name=name, settings=read_settings(settings), steps=read_steps(steps), write=write
+    )
     if as_json:
-        write_json(rescore)
+        write_json(rescored)
         return
-    _print(Page(), rescore)
+    _print(Page(), rescored)
 
 
 def _print(page: Page, rescore: Rescore) -> None:

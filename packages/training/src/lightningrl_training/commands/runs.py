@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import typer
 from rich.table import Column
 
-from lightningrl.console import write_json
+from lightningrl.console import RunsOption, write_json
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl.figures import Interval, mean_interval, welch_interval
-from lightningrl.recipe import LoopConfig
-from lightningrl.records import RolloutFilter
 from lightningrl.sanitize import one_line
-from lightningrl.types import RolloutMode
-from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.commands.printing import Page, make_table, shown
-from lightningrl_training.sweeps.plan import PLAN
-from lightningrl_viewer.reading.metrics import read_rows
-from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
-from lightningrl_viewer.reading.origin import is_own, read_values
-from lightningrl_viewer.reading.reader import ask_run
-from lightningrl_viewer.reading.runs import RunLine, differences, read_runs
 
-__all__ = ["compare_command", "list_command", "note_command", "tag_command"]
+if TYPE_CHECKING:
+    from lightningrl.figures import Interval
+    from lightningrl_viewer.reading.notes import RunNotes
+    from lightningrl_viewer.reading.runs import RunLine
+
+__all__ = ["runs_group"]
 
 MANY: Final = 1_000_000
 LONGEST_MODEL: Final = 40
 WIDE: Final = 100
 """Columns of a terminal that has room for recipe and model."""
+RunNameArgument = Annotated[str, typer.Argument(help="A run's folder, or its name below --runs.", metavar="RUN")]
+
+runs_group = typer.Typer(
+    name="runs",
+    invoke_without_command=True,
+    help="List the runs of a folder: when, recipe, model, steps, held-out reward before and after, state, tags.",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +76,16 @@ class _RunRow:
         }
 
 
-def list_command(runs: Path, *, tag: str | None, as_json: bool) -> None:
+@runs_group.callback()
+def list_runs(
+    context: typer.Context,
+    runs: RunsOption = Path("runs"),
+    tag: Annotated[str | None, typer.Option(help="Only runs that have this tag.", metavar="NAME")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each run.")] = False,
+) -> None:
+    context.obj = runs
+    if context.invoked_subcommand is not None:
+        return
     if not runs.is_dir():
         raise RunFolderError(f"no folder {str(runs)!r}; give one with --runs, or start a run: lightningrl train RECIPE")
     listed = [each for each in _list_runs(runs) if tag is None or tag in each.notes.tags]
@@ -108,47 +118,23 @@ def list_command(runs: Path, *, tag: str | None, as_json: bool) -> None:
             page.print(f"{shown(each.name)}: {shown(problem)}")
 
 
-def tag_command(run: str, changes: Sequence[str], *, runs: Path) -> None:
-    folder = _find(run, runs)
-    notes = read_notes(folder)
-    if notes.problem is not None:
-        raise RunFolderError(notes.problem)
-    tags = set(notes.tags)
-    for change in changes:
-        sign, name = change[:1], change[1:]
-        if sign not in {"+", "-"} or not name:
-            raise ConfigError(
-                f"{change!r} neither adds nor removes a tag; write +{change or 'NAME'} or -{change or 'NAME'}"
-            )
-        if sign == "-" and name not in tags:
-            has = f"it has: {', '.join(sorted(tags))}" if tags else "it has none"
-            raise ConfigError(f"run {str(folder)!r} has no tag {name!r}; {has}")
-        tags = tags | {name} if sign == "+" else tags - {name}
-    if changes:
-        write_notes(folder, replace(notes, tags=tuple(sorted(tags))))
-    Page().print(f"{shown(str(folder))}: {shown(' '.join(sorted(tags))) or 'no tags'}")
+@runs_group.command("compare")
+def compare_runs(
+    context: typer.Context,
+    first: RunNameArgument,
+    second: RunNameArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say in which settings two runs differ, their numbers side by side, and which is better on the held-out tasks."""
+    from lightningrl_viewer.reading.runs import differences
 
-
-def note_command(run: str, text: str | None, *, runs: Path) -> None:
-    folder = _find(run, runs)
-    notes = read_notes(folder)
-    if notes.problem is not None:
-        raise RunFolderError(notes.problem)
-    if text is not None:
-        notes = replace(notes, note=text)
-        write_notes(folder, notes)
-    Page().print(shown(notes.note.strip()) or f"{shown(str(folder))} has no note")
-
-
-def compare_command(first: str, second: str, *, runs: Path, as_json: bool) -> None:
-    folders = [_find(name, runs) for name in (first, second)]
+    folders = [_find(name, context.obj) for name in (first, second)]
     if folders[0].resolve() == folders[1].resolve():
         raise ConfigError(f"both are run {str(folders[0])!r}; name two runs")
     lines = [_line_of(folder) for folder in folders]
     differing = differences(lines)
-    metrics = {
-        name: [_metric(folder, line, name) for folder, line in zip(folders, lines, strict=True)] for name in METRICS
-    }
+    left, right = map(_metrics, folders, lines)
+    metrics = {name: [left[name], right[name]] for name in left}
     difference, verdict = _judge(folders, lines)
     if as_json:
         interval = (
@@ -171,35 +157,81 @@ def compare_command(first: str, second: str, *, runs: Path, as_json: bool) -> No
     page.print(f"[bold]{shown(verdict)}[/]")
 
 
-METRICS: Final = (
-    "steps",
-    "minutes",
-    "tokens",
-    "held-out reward before",
-    "held-out reward after",
-    "training reward, last quarter",
-)
+@runs_group.command("tag", context_settings={"ignore_unknown_options": True})
+def tag_run(
+    context: typer.Context,
+    run: RunNameArgument,
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Tags to add and to remove; none = say them.", metavar="+NAME -NAME")
+    ] = None,
+) -> None:
+    """Put tags on a run, and take some off: lightningrl runs tag RUN +baseline -draft."""
+    from lightningrl_viewer.reading.notes import write_notes
+
+    folder, notes = _notes_of(run, context.obj)
+    tags = set(notes.tags)
+    for change in changes or ():
+        sign, name = change[:1], change[1:]
+        if sign not in {"+", "-"} or not name:
+            raise ConfigError(
+                f"{change!r} neither adds nor removes a tag; write +{change or 'NAME'} or -{change or 'NAME'}"
+            )
+        if sign == "-" and name not in tags:
+            has = f"it has: {', '.join(sorted(tags))}" if tags else "it has none"
+            raise ConfigError(f"run {str(folder)!r} has no tag {name!r}; {has}")
+        tags = tags | {name} if sign == "+" else tags - {name}
+    if changes:
+        write_notes(folder, replace(notes, tags=tuple(sorted(tags))))
+    Page().print(f"{shown(str(folder))}: {shown(' '.join(sorted(tags))) or 'no tags'}")
 
 
-def _metric(folder: Path, line: RunLine, name: str) -> float | None:
-    validations, rewards = line.validations, line.rewards
-    if name == "steps":
-        return line.steps
-    if name == "minutes":
-        return line.minutes
-    if name == "tokens":
-        return float(sum(row.get("completion_tokens", 0.0) for row in read_rows(folder) if "rollouts" in row))
-    if name == "held-out reward before":
-        return validations[0] if validations else None
-    if name == "held-out reward after":
-        return validations[-1] if len(validations) > 1 else None
-    last = rewards[-max(1, len(rewards) // 4) :]
-    return sum(last) / len(last) if last else None
+@runs_group.command("note")
+def note_run(
+    context: typer.Context,
+    run: RunNameArgument,
+    text: Annotated[str | None, typer.Argument(help='The note; "" removes it, none = say it.', metavar="TEXT")] = None,
+) -> None:
+    """Write a run's note, which its pages show, too."""
+    from lightningrl_viewer.reading.notes import write_notes
+
+    folder, notes = _notes_of(run, context.obj)
+    if text is not None:
+        notes = replace(notes, note=text)
+        write_notes(folder, notes)
+    Page().print(shown(notes.note.strip()) or f"{shown(str(folder))} has no note")
+
+
+def _notes_of(run: str, runs: Path) -> tuple[Path, RunNotes]:
+    """A run's folder and its notes. Raises RunFolderError."""
+    from lightningrl_viewer.reading.notes import read_notes
+
+    folder = _find(run, runs)
+    notes = read_notes(folder)
+    if notes.problem is not None:
+        raise RunFolderError(notes.problem)
+    return folder, notes
+
+
+def _metrics(folder: Path, line: RunLine) -> dict[str, float | None]:
+    from lightningrl_viewer.reading.metrics import read_rows
+
+    validations, last = line.validations, line.rewards[-max(1, len(line.rewards) // 4) :]
+    return {
+        "steps": line.steps,
+        "minutes": line.minutes,
+        "tokens": float(sum(row.get("completion_tokens", 0.0) for row in read_rows(folder) if "rollouts" in row)),
+        "held-out reward before": validations[0] if validations else None,
+        "held-out reward after": validations[-1] if len(validations) > 1 else None,
+        "training reward, last quarter": sum(last) / len(last) if last else None,
+    }
 
 
 def _judge(folders: Sequence[Path], lines: Sequence[RunLine]) -> tuple[Interval | None, str]:
     """The difference of the last validations, with a sentence: by seed where both settings have several, else task by
     task, which speaks of these two policies alone."""
+    from lightningrl.figures import mean_interval
+    from lightningrl_viewer.reading.runs import differences
+
     different = differences(lines)
     if other := [key for key in different if key.startswith("rewards.")]:
         return None, f"not compared: their rewards differ ({', '.join(other[:3])})"
@@ -226,6 +258,8 @@ def _judge(folders: Sequence[Path], lines: Sequence[RunLine]) -> tuple[Interval 
 
 
 def _judge_by_seed(seeds: Sequence[Sequence[float]], lines: Sequence[RunLine], *, tasks: int) -> tuple[Interval, str]:
+    from lightningrl.figures import welch_interval
+
     difference = welch_interval(seeds[0], seeds[1], grain=1.0 / tasks)
     interval = f"{_shown(difference)}, {len(seeds[0])} and {len(seeds[1])} seeds)"
     if difference.low is None or difference.high is None or difference.low <= 0.0 <= difference.high:
@@ -240,6 +274,8 @@ def _shown(difference: Interval) -> str:
 
 def _scores_of_seeds(line: RunLine) -> list[float]:
     """The last held-out rewards of a run and of those beside it that differ in their seed alone, one of each seed."""
+    from lightningrl_viewer.reading.runs import differences, read_runs
+
     beside = [
         each
         for each in read_runs(line.folder.resolve().parent)
@@ -250,6 +286,13 @@ def _scores_of_seeds(line: RunLine) -> list[float]:
 
 def _last_validation(folder: Path) -> dict[str, float]:
     """Mean reward of each task in the last validation, by the task's id and input."""
+    import asyncio
+
+    from lightningrl.records import RolloutFilter
+    from lightningrl.types import RolloutMode
+    from lightningrl_viewer.reading.metrics import read_rows
+    from lightningrl_viewer.reading.reader import ask_run
+
     steps = [int(row["step"]) for row in read_rows(folder) if "validation/reward" in row]
     if not steps:
         return {}
@@ -264,6 +307,10 @@ def _last_validation(folder: Path) -> dict[str, float]:
 
 def _list_runs(runs: Path) -> list[_RunRow]:
     """Runs right below a folder, and those of the sweeps below it, newest first."""
+    from lightningrl_training.sweeps.plan import PLAN
+    from lightningrl_viewer.reading.notes import read_notes
+    from lightningrl_viewer.reading.runs import read_runs
+
     homes = [runs, *(path.parent for path in runs.glob(f"*/{PLAN}"))]
     lines = [(home, line) for home in homes for line in read_runs(home)]
     lines.sort(key=lambda pair: -pair[1].changed_at)
@@ -279,6 +326,10 @@ def _list_runs(runs: Path) -> list[_RunRow]:
 
 
 def _state(line: RunLine) -> str:
+    from lightningrl.recipe import LoopConfig
+    from lightningrl_training.checkpoints import checkpoints
+    from lightningrl_viewer.reading.origin import read_values
+
     if line.is_live or line.is_import:
         return "running" if line.is_live else "imported"
     made = checkpoints(line.folder)
@@ -302,6 +353,8 @@ def _held_out(line: RunLine) -> str:
 
 def _find(run: str, runs: Path) -> Path:
     """A run by its folder, or by its name in a list. Raises RunFolderError."""
+    from lightningrl_viewer.reading.origin import is_own
+
     for folder in (Path(run), runs / run):
         if is_own(folder):
             return folder
@@ -312,6 +365,8 @@ def _find(run: str, runs: Path) -> Path:
 
 
 def _line_of(folder: Path) -> RunLine:
+    from lightningrl_viewer.reading.runs import read_runs
+
     line = next((line for line in read_runs(folder.resolve().parent) if line.name == folder.resolve().name), None)
     if line is None:
         raise RunFolderError(f"run {str(folder)!r} never began; there is nothing to compare")

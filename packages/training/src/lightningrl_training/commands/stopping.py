@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightningrl.console import escape
 from lightningrl.errors import Interruption, LightningError
 from lightningrl.sanitize import printable
-from lightningrl_training.run_sync import Show
+
+if TYPE_CHECKING:
+    from lightningrl_training.run_sync import Show
 
 __all__ = ["progress_bar", "scratch_folder", "show_phases", "stoppable"]
 
@@ -45,6 +47,8 @@ def stoppable(sentence: str) -> Iterator[None]:
 @contextmanager
 def progress_bar(sentence: str) -> Iterator[Show]:
     """Show a progress bar on standard error, for work that is `stoppable`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     if not console.is_terminal:

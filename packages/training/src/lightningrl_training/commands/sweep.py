@@ -2,54 +2,79 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from lightningrl.console import cancel_on_signals, escape, write_json
+from lightningrl.console import RunsOption, cancel_on_signals, escape, write_json
 from lightningrl.errors import ConfigError, Interruption, LightningError, RunFolderError
-from lightningrl.figures import Interval
-from lightningrl.files import write_durably
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe import Recipe
-from lightningrl_training.checks import build_checked
+from lightningrl_client.commands import RecipeArgument
 from lightningrl_training.commands.printing import Page, make_table, shown
-from lightningrl_training.run_folder import explain_name, take_lock
-from lightningrl_training.sweeps.comparison import SettingResult, SweepResult, compare_sweep
-from lightningrl_training.sweeps.curves import draw_sweep
-from lightningrl_training.sweeps.plan import Point, SweepPlan, default_sweep, make_plan, open_plan
-from lightningrl_training.sweeps.runner import ShowRun, SweepRunner, read_finished
-from lightningrl_training.warm_start import explain_warm_start, is_tuned
+from lightningrl_training.commands.train import StopAtOption
 
-__all__ = ["sweep_command"]
+if TYPE_CHECKING:
+    from lightningrl.figures import Interval
+    from lightningrl.recipe import Recipe
+    from lightningrl_training.sweeps.comparison import SettingResult, SweepResult
+    from lightningrl_training.sweeps.plan import Point, SweepPlan
+    from lightningrl_training.sweeps.runner import ShowRun
+
+__all__ = ["sweep"]
 
 logger = logging.getLogger(__name__)
 
+Seeds = typer.Option(help="Runs of each setting; by default one.", min=1, show_default=False)
+Settings = typer.Option(
+    "--set",
+    help="A key of the recipe with one value, or with several to compare, e.g. "
+    "--set learner.learning_rate=1e-5,1e-4. May be repeated.",
+    metavar="KEY=VALUE,…",
+)
+Folder = typer.Option("--sweep", help="The sweep's folder; by default one below --runs, which the same command finds.")
 
-def sweep_command(
-    source: Path,
-    *,
-    settings: Sequence[str],
-    seeds: int | None,
-    jobs: int,
-    sweep: Path | None,
-    runs: Path,
-    as_json: bool,
+
+def sweep(
+    recipe: RecipeArgument,
+    seeds: Annotated[int | None, Seeds] = None,
+    settings: Annotated[list[str] | None, Settings] = None,
+    stop_at: StopAtOption = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
+    sweep: Annotated[Path | None, Folder] = None,
+    runs: RunsOption = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
 ) -> None:
+    """Train a recipe with each of several settings and seeds, and say which setting is better, or that no difference is
+    shown.
+
+    Killed at any time, the same command goes on: runs that have ended are not run again, one that was interrupted is
+    resumed. Exit status 1 where a run failed.
+
+    Examples:
+      [bold]lightningrl sweep my_recipe.toml --seeds 3[/]
+      [bold]lightningrl sweep my_recipe.toml --seeds 3 --set loop.group_size=4,8[/]
+      [bold]lightningrl sweep my_recipe.toml --seeds 5 --stop-at 0.9[/]
+    """
+    from lightningrl.files import write_durably
+    from lightningrl_training.run_folder import explain_name, take_lock
+    from lightningrl_training.sweeps.comparison import compare_sweep
+    from lightningrl_training.sweeps.plan import default_sweep, make_plan, open_plan
+
     page = Page()
-    plan = make_plan(source, settings, seeds=seeds)
-    recipe = plan.read_recipe(plan.points[0])
-    if (problem := explain_name(recipe.name)) is not None:
+    target = [] if stop_at is None else [f"loop.stop_at={stop_at!r}"]
+    plan = make_plan(recipe, [*(settings or ()), *target], seeds=seeds)
+    first = plan.read_recipe(plan.points[0])
+    if (problem := explain_name(first.name)) is not None:
         raise ConfigError(problem)
-    folder = sweep or default_sweep(runs, plan, recipe.name)
+    folder = sweep or default_sweep(runs, plan, first.name)
     _check(plan, folder)
     is_old = open_plan(plan, folder)
     lock = take_lock(folder, kind="sweep", option="--sweep")
@@ -57,9 +82,9 @@ def sweep_command(
         if not as_json:
             _introduce(page, plan, folder, is_old=is_old)
         _run(plan, folder, jobs=jobs)
-        result = compare_sweep(plan, folder, recipe)
+        result = compare_sweep(plan, folder, first)
         write_durably(folder / "sweep.json", json.dumps(result.numbers(), indent=1, ensure_ascii=False) + "\n")
-        picture = _draw(result, folder, recipe)
+        picture = _draw(result, folder, first)
     finally:
         lock.close()
     if as_json:
@@ -74,6 +99,10 @@ def sweep_command(
 
 def _check(plan: SweepPlan, folder: Path) -> None:
     """Raise ConfigError, before the first run, for what is wrong with any setting that has a run to come."""
+    from lightningrl_training.checks import build_checked
+    from lightningrl_training.sweeps.runner import read_finished
+    from lightningrl_training.warm_start import explain_warm_start, is_tuned
+
     finished, plugins = read_finished(folder), load_plugins()
     first = {point.setting: point for point in reversed(plan.points) if finished.get(point.name) != ""}
     for setting, point in first.items():
@@ -86,6 +115,10 @@ def _check(plan: SweepPlan, folder: Path) -> None:
 
 
 def _run(plan: SweepPlan, folder: Path, *, jobs: int) -> None:
+    import asyncio
+
+    from lightningrl_training.sweeps.runner import SweepRunner
+
     async def work(show: ShowRun) -> None:
         cancel_on_signals()
         await SweepRunner(plan=plan, folder=folder, jobs=jobs, show=show).run()
@@ -103,6 +136,8 @@ def _run(plan: SweepPlan, folder: Path, *, jobs: int) -> None:
 @contextmanager
 def _showing(plan: SweepPlan) -> Iterator[ShowRun]:
     """Show a bar of the whole sweep and one of each run that goes on; where nobody looks, a line as a run ends."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     steps, bars, ended = plan.read_recipe(plan.points[0]).loop.steps, dict[str, TaskID](), set[str]()
@@ -127,6 +162,8 @@ def _showing(plan: SweepPlan) -> Iterator[ShowRun]:
 
 
 def _introduce(page: Page, plan: SweepPlan, folder: Path, *, is_old: bool) -> None:
+    from lightningrl_training.sweeps.runner import read_finished
+
     seeds = f"seeds {', '.join(map(str, plan.seeds))}" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
     page.print(f"{len(plan.settings)} settings × {seeds}: {len(plan.points)} runs in {shown(str(folder))}")
     if is_old:
@@ -135,6 +172,8 @@ def _introduce(page: Page, plan: SweepPlan, folder: Path, *, is_old: bool) -> No
 
 
 def _draw(result: SweepResult, folder: Path, recipe: Recipe) -> Path | None:
+    from lightningrl_training.sweeps.curves import draw_sweep
+
     try:
         return draw_sweep(result, folder, title=f"{recipe.name}: {result.measure}")
     except (ConfigError, RunFolderError) as error:

@@ -2,37 +2,85 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 
-from lightningrl.console import cancel_on_signals
+from lightningrl.console import RunsOption, cancel_on_signals
 from lightningrl.errors import ConfigError, Interruption
-from lightningrl.recipe import Recipe
-from lightningrl_training.build import Parts
-from lightningrl_training.checkpoints import LoopState, best_checkpoint
+from lightningrl_client.commands import OptionalRecipeArgument, SetOption, WorkersOption, read_settings
 from lightningrl_training.commands.printing import Page, show_warnings
-from lightningrl_training.serving import Address
-from lightningrl_training.start import OpenRun, begin_run
 
-__all__ = ["train_command"]
+if TYPE_CHECKING:
+    from lightningrl.recipe import Recipe
+    from lightningrl_training.build import Parts
+    from lightningrl_training.checkpoints import LoopState
+    from lightningrl_training.serving import Address
+    from lightningrl_training.start import OpenRun
+
+__all__ = ["NewRunOption", "OverwriteOption", "StopAtOption", "train"]
+
+NewRunOption = Annotated[Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")]
+StopAtOption = Annotated[
+    float | None,
+    typer.Option(help="Stop once a validation's mean reward is at least this (loop.stop_at).", metavar="REWARD"),
+]
+Resume = typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")
+Host = typer.Option(help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host).")
 
 
-def train_command(
-    source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]
+def train(
+    recipe: OptionalRecipeArgument = None,
+    resume: Annotated[bool, Resume] = False,
+    overwrite: OverwriteOption = False,
+    run: NewRunOption = None,
+    runs: RunsOption = Path("runs"),
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).")] = None,
+    backend: Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps (loop.steps).")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).")] = None,
+    stop_at: StopAtOption = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).")] = None,
+    workers: WorkersOption = None,
+    host: Annotated[str | None, Host] = None,
+    settings: SetOption = None,
 ) -> None:
+    """Train the policy of RECIPE: run the agent in parallel, record every call, reward, assign credit, learn, serve the
+    new weights.
+
+    Examples:
+      [bold]lightningrl train examples/text_to_sql[/]
+      [bold]lightningrl train my_recipe.toml --steps 50 --set learner.learning_rate=1e-5[/]
+      [bold]lightningrl train my_recipe.toml --workers ray:16 --host 0.0.0.0[/]
+      [bold]lightningrl train --resume[/]
+    What is wrong, and what it will take, `lightningrl doctor` says before.
+    """
+    import asyncio
+
+    from lightningrl_training.start import begin_run
+
+    shortcuts: dict[str, Any] = {
+        "policy.model": policy,
+        "backend": backend,
+        "loop.steps": steps,
+        "loop.minutes": minutes,
+        "loop.stop_at": stop_at,
+        "loop.seed": seed,
+        "runtime.server_host": host,
+    }
+    chosen = read_settings(settings, shortcuts, workers=workers)
     console, page = Console(), Page()
     show_warnings(console)
-    if source is None and not resume:
+    if recipe is None and not resume:
         raise ConfigError(
             "no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the "
             "newest run"
         )
-    with begin_run(source, run=run, resume=resume, overwrite=overwrite, settings=settings, runs=runs) as opened:
+    with begin_run(recipe, run=run, resume=resume, overwrite=overwrite, settings=chosen, runs=runs) as opened:
         _describe(page, opened)
         try:
             state = asyncio.run(_train(console, opened))
@@ -58,6 +106,8 @@ async def _train(console: Console, opened: OpenRun) -> LoopState:
 
 
 def _summarize(page: Page, opened: OpenRun, state: LoopState) -> None:
+    from lightningrl_training.checkpoints import best_checkpoint
+
     recipe, shown = opened.recipe, _relative(opened.folder.path)
     typed = shlex.quote(str(shown))
     page.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes")

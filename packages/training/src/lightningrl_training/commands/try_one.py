@@ -3,29 +3,26 @@ here in seconds. Where a recipe runs several in a worker, another runs beside it
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Interruption
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe import Recipe
-from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task, Trajectory
-from lightningrl_client.recipe_file import read_recipe, with_settings
-from lightningrl_credit.scoring import score_of
-from lightningrl_credit.trained_calls import explain_left_out, explain_read_answers
-from lightningrl_training.build import Parts
-from lightningrl_training.checks import build_checked
-from lightningrl_training.collector import fetch_ended
+from lightningrl_client.commands import RECIPE_HELP, SetOption, read_settings
 from lightningrl_training.commands.printing import Page, show_warnings
 from lightningrl_training.commands.stopping import scratch_folder, show_phases
-from lightningrl_training.explanations import explain_ignored, explain_malformed
-from lightningrl_viewer.listing import show_command
 
-__all__ = ["try_command", "try_harness"]
+if TYPE_CHECKING:
+    from lightningrl.recipe import Recipe
+    from lightningrl.types import Task, Trajectory
+    from lightningrl_training.build import Parts
+
+__all__ = ["try_recipe"]
 
 ROLLOUTS: Final = ("try", "beside")
 """The rollout that is shown, and one beside it where the recipe runs several at once."""
@@ -33,14 +30,48 @@ OF_HARNESS: Final = {"runtime.workers": 1, "runtime.concurrency": 1, "sampling.m
 """Settings for a rollout of a harness, whose answers are long."""
 
 
-def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
-    recipe, wrong = read_recipe(source, {"runtime.workers": 1, **settings})
-    at_once = with_settings(recipe, {"runtime.concurrency": min(len(ROLLOUTS), recipe.runtime.concurrency)})
-    _try(at_once, wrong, task=task, full=full)
+def try_recipe(
+    recipe: Annotated[
+        str | None, typer.Argument(help=f"{RECIPE_HELP} With --harness: what it is to do.", metavar="RECIPE|TEXT")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Id of the task; by default the first one.")] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            help="Try a coding harness without a recipe: [bold]pi[/], [bold]codex[/], … "
+            "(docs/how-to/agents/harnesses.md). It works on an empty folder.",
+            metavar="NAME",
+        ),
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model (policy.model).")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Run the agent once, on one task, and show every call and the reward; twice at once where the recipe runs several
+    rollouts in a worker. Nothing is trained, nothing is left behind.
+
+    Examples:
+      [bold]lightningrl try my_recipe.toml[/]
+      [bold]lightningrl try --harness pi "Write answer.txt" --policy Qwen/Qwen2.5-0.5B-Instruct[/]
+    """
+    from lightningrl_client.recipe_file import read_recipe, with_settings
+
+    chosen = read_settings(settings, {"policy.model": policy})
+    if harness is not None:
+        _try(*_recipe_of_harness(harness, recipe, chosen), task=None, full=full)
+        return
+    if recipe is None:
+        raise ConfigError('name a recipe; or a harness and what it is to do: lightningrl try --harness pi "Write it"')
+    whole, wrong = read_recipe(Path(recipe), {"runtime.workers": 1, **chosen})
+    at_once = {"runtime.concurrency": min(len(ROLLOUTS), whole.runtime.concurrency)}
+    _try(with_settings(whole, at_once), wrong, task=task, full=full)
 
 
-def try_harness(name: str, text: str | None, *, full: bool, settings: Mapping[str, Any]) -> None:
-    """Let a coding harness do what `text` says, in an empty folder; 1.0 where it changed anything there."""
+def _recipe_of_harness(name: str, text: str | None, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    """Read a recipe in which a coding harness does what `text` says, in an empty folder; with its mistakes."""
+    from lightningrl.recipe import Recipe
+    from lightningrl_client.recipe_file import read_recipe
+
     if not text:
         raise ConfigError(f'say what {name!r} is to do: lightningrl try --harness {name} "Write answer.txt"')
     if "policy.model" not in settings:
@@ -48,10 +79,12 @@ def try_harness(name: str, text: str | None, *, full: bool, settings: Mapping[st
     tasks = {"train": partial(_one_task, text)}
     policy, rewards = {"model": settings["policy.model"]}, {"changed": {"use": has_changed}}
     data: dict[str, Any] = {"agent": {"harness": name}, "tasks": tasks, "policy": policy, "rewards": rewards}
-    _try(*read_recipe(Recipe(**data), {**OF_HARNESS, **settings}), task=None, full=full)
+    return read_recipe(Recipe(**data), {**OF_HARNESS, **settings})
 
 
 def _one_task(text: str) -> list[Task]:
+    from lightningrl.types import Task
+
     return [Task(id="given", input=text)]
 
 
@@ -61,6 +94,11 @@ def has_changed(task: Task, output: Any, trajectory: Trajectory) -> float:
 
 
 def _try(recipe: Recipe, wrong: Sequence[str], *, task: str | None, full: bool) -> None:
+    import asyncio
+
+    from lightningrl_training.checks import build_checked
+    from lightningrl_viewer.listing import show_command
+
     show_warnings()
     page = Page()
     with scratch_folder("lightningrl-try-") as scratch:
@@ -80,6 +118,11 @@ async def _attempt(
     recipe: Recipe, parts: Parts, task: Task, scratch: Path, show_phase: Callable[[str], None]
 ) -> list[str]:
     """Run and reward one rollout, in the scratch folder's store; returns what there is to say of it."""
+    from lightningrl.types import RolloutMode, RolloutSpec
+    from lightningrl_credit.scoring import score_of
+    from lightningrl_credit.trained_calls import explain_left_out, explain_read_answers
+    from lightningrl_training.collector import fetch_ended
+    from lightningrl_training.explanations import explain_ignored, explain_malformed
     from lightningrl_training.serving import serve_recipe
 
     cancel_on_signals()
@@ -110,6 +153,8 @@ async def _attempt(
 
 def _of_another(beside: Trajectory) -> str | None:
     """A sentence where the rollout beside the one that is shown did not end well."""
+    from lightningrl.types import Outcome
+
     if beside.outcome is Outcome.SUCCEEDED:
         return None
     return f"a second rollout, at the same time in the same process, ended in {beside.outcome.value}: {beside.error}"

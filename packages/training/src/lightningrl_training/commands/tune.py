@@ -7,53 +7,80 @@ import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lightningrl.console import RunsOption
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import load_plugins
-from lightningrl.recipe import Recipe
-from lightningrl.recipe_keys import recipe_path
+from lightningrl_client.commands import OptionalRecipeArgument, SetOption, read_settings
 from lightningrl_training.commands.printing import Page, show_warnings
-from lightningrl_training.models import check_on_hub, check_rendering, resolve_model
-from lightningrl_training.run_folder import RunFolder, default_run
-from lightningrl_training.start import read_source
-from lightningrl_training.tuning.loss_curve import draw_losses
-from lightningrl_training.tuning.session import build_backend, make_renderer, read_data, tune_policy
-from lightningrl_training.tuning.settings import TuneSettings
-from lightningrl_viewer.reading.origin import RunOrigin, newest_run
+from lightningrl_training.commands.train import NewRunOption, OverwriteOption
 
-__all__ = ["tune_command"]
+if TYPE_CHECKING:
+    from lightningrl.recipe import Recipe
+    from lightningrl_training.run_folder import RunFolder
+
+__all__ = ["tune"]
+
+Data = typer.Option(help="Rows, a .jsonl file or a folder of `lightningrl curate` (tune.data).")
+Method = typer.Option(help="How it learns from them (tune.method).", metavar="sft|dpo|kto")
 
 
-def tune_command(
-    source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]
+def tune(
+    recipe: OptionalRecipeArgument = None,
+    data: Annotated[Path | None, Data] = None,
+    method: Annotated[str | None, Method] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run of tune.")] = False,
+    overwrite: OverwriteOption = False,
+    run: NewRunOption = None,
+    runs: RunsOption = Path("runs"),
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to tune (policy.model).")] = None,
+    settings: SetOption = None,
 ) -> None:
+    """Tune the policy of RECIPE on rows, without a rollout: on answers to imitate (sft), on pairs (dpo), or on answers
+    that are good or bad (kto).
+
+    Examples:
+      [bold]lightningrl tune my_recipe.toml --data rows[/]
+      [bold]lightningrl tune my_recipe.toml --data rows --method dpo --set tune.epochs=1[/]
+      [bold]lightningrl tune --resume --run runs/my-tune[/]
+    The tuned policy is a folder in the run, which `lightningrl train --policy` goes on from.
+    """
+    from lightningrl.recipe_keys import recipe_path
+    from lightningrl_training.models import resolve_model
+    from lightningrl_training.run_folder import RunFolder, default_run
+    from lightningrl_training.start import read_source
+    from lightningrl_training.tuning.settings import TuneSettings
+    from lightningrl_viewer.reading.origin import newest_run
+
+    shortcuts = {"policy.model": policy, "tune.data": None if data is None else str(data), "tune.method": method}
+    chosen = read_settings(settings, shortcuts)
     console = Console()
     show_warnings(console)
     if resume:
-        folder, recipe = RunFolder.resume(run or newest_run(runs), settings, source, tunes=True)
+        folder, tuned = RunFolder.resume(run or newest_run(runs), chosen, recipe, tunes=True)
         try:
-            _tune(console, recipe, folder, _find_model(recipe))
+            _tune(console, tuned, folder, _find_model(tuned))
         finally:
             folder.close()
         return
-    if source is None:
+    if recipe is None:
         raise ConfigError("no recipe given; write `lightningrl tune RECIPE --data ROWS`")
-    recipe, wrong = read_source(source, settings)
+    tuned, wrong = read_source(recipe, chosen)
     if wrong:
         raise ConfigError(*wrong)
-    TuneSettings.read(recipe.tune, recipe.folder)
-    model = _find_model(recipe)
-    path = run if run is not None else default_run(runs, f"{recipe.name}-tune")
-    origin, models = str(recipe_path(source).resolve()), {recipe.policy.name: model}
-    models |= {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.policies.items()}
-    folder = RunFolder.create(path, recipe, origin, settings, models=models, overwrite=overwrite)
+    TuneSettings.read(tuned.tune, tuned.folder)
+    model = _find_model(tuned)
+    path = run if run is not None else default_run(runs, f"{tuned.name}-tune")
+    origin, models = str(recipe_path(recipe).resolve()), {tuned.policy.name: model}
+    models |= {name: resolve_model(name, other, tuned.folder) for name, other in tuned.policies.items()}
+    folder = RunFolder.create(path, tuned, origin, chosen, models=models, overwrite=overwrite)
     try:
         (folder.path / "tune").mkdir(exist_ok=True)
-        _tune(console, recipe, folder, model)
+        _tune(console, tuned, folder, model)
     except LightningError:
         if folder.latest() is None:
             folder.discard()
@@ -63,6 +90,8 @@ def tune_command(
 
 
 def _find_model(recipe: Recipe) -> str:
+    from lightningrl_training.models import check_on_hub, check_rendering, resolve_model
+
     name, policy = recipe.policy.name, recipe.policy
     model = resolve_model(name, policy, recipe.folder)
     check_on_hub(name, model)
@@ -71,6 +100,13 @@ def _find_model(recipe: Recipe) -> str:
 
 
 def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from lightningrl_training.tuning.loss_curve import draw_losses
+    from lightningrl_training.tuning.session import build_backend, make_renderer, read_data, tune_policy
+    from lightningrl_training.tuning.settings import TuneSettings
+    from lightningrl_viewer.reading.origin import RunOrigin
+
     page, settings, plugins = Page(), TuneSettings.read(recipe.tune, recipe.folder), load_plugins()
     renderer = make_renderer(recipe, model)
     data = read_data(settings, renderer)

@@ -4,62 +4,92 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import typer
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.console import write_json
+from lightningrl.console import RunArgument, number, write_json
 from lightningrl.errors import ConfigError
-from lightningrl.loading import absolute_reference, is_reference
 from lightningrl.sanitize import printable
-from lightningrl_credit.xray import Agreement, RolloutXRay, XRay
+from lightningrl_client.commands import read_settings
 from lightningrl_training.commands.printing import Page, make_table
-from lightningrl_training.run import Run
-from lightningrl_viewer.reading.text import number
 
-__all__ = ["from_here", "read_steps", "share", "signed", "xray_command"]
+if TYPE_CHECKING:
+    from lightningrl_credit.xray import Agreement, RolloutXRay, XRay
 
+__all__ = ["StepsOption", "from_here", "read_steps", "share", "xray"]
+
+StepsOption = Annotated[str | None, typer.Option(help="Only of these steps: 3, 3-7 or 1,4,9.")]
 _PAIRS: Final = 5
 _ROLLOUTS: Final = 10
 _STRONG: Final = 160
 """Colour of the largest credit of a rollout, of 255."""
 
 
-def xray_command(
-    folder: Path, *, rollout: str | None, steps: str | None, methods: Mapping[str, Any], as_json: bool
+def xray(
+    run: RunArgument,
+    rollout: Annotated[
+        str | None, typer.Option(help="Of its group alone, with a heat map of this rollout: turns by methods.")
+    ] = None,
+    steps: StepsOption = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another method to show: a name with its reference or its options, as in a recipe. May be repeated.",
+            metavar="NAME=USE",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
 ) -> None:
-    chosen = None if steps is None else read_steps(steps)
+    """Say what every installed method of credit makes of a run's rollouts: where they disagree, and which of them are
+    the same here.
+
+    From the record alone: nobody is asked, nothing is trained, the run stays as it is. The run's own method comes
+    first, and is compared with what the run used.
+
+    Examples:
+      [bold]lightningrl xray runs/mine[/]
+      [bold]lightningrl xray runs/mine --rollout g000017-003[/]
+      [bold]lightningrl xray runs/mine --method mine=credit.py:Mine[/]
+      [bold]lightningrl xray runs/mine --method 'steep={use = "turns", options = {gamma = 0.5}}'[/]
+    """
+    from lightningrl_training.run import Run
+
+    methods, chosen = read_settings(method), read_steps(steps)
     if rollout is not None and chosen is not None:
         raise ConfigError("--rollout is of one step; leave out --steps")
 
-    xray = Run(folder).xray(
-        rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()}
-    )
+    seen = Run(run).xray(rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()})
     if as_json:
-        write_json(xray)
+        write_json(seen)
         return
     page = Page()
     if rollout is not None:
-        for shown in xray.rollouts:
-            _print_rollout(page, shown, xray)
-    _print_run(page, xray, lists_rollouts=rollout is None)
+        for shown in seen.rollouts:
+            _print_rollout(page, shown, seen)
+    _print_run(page, seen, lists_rollouts=rollout is None)
 
 
 def from_here(value: Any) -> Any:
     """Make a reference into a file, `"file.py:name"`, absolute where the file lies in this folder; others are the
     recipe's."""
+    from lightningrl.loading import absolute_reference, is_reference
+
     if isinstance(value, str) and is_reference(value):
         with contextlib.suppress(ConfigError):
             return absolute_reference(value, Path.cwd())
     return value
 
 
-def read_steps(text: str) -> list[int]:
-    """Parse `3`, `3-7` or `1,4,9`. Raises ConfigError."""
+def read_steps(text: str | None) -> list[int] | None:
+    """Parse `3`, `3-7` or `1,4,9`; None = all. Raises ConfigError."""
+    if text is None:
+        return None
     steps: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
@@ -151,7 +181,7 @@ def _print_rollout(page: Page, rollout: RolloutXRay, xray: XRay) -> None:
 
 def _cells(values: Sequence[float | None]) -> list[Text]:
     largest = max((abs(value) for value in values if value is not None), default=0.0)
-    return [Text(signed(value), style=_colour(value, largest)) for value in values]
+    return [Text(_signed(value), style=_colour(value, largest)) for value in values]
 
 
 def _colour(value: float | None, largest: float) -> Style:
@@ -161,7 +191,7 @@ def _colour(value: float | None, largest: float) -> Style:
     return Style(color="white", bgcolor=f"rgb(0,{depth},60)" if value > 0 else f"rgb({depth},0,30)")
 
 
-def signed(value: float | None) -> str:
+def _signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.2f}"
 
 

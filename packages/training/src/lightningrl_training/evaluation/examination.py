@@ -1,4 +1,4 @@
-"""Policies examined on tasks: the same agent and rewards, the real server and workers, as validation has them.
+"""Policies evaluated on tasks: the same agent and rewards, the real server and workers, as validation has them.
 
 <folder>/evaluations/<name>.json          the results
 <folder>/evaluations/<name>/<policy>/     store and logs: `lightningrl rollouts list --run`
@@ -28,23 +28,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pydantic
 
-from lightningrl.errors import ConfigError, LightningError
+from lightningrl.errors import ConfigError, LightningError, RunFolderError
 from lightningrl.figures import Verdict
+from lightningrl.files import create_private
+from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import NamedUpstreamConfig, UpstreamConfig
 from lightningrl.types import SamplingSettings, Task, Trajectory
-from lightningrl_client.recipe_file import with_settings
+from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.scoring import score_of
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import Checkpoint, best_checkpoint, find_checkpoint
 from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
-from lightningrl_training.evaluation.result import Comparison, EvaluatedTask, Evaluation, compare, sample_of
+from lightningrl_training.evaluation.result import (
+    Comparison,
+    EvaluatedTask,
+    Evaluation,
+    compare,
+    read_evaluation,
+    sample_of,
+)
 from lightningrl_training.explanations import explain_no_rewards
-from lightningrl_training.run_sync import Show, show_nobody
+from lightningrl_training.run_sync import Show, run_sync, show_nobody
 from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import columns_of, count_validated, plan_evaluation, read_tasks
@@ -52,12 +62,137 @@ from lightningrl_viewer.reading.metrics import read_rows
 from lightningrl_viewer.reading.model_files import find_model
 from lightningrl_viewer.reading.origin import RunOrigin
 
-__all__ = ["Candidate", "Examination", "examine", "find_candidate", "run_of"]
+__all__ = ["Candidate", "EvaluationReport", "Examination", "evaluate", "find_candidate"]
 
 AT_ONCE = 64
 """Rollouts per request."""
 LONGEST_SLICE = 60
 """Characters of a value that tasks are grouped by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationReport:
+    """The results of one policy, or of two on the same tasks."""
+
+    evaluations: tuple[Evaluation, ...]
+    comparison: Comparison | None
+    """None = there was one policy."""
+    slices: tuple[str, ...] = ()
+    """Keys of slices that were asked for."""
+    path: Path
+    """File of the report."""
+
+    def numbers(self) -> dict[str, Any]:
+        """Values for JSON, with what is computed from the evaluations."""
+        rows = [{**msgspec.to_builtins(one), "summary": _summary(one, self.slices)} for one in self.evaluations]
+        if self.comparison is None:
+            return {"evaluations": rows, "comparison": None}
+        parts = self.comparison.slices
+        slices = [{**msgspec.to_builtins(part), "verdict": part.verdict.value} for part in parts]
+        verdict = self.comparison.verdict.value
+        comparison = {**msgspec.to_builtins(self.comparison), "slices": slices, "verdict": verdict}
+        return {"evaluations": rows, "comparison": comparison}
+
+
+def evaluate(
+    policy: str,
+    *,
+    recipe: str | Path | Recipe | None = None,
+    against: str | None = None,
+    tasks: str | None = None,
+    limit: int | None = None,
+    samples: int = 1,
+    temperature: float | None = None,
+    passes: float | None = None,
+    slices: Sequence[str] = (),
+    stop_every: int | None = None,
+    api_key_env: str | None = None,
+    price: tuple[float, float] | None = None,
+    against_price: tuple[float, float] | None = None,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    show: Show = show_nobody,
+) -> EvaluationReport:
+    """Measure a policy on held-out tasks, or compare two. Raises LightningError.
+
+    policy        `"runs/mine"`, `"runs/mine@best"`, `"runs/mine@40"`; a transformers folder; `"MODEL@https://…/v1"`
+    recipe        agent, tasks and rewards; None = the run's
+    against       another policy on the same tasks, or a file of an earlier evaluation
+    tasks         a file of tasks (docs/how-to/tasks.md), `"hf:NAME:SPLIT"`, `"file.py:name"`; None = validation tasks
+    limit         so many of them, at random
+    samples       of each task; several give pass@k
+    temperature   None = as validation samples; several samples as training does
+    passes        the least reward that passes; None = the most that there is
+    slices        keys of the tasks' metadata to give means by
+    stop_every    look after so many tasks, and stop once the comparison is decided; None = run all
+    price         of a million prompt tokens, and of a million completion tokens
+    out           the results' file; None = in `evaluations` of the run
+    show          told what is being done, and how much of how much is
+    """
+    refuse_in_import("lightningrl.evaluate")
+    how = Examination(
+        tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every
+    )
+    shared = load_recipe(Path(recipe)) if isinstance(recipe, str | Path) else recipe
+
+    def find(text: str, shared: Recipe | None) -> Candidate:
+        candidate = find_candidate(text, shared, api_key_env=api_key_env)
+        return replace(candidate, recipe=with_settings(candidate.recipe, settings)) if settings else candidate
+
+    candidates = [find(policy, shared)]
+    earlier = _read_earlier(against)
+    if stop_every is not None and against is None:
+        raise ConfigError("only a comparison can be decided before all tasks have run; name another policy: --against")
+    if against is not None and earlier is None:
+        candidates.append(find(against, candidates[0].recipe))
+    path = _place(policy, None if out is None else Path(out))
+    prices = price, against_price
+    evaluations, comparison = run_sync(
+        _examine(candidates, how, path.with_suffix(""), slices=slices, prices=prices, earlier=earlier, show=show)
+    )
+    report = EvaluationReport(evaluations=tuple(evaluations), comparison=comparison, slices=tuple(slices), path=path)
+    with create_private(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(report.numbers()), indent=1) + b"\n")
+    return report
+
+
+def _read_earlier(against: str | None) -> Evaluation | None:
+    """Read the evaluation in the file that the text names; None where it names none."""
+    return read_evaluation(Path(against)) if against is not None and Path(against).is_file() else None
+
+
+def _place(policy: str, out: Path | None) -> Path:
+    """Choose a new file for the results."""
+    run = _run_of(policy)
+    path = out or (run or Path()) / "evaluations" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    while out is None and path.exists():
+        path = path.with_name(f"{path.stem}-again.json")
+    if path.suffix != ".json":
+        raise ConfigError(
+            f"--out {str(path)!r} is no .json file; results are JSON, and rollouts go into a folder beside them"
+        )
+    if path.exists() or path.with_suffix("").exists():
+        raise RunFolderError(f"{str(path)!r} or the folder of its rollouts is there already; give another --out")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"folder {str(path.parent)!r} cannot be written: {error.strerror}; give another --out"
+        ) from error
+    return path
+
+
+def _summary(evaluation: Evaluation, slices: Sequence[str]) -> dict[str, Any]:
+    return {
+        "reward": msgspec.to_builtins(evaluation.reward),
+        "pass_at": {str(k): msgspec.to_builtins(evaluation.pass_at(k)) for k in evaluation.ks},
+        "slices": {key: msgspec.to_builtins(evaluation.slice_rewards(key)) for key in slices},
+        "failed": evaluation.failed,
+        "without_result": evaluation.without_result,
+        "seconds": evaluation.seconds,
+        "tokens": evaluation.tokens,
+        "cost": evaluation.cost,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +241,7 @@ class Examination:
         return tasks[: self.limit]
 
 
-async def examine(
+async def _examine(
     candidates: Sequence[Candidate],
     how: Examination,
     folder: Path,
@@ -317,7 +452,7 @@ class Candidate:
         return count_validated(self.run, tasks) if self.run is not None and self.chosen_among else 0
 
 
-def run_of(text: str) -> Path | None:
+def _run_of(text: str) -> Path | None:
     """Run folder that the text names; None where it names none."""
     path = Path(text if _is_run(Path(text)) else text.rpartition("@")[0] or text)
     return path if _is_run(path) else None
@@ -340,7 +475,7 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
         except pydantic.ValidationError as error:  # its text would show the address
             raise ConfigError(f"the address of model {model!r}: {error.errors()[0]['msg']}") from None
         return Candidate(name=f"{model} at {place}", recipe=_wanted(recipe, text), upstream=upstream)
-    if (run := run_of(text)) is not None:
+    if (run := _run_of(text)) is not None:
         place = "" if Path(text) == run else text.rpartition("@")[2]
         if place in ("0", "base"):  # whatever checkpoints were kept
             return Candidate(name=f"{run} after step 0", recipe=_of_run(run, recipe), run=run)

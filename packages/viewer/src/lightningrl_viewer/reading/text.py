@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.console import number
 from lightningrl.sanitize import as_text, printable
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl_viewer.reading.dialogue import Exchange, final_text, question_of, read_exchanges
@@ -20,7 +21,7 @@ from lightningrl_viewer.reading.reader import Group, StoredRun, read_group
 from lightningrl_viewer.reading.segments import Segment, SegmentKind
 from lightningrl_viewer.reading.trace import CallTrace, Trace, whole_row
 
-__all__ = ["number", "show_rollout"]
+__all__ = ["show_rollout"]
 
 _LONGEST: Final = 900
 """Largest number of characters of a prompt's part that are shown, mostly of its end."""
@@ -28,10 +29,6 @@ _FRAME_LINES: Final = 12
 """Lines of an error that are shown below its first."""
 _STYLES: Final = {1: "bold green", -1: "bold red", 0: "bold"}
 """Style of a sampled token, by the sign of its advantage."""
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 async def show_rollout(run: StoredRun, rollout_id: str, *, full: bool) -> RenderableType:
