@@ -21,6 +21,7 @@ from lightningrl_credit import Clip, IdenticalAssignment, Part, StateGroups, Sum
 from lightningrl_credit.evidence import check_evidence
 from lightningrl_credit.scoring import Scorer
 from lightningrl_testing.groups import make_group
+from lightningrl_testing.scripted_services import ScriptedServices
 from lightningrl_training.build import build_credit
 from lightningrl_training.evaluator import Evaluator
 
@@ -156,7 +157,7 @@ async def test_each_part_finds_the_evidence_that_it_asked_for() -> None:
     group = make_group((0.0, 0.0), (1.0,))
     heard = []
     for trajectory in group.trajectories:
-        evidence = await whole.score(trajectory, None)
+        evidence = await whole.score(trajectory, ScriptedServices())
         check_evidence(evidence, trajectory)
         heard.append(replace(trajectory, evidence=evidence))
     group = replace(group, trajectories=tuple(heard))

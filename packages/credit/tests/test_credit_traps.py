@@ -176,9 +176,7 @@ def test_trap_12_whether_a_role_is_compared_by_rollouts_or_by_its_calls_is_chose
 
     group = group_of(episode("a", 3, 1.0), episode("b", 1, 0.0))
     by_rollout, by_call = (
-        firsts(
-            Sum(Part(IdenticalAssignment(baseline="dr_grpo"), compare="role", counted=counted)).assign(group)  # type: ignore[arg-type]
-        )
+        firsts(Sum(Part(IdenticalAssignment(baseline="dr_grpo"), compare="role", counted=counted)).assign(group))
         for counted in ("rollouts", "calls")
     )
     assert by_rollout == [[0.5] * 3, [-0.5]]

@@ -156,7 +156,7 @@ def test_settings_that_are_alike_show_no_difference(source: Path, tmp_path: Path
     scores = {"loop.checkpoint_every=5": [0.5, 0.75, 0.25], "loop.checkpoint_every=10": [0.5, 0.75, 0.25]}
     result = record(plan, tmp_path / "s", scores)
     assert result.verdict.startswith("no difference shown by 3 seeds in held-out reward: ")
-    assert not result.differences[0].is_shown
+    assert not result.differences[0].interval.is_shown
 
 
 def test_of_several_settings_each_is_held_against_the_best_and_intervals_are_wider(
