@@ -4,7 +4,7 @@ FROM python:3.12-slim-bookworm AS wheels
 WORKDIR /source
 COPY packages packages
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./packages/core ./packages/client ./packages/credit ./packages/server \
-    ./packages/viewer ./packages/traces ./packages/training ./packages/trainer-torch ./packages/adapter-langchain ./packages/adapter-openai-agents \
+    ./packages/runs ./packages/viewer ./packages/traces ./packages/training ./packages/trainer-torch ./packages/adapter-langchain ./packages/adapter-openai-agents \
     ./packages/adapter-autogen
 
 FROM python:3.12-slim-bookworm

@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM
 
 from lightningrl.backends import GenerateRequest
 from lightningrl.types import SamplingSettings
+from lightningrl_runs.model_files import find_model, model_format, read_model
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample
-from lightningrl_viewer.reading.model_files import find_model, model_format, read_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 

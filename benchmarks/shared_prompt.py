@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from lightningrl.backends import GenerateRequest
 from lightningrl.types import SamplingSettings
+from lightningrl_runs.model_files import find_model, read_model
 from lightningrl_torch.decoder import Decoder
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
-from lightningrl_viewer.reading.model_files import find_model, read_model
 
 SHAPES: Final = ((64, 200), (32, 600), (16, 1200))
 """Rows, and tokens that they have in common; twenty more are each row's own."""

@@ -30,13 +30,13 @@ from stored import make_call
 from lightningrl.recipe import Recipe
 from lightningrl.records import Score
 from lightningrl.types import FinishReason, Outcome, RolloutSpec, Task, ToolCall, ToolStatus
+from lightningrl_runs.reader import StoredRun, open_run
 from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_training.loggers import JsonlLogger
 from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.page import ViewedRun
-from lightningrl_viewer.reading.reader import StoredRun, open_run
 from lightningrl_viewer.runs import OneRun
 
 ROLLOUTS, CALLS, GROUP, STEP, TASKS = 10_000, 10, 8, 128, 400

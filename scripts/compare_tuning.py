@@ -35,13 +35,13 @@ from torch import Tensor
 
 from lightningrl.backends import LearnReport
 from lightningrl.types import Sample
+from lightningrl_runs.model_files import find_model, read_model
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
 from lightningrl_training.tuning.rows import find_file, read_rows
 from lightningrl_training.tuning.settings import Method, TuneSettings
 from lightningrl_training.tuning.tuner import Tuner, TuningRow, arrange
-from lightningrl_viewer.reading.model_files import find_model, read_model
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath", "openai")

@@ -25,10 +25,10 @@ from typing import Final
 from try_clients import Client, install, load_clients
 
 from lightningrl.records import RolloutFilter
+from lightningrl_runs.metrics import read_rows
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_torch.testing import make_model
-from lightningrl_viewer.reading.metrics import read_rows
 
 HARNESSES: Final = ("aider", "pi")
 CONTEXT: Final = 16_384

@@ -37,10 +37,10 @@ from try_suites import SUITES, run_suite
 
 from lightningrl.types import Trajectory
 from lightningrl_client.runtime.harnesses.rows import Harness, read_table
+from lightningrl_runs.model_files import find_model
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_testing.tokenizers import tiny_tokenizer
 from lightningrl_testing.whole_path import running_services
-from lightningrl_viewer.reading.model_files import find_model
 
 ROOT: Final = Path(__file__).parents[1]
 CLIENTS: Final = ROOT / "tests/clients"

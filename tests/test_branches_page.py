@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from warm import WarmCommand
 
+from lightningrl_runs.metrics import read_metrics
 from lightningrl_training.run import Run
-from lightningrl_viewer.reading.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 BAD = {

@@ -95,9 +95,10 @@ for module in pkgutil.iter_modules(runtime.__path__):
     importlib.import_module(f"lightningrl_client.runtime.{module.name}")
 """
 CORE = {"lightningrl"}
-VIEW = CORE | {"lightningrl-credit", "lightningrl-server", "lightningrl-viewer"}
+READING = CORE | {"lightningrl-credit", "lightningrl-runs", "lightningrl-server"}
+VIEW = READING | {"lightningrl-viewer"}
 WORKER = CORE | {"lightningrl-client", "lightningrl-langchain"}
-TESTING = VIEW | {"lightningrl-client", "lightningrl-testing"}
+TESTING = READING | {"lightningrl-client", "lightningrl-testing"}
 
 
 class Environment:

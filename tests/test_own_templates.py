@@ -21,15 +21,15 @@ from lightningrl.commands import app
 from lightningrl.plugins import load_plugins
 from lightningrl.records import Score
 from lightningrl.types import Outcome, Trajectory
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.reader import open_run
+from lightningrl_runs.text import show_rollout
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_traces.curation.curation import curate
 from lightningrl_traces.curation.rules import Rules
 from lightningrl_training.build import build_credit
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.reading.text import show_rollout
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "models.md"
 (TEMPLATE,) = re.findall(r"```jinja title=gemma_of_mine.jinja\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)

@@ -30,10 +30,10 @@ from warm import WarmCommand
 import lightningrl
 from lightningrl_client.attribution.redirect import installed_redirection
 from lightningrl_credit.rewards import RewardSet
+from lightningrl_runs.segments import SegmentKind
 from lightningrl_training.commands.train import train
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.run_sync import run_sync
-from lightningrl_viewer.reading.segments import SegmentKind
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = {

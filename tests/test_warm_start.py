@@ -22,12 +22,12 @@ from lightningrl.errors import RunFolderError
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter
 from lightningrl_client.recipe_file import load_recipe
+from lightningrl_runs.belongings import remove_made
+from lightningrl_runs.origin import newest_run, read_models
+from lightningrl_runs.reader import open_run
 from lightningrl_training.tuning.rows import read_rows
 from lightningrl_training.tuning.session import make_renderer
 from lightningrl_training.warm_start import explain_warm_start
-from lightningrl_viewer.belongings import remove_made
-from lightningrl_viewer.reading.origin import newest_run, read_models
-from lightningrl_viewer.reading.reader import open_run
 
 SMALL = (
     "loop.steps=1",

@@ -33,7 +33,7 @@ from environment import ROOT, environment
 from rich.console import Console
 from rich.table import Table
 
-from lightningrl_viewer.reading.model_files import find_model, read_model
+from lightningrl_runs.model_files import find_model, read_model
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

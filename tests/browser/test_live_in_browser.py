@@ -21,11 +21,11 @@ from viewing import KEY
 from warm import WarmCommand
 
 from lightningrl_client.control.client import ServerClient
+from lightningrl_runs.reader import open_run
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.loopback import serving
 from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.page import ViewedRun
-from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.runs import OneRun, RunsFolder
 
 axe = pytest.importorskip(

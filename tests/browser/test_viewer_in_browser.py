@@ -19,7 +19,7 @@ from processes import TrainRun
 from sizes import PATIENCE_S
 from warm import WarmCommand
 
-from lightningrl_viewer.reading.metrics import read_metrics
+from lightningrl_runs.metrics import read_metrics
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: make test-browser installs it"

@@ -29,13 +29,13 @@ from lightningrl.types import (
 )
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.scoring import Scorer, score_of
+from lightningrl_runs.origin import RunOrigin
 from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_training.build import build_credit
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.tasks import plan_branches, plan_group
-from lightningrl_viewer.reading.origin import RunOrigin
 
 __all__ = ["branch_by_hand", "coin", "make_recipe", "record_run", "turn_coin"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
+from lightningrl_runs.reader import open_run
 from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.page import ViewedRun
-from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.runs import OneRun
 
 __all__ = ["KEY", "ReadPage", "parse_page", "read_page", "viewing"]

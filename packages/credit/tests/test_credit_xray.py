@@ -30,14 +30,15 @@ from lightningrl_credit.rewards import RewardWeights, WeightedReward
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls
 from lightningrl_credit.xray import XRay
+from lightningrl_runs.reader import open_run
+from lightningrl_runs.xray import Question
 from lightningrl_testing.groups import make_group
 from lightningrl_training.commands.xray import read_steps
 from lightningrl_training.lab.xray import TriedMethod, open_xray
 from lightningrl_training.run import Run
 from lightningrl_viewer.app import create_viewer
-from lightningrl_viewer.credit import CreditXRays, Question
+from lightningrl_viewer.credit import CreditXRays
 from lightningrl_viewer.page import ViewedRun
-from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.runs import OneRun
 
 TURNS = {"intermediate_rewards.turn.use": "tool_status"}

@@ -32,12 +32,12 @@ from lightningrl_credit.trained_calls import (
     read_answers,
     side_calls,
 )
+from lightningrl_runs.reader import StoredRun
+from lightningrl_runs.text import show_rollout
+from lightningrl_runs.why_no_gradient import explain_calls
 from lightningrl_server.gateway.settings import GatewaySettings
 from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
-from lightningrl_viewer.reading.reader import StoredRun
-from lightningrl_viewer.reading.text import show_rollout
-from lightningrl_viewer.reading.why_no_gradient import explain_calls
 
 OFFERED = json.dumps({"write": None})
 

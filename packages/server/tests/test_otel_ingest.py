@@ -22,14 +22,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from lightningrl.records import Lease
 from lightningrl.types import Outcome, ToolStatus, Trajectory
 from lightningrl_client.control.client import ServerClient
+from lightningrl_runs.queries.rollout_counts import FacetCount, Part
+from lightningrl_runs.reader import RunQueries
 from lightningrl_server.app import create_app
 from lightningrl_server.engines.registry import EngineRegistry
 from lightningrl_server.spans.otlp import JSON, PROTOBUF, parse_export
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.loopback import serving
 from lightningrl_testing.store_conformance import make_call, make_spec
-from lightningrl_viewer.reading.queries.rollout_counts import FacetCount, Part
-from lightningrl_viewer.reading.reader import RunQueries
 
 RUN_KEY = "the-run-key"
 TRACE = "5b8efff798038103d269b633813fc60c"

@@ -9,8 +9,8 @@ import pytest
 from model_families import FAMILIES, SHIPPED_FAMILIES, Family, build_tokenizer
 
 from lightningrl.errors import ConfigError
+from lightningrl_runs.segments import SegmentKind, SegmentReader
 from lightningrl_server.rendering.renderer import PolicyRenderer
-from lightningrl_viewer.reading.segments import SegmentKind, SegmentReader
 
 TOOLS: Any = [
     {"type": "function", "function": {"name": "price", "description": "d", "parameters": {"type": "object"}}},

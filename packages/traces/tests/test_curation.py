@@ -20,6 +20,7 @@ from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.plugins import load_plugins
 from lightningrl.records import Score
 from lightningrl.types import BranchPoint, OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Task
+from lightningrl_runs.reader import open_run
 from lightningrl_server.records import AttemptEnd
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.tokenizer import load_tokenizer
@@ -31,7 +32,6 @@ from lightningrl_traces.curation.near_equality import NearTexts, TaskFamilies
 from lightningrl_traces.curation.prompts import render_prompt
 from lightningrl_traces.curation.rules import LeftOut, Rules
 from lightningrl_traces.importing import import_traces
-from lightningrl_viewer.reading.reader import open_run
 
 TOOLS: Any = [
     {

@@ -44,15 +44,15 @@ from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.records import RolloutFilter
 from lightningrl.types import Trajectory, TrajectoryGroup
 from lightningrl_credit.trained_calls import only_trained, trained_calls_of
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.reader import open_run
+from lightningrl_runs.rollout_files import read_rollouts
 from lightningrl_traces import Call, Ending, Sample
 from lightningrl_traces.grades import grade_call
 from lightningrl_traces.importing import ImportReport, import_traces, open_source_files
 from lightningrl_traces.joins import join_records
 from lightningrl_traces.run_store import read_calls
 from lightningrl_traces.secrets import mask_call, mask_text
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.rollout_files import read_rollouts
 
 
 def imported(source: Path, into: Path, form: str | None = None) -> ImportReport:

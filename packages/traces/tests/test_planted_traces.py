@@ -14,9 +14,9 @@ from planted_traces import Planted, plant, write_sources
 
 from lightningrl.plugins import load_plugins
 from lightningrl.types import Trajectory
+from lightningrl_runs.reader import open_run
 from lightningrl_traces.importing import import_traces
 from lightningrl_traces.run_store import read_calls
-from lightningrl_viewer.reading.reader import open_run
 
 COUNT = 1_000
 

@@ -23,6 +23,9 @@ from lightningrl.plugins import load_plugins
 from lightningrl.records import RolloutFilter
 from lightningrl.tool_schemas import canonical
 from lightningrl.types import Trajectory
+from lightningrl_runs.foreign.bodies import join_events, read_request, read_response, tools_beside
+from lightningrl_runs.foreign.messages import read_message, read_messages
+from lightningrl_runs.reader import open_run
 from lightningrl_traces.curation.curation import curate
 from lightningrl_traces.curation.rules import Rules
 from lightningrl_traces.grades import Grade, grade_call
@@ -33,9 +36,6 @@ from lightningrl_traces.importing import import_traces
 from lightningrl_traces.joins import join_records
 from lightningrl_traces.records import Call, Span
 from lightningrl_traces.spans import read_genai
-from lightningrl_viewer.reading.foreign.bodies import join_events, read_request, read_response, tools_beside
-from lightningrl_viewer.reading.foreign.messages import read_message, read_messages
-from lightningrl_viewer.reading.reader import open_run
 
 
 def user(text: Any, **more: Any) -> dict[str, Any]:

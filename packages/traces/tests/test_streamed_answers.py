@@ -19,12 +19,12 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from lightningrl.types import Outcome, Trajectory
+from lightningrl_runs.foreign.bodies import join_events
 from lightningrl_server.gateway.settings import GatewaySettings, Upstream
 from lightningrl_testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl_testing.loopback import serving
 from lightningrl_traces.curation.rules import ChatCall, LeftOut, UnreadCall
 from lightningrl_traces.curation.sources import read_forwarded
-from lightningrl_viewer.reading.foreign.bodies import join_events
 
 USER: Any = {"role": "user", "content": "What is 6 times 7?"}
 SCHEMA: Any = {"type": "object", "properties": {"q": {"type": "string"}}}

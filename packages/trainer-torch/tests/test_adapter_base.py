@@ -12,11 +12,11 @@ import torch
 from gguf_models import save_family
 from transformers import AutoModelForCausalLM
 
+from lightningrl_runs.model_files import find_model, read_model
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.gguf.format import GgufFormat
 from lightningrl_torch.testing import make_sample
 from lightningrl_training.export import name_base
-from lightningrl_viewer.reading.model_files import find_model, read_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 PROMPT = (30, 31, 32)

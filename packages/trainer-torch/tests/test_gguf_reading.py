@@ -15,9 +15,9 @@ from llama_cpp import LlamaCpp, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl.errors import ConfigError
+from lightningrl_runs.model_files import find_model, read_model
 from lightningrl_torch.gguf.format import GgufFormat
 from lightningrl_torch.gguf.header import read_header
-from lightningrl_viewer.reading.model_files import find_model, read_model
 
 TEXTS = (
     "Hello, world!",

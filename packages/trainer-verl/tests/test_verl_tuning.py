@@ -19,13 +19,13 @@ from sizes import PATIENCE_S
 
 from lightningrl.backends import Backend, Continuation
 from lightningrl.errors import BackendError
+from lightningrl_runs.origin import read_models
 from lightningrl_torch.plugin import create_backend
 from lightningrl_torch.testing import save_policy
 from lightningrl_training.tuning.rows import Row
 from lightningrl_training.tuning.settings import Method, TuneSettings
 from lightningrl_training.tuning.tuner import Tuner, TuningRow, arrange
 from lightningrl_verl.plugin import create_tuner
-from lightningrl_viewer.reading.origin import read_models
 
 TWO_CALLS = Path(__file__).parent / "two_calls"
 NEAR = 2e-5

@@ -23,6 +23,7 @@ from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.types import Task
 from lightningrl_client.recipe_file import load_recipe
 from lightningrl_client.runtime.agent_loader import agent_reference
+from lightningrl_runs.origin import RunOrigin, newest_run
 from lightningrl_testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 from lightningrl_training.agent_check import check_agent
 from lightningrl_training.build import Parts
@@ -36,7 +37,6 @@ from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.serving import server_settings
 from lightningrl_training.start import begin_run
 from lightningrl_training.tasks import TaskSets, digest_tasks, encode_digests, explain_few_tasks, explain_other_tasks
-from lightningrl_viewer.reading.origin import RunOrigin, newest_run
 
 pytestmark = pytest.mark.slow
 DATA = """

@@ -21,13 +21,13 @@ from sizes import sized
 from lightningrl.errors import ConfigError, RunFolderError, StoreError
 from lightningrl.scaffold import new_agent, new_package
 from lightningrl_client.recipe_file import load_recipe
+from lightningrl_runs.origin import newest_run
+from lightningrl_runs.summary import is_live
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.loggers import JsonlLogger
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_viewer.reading.origin import newest_run
-from lightningrl_viewer.reading.summary import is_live
 
 RECIPE = 'agent = "agent.py:answer"\ntasks.train = "data.py:train"\npolicy.model = "starter"\nrewards.exact.use = "reward.py:exact"\n'
 OURS = [

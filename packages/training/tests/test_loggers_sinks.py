@@ -18,9 +18,9 @@ from lightningrl.recipe import Recipe
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_client.runtime.launcher import WorkerPlan
 from lightningrl_client.runtime.recipe_pool import start_pool
+from lightningrl_runs.metrics import read_metrics
 from lightningrl_training.agent_check import check_agent
 from lightningrl_training.loggers import JsonlLogger
-from lightningrl_viewer.reading.metrics import read_metrics
 
 
 def build(name: str, folder: Path) -> MetricLogger:

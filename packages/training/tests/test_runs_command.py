@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lightningrl.commands import app
 from lightningrl.errors import ConfigError, LightningError, RunFolderError
-from lightningrl_viewer.reading.notes import read_notes
+from lightningrl_runs.notes import read_notes
 
 
 def runs(folder: Path, *arguments: str, width: int = 140) -> str:

@@ -20,11 +20,11 @@ import pytest
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.sanitize import printable
 from lightningrl_client.recipe_file import load_recipe, with_settings
+from lightningrl_runs.origin import newest_run
+from lightningrl_runs.summary import is_live
 from lightningrl_training.checkpoints import LoopState, find_checkpoint
 from lightningrl_training.run import Run, problems
 from lightningrl_training.run_folder import RunFolder
-from lightningrl_viewer.reading.origin import newest_run
-from lightningrl_viewer.reading.summary import is_live
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

@@ -15,11 +15,11 @@ from lightningrl.types import OtherCallKind
 from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl_client.runtime.pool import WorkerPool
 from lightningrl_credit.metrics import describe_rollouts
+from lightningrl_runs.reader import RunQueries
 from lightningrl_testing.live_gateway import live_gateway
 from lightningrl_testing.scripted_server import ScriptedServer
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.explanations import explain_left_threads, explain_silence
-from lightningrl_viewer.reading.reader import RunQueries
 
 AGENT = """
 import asyncio, threading

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightningrl_runs.queries.health import Position
 from lightningrl_viewer.page import Cache
-from lightningrl_viewer.reading.queries.health import Position
 
 
 class Clock:

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from lightningrl.commands import app
 from lightningrl.errors import LightningError, RunFolderError, ServerError
+from lightningrl_runs.queries.rollout_index import RolloutIndex
 from lightningrl_viewer.app import viewer_of
-from lightningrl_viewer.reading.queries.rollout_index import RolloutIndex
 
 
 def refused(*words: str) -> LightningError:

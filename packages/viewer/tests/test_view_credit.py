@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from lightningrl.errors import LightningError
+from lightningrl_runs.xray import Question
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_viewer import credit
-from lightningrl_viewer.credit import ENTRY_POINTS, CreditXRays, Question
+from lightningrl_viewer.credit import ENTRY_POINTS, CreditXRays
 
 PROCESS = """
 import sys

@@ -9,11 +9,11 @@ import pytest
 
 from lightningrl.figures import smooth, wilson
 from lightningrl.types import Outcome, RolloutMode, RolloutState
+from lightningrl_runs.metrics import HIDDEN, METRICS, find_metric
+from lightningrl_runs.progress import measure_progress
+from lightningrl_runs.queries.rollout_counts import Cell, StepReward
+from lightningrl_runs.summary import Point, effective_count
 from lightningrl_viewer.charts import SMALL, Series, draw_chart, make_curves
-from lightningrl_viewer.reading.metrics import HIDDEN, METRICS, find_metric
-from lightningrl_viewer.reading.progress import measure_progress
-from lightningrl_viewer.reading.queries.rollout_counts import Cell, StepReward
-from lightningrl_viewer.reading.summary import Point, effective_count
 from lightningrl_viewer.templates import ends
 
 RECIPE = {"loop.steps": 10, "loop.tasks_per_step": 4, "loop.group_size": 8}

@@ -19,11 +19,11 @@ import pytest
 from recorded import RECIPE, write_recipe
 
 from lightningrl.errors import RunFolderError
+from lightningrl_runs.notes import RunNotes, read_notes, write_notes
+from lightningrl_runs.origin import read_models
+from lightningrl_runs.runs import read_runs
 from lightningrl_server.store import SqlStore
 from lightningrl_viewer.app import create_viewer
-from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
-from lightningrl_viewer.reading.origin import read_models
-from lightningrl_viewer.reading.runs import read_runs
 from lightningrl_viewer.runs import OneFolder, Runs, RunsFolder, remove_run
 
 KEY = "the-view-key"

@@ -25,9 +25,9 @@ from lightningrl.records import Score
 from lightningrl.sanitize import clean_text, printable
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, Task
 from lightningrl_client.control.client import ServerClient
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.reader import open_run
 from lightningrl_testing.live_gateway import LiveGateway, live_gateway
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import open_run
 from lightningrl_viewer.report import make_report
 
 MARK = "¤"

@@ -18,11 +18,11 @@ from sizes import PATIENCE_S
 from lightningrl.keys import view_key
 from lightningrl.types import Outcome, RolloutSpec, Task
 from lightningrl_client.control.client import ServerClient
+from lightningrl_runs.reader import StoredRun
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import ServerSettings
 from lightningrl_server.store import SqlStore
 from lightningrl_viewer.app import Place, stream_news
-from lightningrl_viewer.reading.reader import StoredRun
 
 RUN_KEY = "the-run-key"
 

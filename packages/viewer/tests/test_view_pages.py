@@ -23,14 +23,14 @@ from lightningrl.figures import wilson
 from lightningrl.records import RolloutFilter, RolloutRecord, Score
 from lightningrl.sanitize import as_text, one_line
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task
+from lightningrl_runs.metrics import read_metrics
+from lightningrl_runs.reader import open_run
+from lightningrl_runs.summary import interval, read_summary
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import make_spec
 from lightningrl_training.run import Run
 from lightningrl_viewer.app import create_viewer
 from lightningrl_viewer.page import ViewedRun
-from lightningrl_viewer.reading.metrics import read_metrics
-from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.reading.summary import interval, read_summary
 from lightningrl_viewer.report import make_report
 from lightningrl_viewer.runs import OneFolder, OneRun, Runs, RunsFolder
 

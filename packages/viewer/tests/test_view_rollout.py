@@ -11,10 +11,10 @@ from viewing import ReadPage, read_page, viewing
 
 from lightningrl.errors import StoreError
 from lightningrl.types import Outcome, ToolCall, ToolStatus
+from lightningrl_runs.listing import show_command
 from lightningrl_server.records import AttemptEnd, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_testing.store_conformance import leased, make_call, make_spec
-from lightningrl_viewer.listing import show_command
 
 
 @pytest.fixture

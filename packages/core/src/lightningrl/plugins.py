@@ -123,7 +123,7 @@ class HookSpecs(Protocol):
     @hookspec
     def lightningrl_model_formats(self) -> Iterable[Plugin]:
         """Yield formats of model files, by suffix; each factory returns a
-        `lightningrl_viewer.reading.model_files.ModelFormat`."""
+        `lightningrl_runs.model_files.ModelFormat`."""
 
     @hookspec
     def lightningrl_loggers(self) -> Iterable[Plugin]:

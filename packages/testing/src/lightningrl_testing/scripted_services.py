@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from lightningrl.types import Array, IntArray, Trajectory
-from lightningrl_viewer.reading.segments import SegmentReader
-from lightningrl_viewer.reading.trace import read_messages
+from lightningrl_runs.segments import SegmentReader
+from lightningrl_runs.trace import read_messages
 
 __all__ = ["ScriptedServices"]
 

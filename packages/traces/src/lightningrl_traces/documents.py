@@ -21,8 +21,8 @@ import ijson
 
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import DoubledKeyError, clean_json, unique_keys
+from lightningrl_runs.foreign import dict_of, dicts_of
 from lightningrl_server.inflate import BadBody, check_values
-from lightningrl_viewer.reading.foreign import dict_of, dicts_of
 
 __all__ = [
     "LONGEST",

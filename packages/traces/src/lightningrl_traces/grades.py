@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from lightningrl_runs.foreign.bodies import DOUBLED
+from lightningrl_runs.foreign.messages import NO_TEXT, UNREAD, UNTRAINED
 from lightningrl_server.gateway.dialects.synonyms import is_untrained
 from lightningrl_traces.records import Call
-from lightningrl_viewer.reading.foreign.bodies import DOUBLED
-from lightningrl_viewer.reading.foreign.messages import NO_TEXT, UNREAD, UNTRAINED
 
 __all__ = ["ENDED", "Grade", "GradedCall", "Reason", "grade_call"]
 

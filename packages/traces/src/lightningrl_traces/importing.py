@@ -30,6 +30,7 @@ from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.files import lock, write_durably
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
+from lightningrl_runs.origin import read_import
 from lightningrl_traces.documents import UNREADABLE, begin, refuse
 from lightningrl_traces.grades import GradedCall, Reason, grade_call
 from lightningrl_traces.joins import ForeignRollout, history_before, history_of, join_records
@@ -37,7 +38,6 @@ from lightningrl_traces.records import Call, Sample, TraceImporter
 from lightningrl_traces.run_store import FOREIGN, TraceStore, score_of
 from lightningrl_traces.secrets import mask_call, mask_ending, mask_id, mask_text, mask_tool
 from lightningrl_traces.spool import Spool
-from lightningrl_viewer.reading.origin import read_import
 
 __all__ = ["ImportReport", "Source", "import_traces", "open_source_files"]
 

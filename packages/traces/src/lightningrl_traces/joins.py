@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
+from lightningrl_runs.foreign.messages import digest_text
 from lightningrl_traces.records import Call, Ending, LogRecord, Message, Span, ToolRun, TraceRecord
 from lightningrl_traces.spans import fill, read_spans
-from lightningrl_viewer.reading.foreign.messages import digest_text
 
 __all__ = ["ForeignRollout", "history_before", "history_of", "join_records"]
 

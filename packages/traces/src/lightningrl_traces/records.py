@@ -1,6 +1,6 @@
 """Records between an importer of traces and the run that is made of them, one frozen type each.
 
-importer ─► Span, LogRecord ─► reading/ ─┐
+importer ─► Span, LogRecord ─► spans.py ─┐
          └► Call, ToolRun, Ending ───────┴─► joined into rollouts ─► graded ─► run folder
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lightningrl.types import ToolStatus
-from lightningrl_viewer.reading.foreign import Message
+from lightningrl_runs.foreign import Message
 
 __all__ = [
     "Call",

@@ -29,6 +29,8 @@ from lightningrl.types import (
     Trajectory,
     Transition,
 )
+from lightningrl_runs.foreign import dict_of
+from lightningrl_runs.queries.rollout_rows import IMPORT
 from lightningrl_server.records import DIALOGUE, AttemptEnd, CallRecord, ToolCallRecord
 from lightningrl_server.store.call_log import append_calls
 from lightningrl_server.store.queue_writes import create_rollouts, finish, lease
@@ -39,8 +41,6 @@ from lightningrl_server.store.writer import writing
 from lightningrl_traces.grades import Grade, GradedCall
 from lightningrl_traces.joins import ForeignRollout
 from lightningrl_traces.records import Message, ToolRun
-from lightningrl_viewer.reading.foreign import dict_of
-from lightningrl_viewer.reading.queries.rollout_rows import IMPORT
 
 __all__ = ["FOREIGN", "StoredCall", "TraceStore", "read_calls", "score_of"]
 

@@ -26,10 +26,10 @@ from lightningrl.conventions import (
     read_kind,
     read_span,
 )
+from lightningrl_runs.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
+from lightningrl_runs.foreign.messages import finish_of, read_message, read_messages, read_tools
 from lightningrl_traces.documents import dicts_of
 from lightningrl_traces.records import Call, Ending, LogRecord, Message, Span, ToolRun, named_scores
-from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
-from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages, read_tools
 
 __all__ = ["fill", "flatten", "parse_part", "read_genai", "read_spans"]
 

@@ -40,6 +40,7 @@ from lightningrl_credit.rewards import (
 from lightningrl_credit.rewards.lineages import discount_of
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import TrainedCalls, trained_calls_of
+from lightningrl_runs.origin import template_of
 from lightningrl_training import part_checks
 from lightningrl_training.evaluator import Evaluator
 from lightningrl_training.evidence_services import PolicyQueries
@@ -49,7 +50,6 @@ from lightningrl_training.run_sync import in_caller
 from lightningrl_training.task_files import task_source
 from lightningrl_training.task_sources import build_source, draw_sets, source_reward
 from lightningrl_training.tasks import TaskSets
-from lightningrl_viewer.reading.origin import template_of
 
 __all__ = [
     "Parts",

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightningrl.errors import RunFolderError
 from lightningrl.recipe import LoopConfig
-from lightningrl_viewer.belongings import list_checkpoints
+from lightningrl_runs.belongings import list_checkpoints
 
 __all__ = ["Checkpoint", "LoopState", "best_checkpoint", "checkpoints", "find_checkpoint"]
 

@@ -20,10 +20,10 @@ import numpy as np
 from lightningrl.backends import Backend, Continuation, TokenScorer, Valuer
 from lightningrl.errors import BackendError, PluginError
 from lightningrl.types import Array, IntArray, Trajectory
+from lightningrl_runs.segments import SegmentReader
+from lightningrl_runs.trace import read_messages
 from lightningrl_server.rendering.tokenizer import QuickTokenizer, load_tokenizer
 from lightningrl_training.judge import Judge, Questions
-from lightningrl_viewer.reading.segments import SegmentReader
-from lightningrl_viewer.reading.trace import read_messages
 
 __all__ = ["PolicyQueries", "RolloutServices"]
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from lightningrl.errors import ConfigError, LightningError, RunFolderError
 from lightningrl.plugins import load_plugins
+from lightningrl_runs.model_files import PACKAGE, model_format, origin_of
+from lightningrl_runs.origin import RunOrigin
 from lightningrl_server.rendering.families import template_of
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.tokenizer import load_tokenizer
@@ -31,8 +33,6 @@ from lightningrl_training.exported_settings import (
     write_json,
 )
 from lightningrl_training.models import own_template
-from lightningrl_viewer.reading.model_files import PACKAGE, model_format, origin_of
-from lightningrl_viewer.reading.origin import RunOrigin
 
 __all__ = ["ExportForm", "check_upload", "export_policy", "name_base", "name_stops", "open_to_readers", "stop_tokens"]
 

@@ -21,10 +21,10 @@ import httpx
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.records import RolloutFilter
 from lightningrl.types import RolloutMode, Transition
+from lightningrl_runs.reader import open_run
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_training.evaluation.certificate import is_sampled, read_trajectories
 from lightningrl_training.run_sync import run_sync
-from lightningrl_viewer.reading.reader import open_run
 
 __all__ = ["check_export", "readers_of"]
 

@@ -32,6 +32,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Trajectory
 from lightningrl_credit.metrics import describe_rollouts
 from lightningrl_credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
+from lightningrl_runs.metrics import read_metrics
 from lightningrl_training import step_warnings
 from lightningrl_training.checkpoints import LoopState, best_checkpoint
 from lightningrl_training.collector import Collector, Phase, RewardedGroup, Rollouts, measure_phases
@@ -49,7 +50,6 @@ from lightningrl_training.progress import Progress, forecast_step, step_seconds
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans, note
 from lightningrl_training.tasks import TaskSets, TaskStream, plan_branches, plan_group, plan_validation
-from lightningrl_viewer.reading.metrics import read_metrics
 
 __all__ = ["ControlPlane", "Trainer"]
 

@@ -10,12 +10,12 @@ from typing import Any
 from lightningrl.errors import ConfigError
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig
+from lightningrl_runs.model_files import find_model, read_model
 from lightningrl_server.rendering import templates
 from lightningrl_server.rendering.families import check_renderer, markup_of, refuse_images
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.tokenizer import load_tokenizer
 from lightningrl_server.rendering.tool_turns import find_tool_turns
-from lightningrl_viewer.reading.model_files import find_model, read_model
 
 __all__ = ["check_lengths", "check_on_hub", "check_rendering", "own_template", "resolve_model"]
 

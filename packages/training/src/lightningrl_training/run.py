@@ -19,10 +19,10 @@ from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl_client.recipe_file import with_settings
+from lightningrl_runs.origin import RunOrigin
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.run_sync import Show, run_sync, show_nobody
 from lightningrl_training.start import Source, StepWatcher, begin_run, read_source
-from lightningrl_viewer.reading.origin import RunOrigin
 
 if TYPE_CHECKING:
     import pandas
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from lightningrl.protocols import StepReport
     from lightningrl.records import RolloutFilter, RolloutRecord
     from lightningrl_credit.xray import XRay
+    from lightningrl_runs.reader import StoredRun
+    from lightningrl_runs.trace import Trace
     from lightningrl_training.doctor import Diagnosis
     from lightningrl_training.evaluation.certificate import Certificate
     from lightningrl_training.evaluation.examination import EvaluationReport
     from lightningrl_training.lab.branching import BranchedRollout
     from lightningrl_training.lab.recredit import Recredit, Rescore
     from lightningrl_training.loggers.curve import Curve
-    from lightningrl_viewer.reading.reader import StoredRun
-    from lightningrl_viewer.reading.trace import Trace
 
 __all__ = ["Run", "doctor", "problems", "train", "train_async"]
 
@@ -70,7 +70,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """A row for each step with measurements, in order; step 0 is the untrained policy's validation."""
-        from lightningrl_viewer.reading.metrics import read_metrics
+        from lightningrl_runs.metrics import read_metrics
 
         path = self.folder / "metrics.jsonl"
         return read_metrics(path) if path.is_file() else []
@@ -119,7 +119,7 @@ class Run:
         """Print a rollout as `lightningrl rollouts show` does; `full`: whole rows. Raises as `trace` does."""
         from rich.console import Console
 
-        from lightningrl_viewer.reading.text import show_rollout
+        from lightningrl_runs.text import show_rollout
 
         accept_any_text()
         Console().print(self._look(lambda run: show_rollout(run, rollout_id, full=full)))
@@ -222,7 +222,7 @@ class Run:
         return run_sync(certify(self.folder))
 
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
-        from lightningrl_viewer.reading.reader import ask_run
+        from lightningrl_runs.reader import ask_run
 
         return run_sync(ask_run(self.folder, question))
 

@@ -25,6 +25,14 @@ from lightningrl.files import lock, release, sync, write_durably
 from lightningrl.recipe import Recipe
 from lightningrl.sanitize import printable
 from lightningrl_client.recipe_file import load_recipe, with_settings
+from lightningrl_runs.belongings import (
+    FILES,
+    list_checkpoints,
+    list_made,
+    remove_checkpoint,
+    remove_made,
+)
+from lightningrl_runs.origin import RunOrigin, flatten, is_own, place_models, read_run_file
 from lightningrl_server.store.location import check_named, find_store, has_store, name_database, named_store
 from lightningrl_training.checkpoints import Checkpoint, LoopState, best_checkpoint, checkpoints
 from lightningrl_training.tasks import (
@@ -35,14 +43,6 @@ from lightningrl_training.tasks import (
     encode_digests,
     explain_other_tasks,
 )
-from lightningrl_viewer.belongings import (
-    FILES,
-    list_checkpoints,
-    list_made,
-    remove_checkpoint,
-    remove_made,
-)
-from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, place_models, read_run_file
 
 __all__ = [
     "RunFolder",

@@ -31,6 +31,7 @@ from lightningrl_client.control.client import ServerClient
 from lightningrl_client.runtime.address import reachable_url
 from lightningrl_client.runtime.pool import WorkerPool
 from lightningrl_client.runtime.recipe_pool import start_pool
+from lightningrl_runs.origin import read_run_file, template_of
 from lightningrl_server.engines.link import EngineLink, EngineLinks
 from lightningrl_server.launcher import ServerProcess
 from lightningrl_server.settings import PolicySettings, ServerSettings
@@ -38,7 +39,6 @@ from lightningrl_training.build import Parts
 from lightningrl_training.models import own_template
 from lightningrl_training.policies import Policies, RunningPolicy, load_backend
 from lightningrl_training.steps_telemetry import NO_SPANS, StepSpans
-from lightningrl_viewer.reading.origin import read_run_file, template_of
 
 __all__ = [
     "Address",

@@ -19,6 +19,7 @@ from lightningrl.plugins import PluginManager
 from lightningrl.protocols import MetricLogger
 from lightningrl.recipe import Recipe
 from lightningrl_client.control.client import ServerClient
+from lightningrl_runs.metrics import read_metrics
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.explanations import explain_ignored
@@ -28,7 +29,6 @@ from lightningrl_training.progress import Progress
 from lightningrl_training.run_folder import RunFolder
 from lightningrl_training.serving import Address, give_time, serve_policy, server_settings
 from lightningrl_training.steps_telemetry import open_spans
-from lightningrl_viewer.reading.metrics import read_metrics
 
 __all__ = ["train_run"]
 

@@ -15,9 +15,9 @@ from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
 from lightningrl_client.recipe_file import read_recipe
+from lightningrl_runs.origin import newest_run
 from lightningrl_training.checkpoints import LoopState
 from lightningrl_training.run_folder import RunFolder, default_run, explain_name
-from lightningrl_viewer.reading.origin import newest_run
 
 if TYPE_CHECKING:
     from rich.console import Console

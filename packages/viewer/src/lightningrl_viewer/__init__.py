@@ -1,4 +1,4 @@
-"""The viewer: a run's pages over `reading`, rendered here, read-only, for a live run's server and for a folder.
+"""The viewer: a run's pages over the runs package, rendered here, read-only, for a live run's server and for a folder.
 
     browser ─► Guard (view key, Host, Origin, CSP) ─► create_viewer's routes ─► Page.show(viewed, request) ─► HTML
 
@@ -7,7 +7,7 @@ A page is added in three steps; nothing else knows the pages by name.
 1. A module in `pages/` with a function and a record:
 
        async def show(viewed: ViewedRun, request: PageRequest) -> PageView:
-           rollout = await viewed.run.look.rollout(request.path["rollout_id"])  # numbers come from `reading`
+           rollout = await viewed.run.look.rollout(request.path["rollout_id"])  # numbers come from `lightningrl_runs`
            return PageView("rollout.html", title=rollout.spec.id, rollout=rollout)
 
        PAGE = Page("rollouts/{rollout_id}", show)

@@ -40,6 +40,10 @@ from starlette.types import ASGIApp
 
 from lightningrl.console import cancel_on_signals
 from lightningrl.errors import LightningError, RunFolderError
+from lightningrl_runs.origin import newest_run
+from lightningrl_runs.queries.health import Position
+from lightningrl_runs.reader import StoredRun
+from lightningrl_runs.runs import run_folders
 from lightningrl_server.process import Server, bind
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_server.store.location import has_store
@@ -47,10 +51,6 @@ from lightningrl_viewer.guard import Guard, form_token
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun, read_state
 from lightningrl_viewer.pages import PAGES, all_pages
 from lightningrl_viewer.pages.runs import show_runs
-from lightningrl_viewer.reading.origin import newest_run
-from lightningrl_viewer.reading.queries.health import Position
-from lightningrl_viewer.reading.reader import StoredRun
-from lightningrl_viewer.reading.runs import run_folders
 from lightningrl_viewer.runs import FORMS, Form, OneFolder, Runs, RunsFolder
 from lightningrl_viewer.templates import STATIC, render, static_version
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.figures import smooth, wilson
-from lightningrl_viewer.reading.metrics import HIDDEN, METRICS, Metric, MetricGroup, find_metric
-from lightningrl_viewer.reading.summary import Point
+from lightningrl_runs.metrics import HIDDEN, METRICS, Metric, MetricGroup, find_metric
+from lightningrl_runs.summary import Point
 from lightningrl_viewer.templates import count, duration, nats, percent, plain, size
 
 __all__ = [

@@ -90,7 +90,7 @@ def export_rollouts(
     Example:
       [bold]lightningrl export-rollouts runs/mine --format atif --to mine.jsonl[/]
     """
-    from lightningrl_viewer.rollout_files import export_command
+    from lightningrl_runs.rollout_files import export_command
 
     export_command(folder, form=form, to=to, runs=runs, mode=mode)
 
@@ -114,7 +114,7 @@ def list_rollouts(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
     """List rollouts with their outcome, reward and calls."""
-    from lightningrl_viewer.listing import list_command
+    from lightningrl_runs.listing import list_command
 
     list_command(
         run=run, runs=runs, step=step, task=task, mode=mode, outcome=outcome, limit=limit, sort=sort, as_json=as_json
@@ -129,7 +129,7 @@ def show_rollout(
     as_json: Annotated[bool, typer.Option("--json", help="The trace as one JSON object.")] = False,
 ) -> None:
     """Show one rollout: who said what, tokens in the colour of their credit, tools, other calls, rewards, outcome."""
-    from lightningrl_viewer.listing import show_command
+    from lightningrl_runs.listing import show_command
 
     show_command(rollout_id, run=run, runs=runs, full=full, as_json=as_json)
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
@@ -22,38 +21,15 @@ from typing import Final
 import msgspec
 
 from lightningrl.errors import LightningError
-from lightningrl_credit.xray import XRay
+from lightningrl_runs.xray import Answer, Question
 from lightningrl_server.store.errors import UnknownRecord
 
-__all__ = ["Answer", "CreditXRays", "Question"]
+__all__ = ["CreditXRays"]
 
 ENTRY_POINTS: Final = "lightningrl_viewer.xray"
 """Group of entry points; its `process` is a module that, run with a folder, answers each `Question` on a line."""
 LONGEST_S: Final = 600.0
 """Seconds of one X-ray; a method of the user's may never end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """Part of a run that is asked about: a rollout, a group, a step (0 = the newest), or the whole run."""
-
-    rollout: str | None = None
-    group: str | None = None
-    step: int = 0
-    whole: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """An X-ray, or the sentence why there is none."""
-
-    xray: XRay | None = None
-    first: int = 0
-    """First step that was trained; `last` is the last."""
-    last: int = 0
-    error: str = ""
-    is_defect: bool = False
-    """True where a method failed; else there is no such rollout, group or step."""
 
 
 class CreditXRays:

@@ -24,13 +24,13 @@ from starlette.requests import Request
 
 from lightningrl.errors import LightningError
 from lightningrl.sanitize import printable
+from lightningrl_runs.origin import read_import
+from lightningrl_runs.queries.health import Position
+from lightningrl_runs.reader import StoredRun
+from lightningrl_runs.summary import is_live
 from lightningrl_server.mounts import Live
 from lightningrl_server.store.location import named_store
 from lightningrl_viewer.credit import CreditXRays
-from lightningrl_viewer.reading.origin import read_import
-from lightningrl_viewer.reading.queries.health import Position
-from lightningrl_viewer.reading.reader import StoredRun
-from lightningrl_viewer.reading.summary import is_live
 
 __all__ = ["Budget", "Cache", "LongText", "NoSuchPage", "Page", "PageRequest", "PageView", "ViewedRun", "read_state"]
 

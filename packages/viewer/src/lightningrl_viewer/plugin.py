@@ -31,10 +31,10 @@ def lightningrl_pages() -> Iterable[Plugin]:
 
 def create_pages(*, run: ServedRun) -> ASGIApp:
     """The pages of one run, for whoever shows its view key."""
+    from lightningrl_runs.reader import StoredRun
     from lightningrl_viewer.app import create_viewer
     from lightningrl_viewer.page import ViewedRun
     from lightningrl_viewer.pages import all_pages
-    from lightningrl_viewer.reading.reader import StoredRun
     from lightningrl_viewer.runs import OneRun
 
     stored = StoredRun(run.store, run.tokenizer_of)

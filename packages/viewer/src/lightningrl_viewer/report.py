@@ -11,13 +11,13 @@ from typing import Any, Final
 from rich.console import Console
 
 from lightningrl.errors import RunFolderError
+from lightningrl_runs.origin import newest_run
+from lightningrl_runs.queries.rollout_query import RolloutQuery
+from lightningrl_runs.queries.rollout_rows import Sort
+from lightningrl_runs.reader import StoredRun, ask_run
 from lightningrl_viewer.page import PageRequest, ViewedRun
 from lightningrl_viewer.pages import rollouts
 from lightningrl_viewer.pages import run as run_page
-from lightningrl_viewer.reading.origin import newest_run
-from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
-from lightningrl_viewer.reading.queries.rollout_rows import Sort
-from lightningrl_viewer.reading.reader import StoredRun, ask_run
 from lightningrl_viewer.templates import STATIC, render
 
 __all__ = ["make_report", "write_report"]

@@ -26,14 +26,14 @@ from starlette.responses import RedirectResponse, Response
 
 from lightningrl.errors import LightningError, RunFolderError
 from lightningrl.files import locked
+from lightningrl_runs.belongings import remove_made
+from lightningrl_runs.notes import RunNotes, read_notes, write_notes
+from lightningrl_runs.origin import is_own
+from lightningrl_runs.reader import open_run
+from lightningrl_runs.runs import is_run
+from lightningrl_runs.summary import is_live
 from lightningrl_server.store.location import find_store, named_store
-from lightningrl_viewer.belongings import remove_made
 from lightningrl_viewer.page import NoSuchPage, PageView, ViewedRun
-from lightningrl_viewer.reading.notes import RunNotes, read_notes, write_notes
-from lightningrl_viewer.reading.origin import is_own
-from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.reading.runs import is_run
-from lightningrl_viewer.reading.summary import is_live
 
 __all__ = ["FORMS", "Form", "OneFolder", "OneRun", "Runs", "RunsFolder", "remove_run"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightningrl.sanitize import as_text, one_line, printable
-from lightningrl_viewer.reading.dialogue import final_text, question_of
+from lightningrl_runs.dialogue import final_text, question_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment

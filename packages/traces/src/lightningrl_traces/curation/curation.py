@@ -13,6 +13,9 @@ from typing import Any
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.rewards import RewardSet
+from lightningrl_runs.dialogue import answer_in, ask_as_agent
+from lightningrl_runs.origin import RunOrigin, read_import
+from lightningrl_runs.reader import open_run
 from lightningrl_traces.curation.files import Report, RowFiles, check_target
 from lightningrl_traces.curation.near_equality import TaskFamilies
 from lightningrl_traces.curation.rows import Candidate, RowWriter
@@ -27,9 +30,6 @@ from lightningrl_traces.curation.rules import (
 )
 from lightningrl_traces.curation.sources import OwnSource, Source, TraceSource
 from lightningrl_traces.records import Message
-from lightningrl_viewer.reading.dialogue import answer_in, ask_as_agent
-from lightningrl_viewer.reading.origin import RunOrigin, read_import
-from lightningrl_viewer.reading.reader import open_run
 
 __all__ = ["TaskMapping", "curate"]
 

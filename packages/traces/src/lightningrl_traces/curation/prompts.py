@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.types import FinishReason, ToolCall, Trajectory, Transition
+from lightningrl_runs.segments import SegmentKind, SegmentReader
 from lightningrl_server.gateway.dialects.chat import parse_chat_request
 from lightningrl_server.gateway.prompt import with_tool_names
 from lightningrl_server.gateway.request import Refusal
@@ -25,7 +26,6 @@ from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_traces.curation.rules import ChatCall, LeftOut, Likeness, UnreadCall
 from lightningrl_traces.curation.tools_in_prompts import find_tools
 from lightningrl_traces.records import Message
-from lightningrl_viewer.reading.segments import SegmentKind, SegmentReader
 
 __all__ = ["PromptReader", "render_prompt"]
 

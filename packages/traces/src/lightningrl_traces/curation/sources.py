@@ -19,6 +19,11 @@ from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.records import RolloutFilter
 from lightningrl.types import Task, Trajectory
 from lightningrl_credit.trained_calls import TrainedCalls, calls_left_out, trained_calls_of
+from lightningrl_runs.dialogue import is_chat, read_exchange
+from lightningrl_runs.foreign.messages import REPARSED
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.reader import StoredRun
+from lightningrl_runs.segments import SegmentReader
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_server.rendering.templates import load_template
 from lightningrl_server.rendering.tokenizer import load_tokenizer
@@ -26,11 +31,6 @@ from lightningrl_traces.curation.prompts import PromptReader
 from lightningrl_traces.curation.rules import ChatCall, LeftOut, Likeness, UnreadCall
 from lightningrl_traces.grades import ENDED, Grade
 from lightningrl_traces.run_store import StoredCall, read_calls
-from lightningrl_viewer.reading.dialogue import is_chat, read_exchange
-from lightningrl_viewer.reading.foreign.messages import REPARSED
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import StoredRun
-from lightningrl_viewer.reading.segments import SegmentReader
 
 __all__ = ["ListedRollout", "OwnSource", "Source", "TraceSource", "read_forwarded"]
 

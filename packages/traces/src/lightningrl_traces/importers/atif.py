@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.sanitize import as_text
+from lightningrl_runs.foreign.bodies import binding_of, sampling_of
+from lightningrl_runs.foreign.messages import NO_TEXT, REPARSED, finish_of, note_unread, read_tools
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score, unix_seconds
-from lightningrl_viewer.reading.foreign.bodies import binding_of, sampling_of
-from lightningrl_viewer.reading.foreign.messages import NO_TEXT, REPARSED, finish_of, note_unread, read_tools
 
 __all__ = ["AtifImporter"]
 

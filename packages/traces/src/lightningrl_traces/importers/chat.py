@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.tool_schemas import without_fill
+from lightningrl_runs.foreign.bodies import binding_of, note_beside, read_request, sampling_of
+from lightningrl_runs.foreign.messages import UNTRAINED, digest_text, finish_of, note_unread, read_message
 from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained, marks_of
 from lightningrl_traces.documents import dict_of, name_document, read_documents
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
-from lightningrl_viewer.reading.foreign.bodies import binding_of, note_beside, read_request, sampling_of
-from lightningrl_viewer.reading.foreign.messages import UNTRAINED, digest_text, finish_of, note_unread, read_message
 
 __all__ = ["ChatImporter"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightningrl_runs.foreign.messages import finish_of, read_message
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.grades import Reason
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, unix_seconds
-from lightningrl_viewer.reading.foreign.messages import finish_of, read_message
 
 __all__ = ["ClaudeCodeImporter"]
 

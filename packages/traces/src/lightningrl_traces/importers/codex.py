@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from lightningrl_runs.foreign.bodies import read_request, read_response
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.grades import Reason
 from lightningrl_traces.records import Call, Ending, Sample, TraceRecord, unix_seconds
-from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["CodexImporter"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from lightningrl.sanitize import as_text
 from lightningrl.types import ToolStatus
+from lightningrl_runs.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
+from lightningrl_runs.foreign.messages import finish_of, read_message, read_messages
 from lightningrl_traces.documents import dict_of, dicts_of, read_documents
 from lightningrl_traces.records import Call, Ending, Sample, ToolRun, TraceRecord, named_scores, unix_seconds
 from lightningrl_traces.spans import parse_part
-from lightningrl_viewer.reading.foreign.bodies import read_request, read_response, sampling_of, tools_beside, version_of
-from lightningrl_viewer.reading.foreign.messages import finish_of, read_message, read_messages
 
 __all__ = ["LangfuseImporter"]
 

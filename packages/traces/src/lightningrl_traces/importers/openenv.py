@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightningrl_runs.foreign.bodies import read_request, read_response
 from lightningrl_traces.documents import dict_of, dicts_of, name_document, read_documents
 from lightningrl_traces.importers.own import OWN, own_call, own_ending
 from lightningrl_traces.records import Call, Ending, Message, Sample, TraceRecord, read_score
-from lightningrl_viewer.reading.foreign.bodies import read_request, read_response
 
 __all__ = ["OpenEnvImporter"]
 

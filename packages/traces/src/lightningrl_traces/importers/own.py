@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lightningrl_runs.foreign.bodies import sampling_of
+from lightningrl_runs.foreign.messages import finish_of
 from lightningrl_traces.documents import dict_of
 from lightningrl_traces.records import Ending
-from lightningrl_viewer.reading.foreign.bodies import sampling_of
-from lightningrl_viewer.reading.foreign.messages import finish_of
 
 __all__ = ["OWN", "own_call", "own_ending"]
 

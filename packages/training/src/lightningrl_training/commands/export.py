@@ -43,10 +43,10 @@ def export(
 ) -> None:
     """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which asks, samples and
     stops as the run did; as a GGUF file; or as an adapter."""
+    from lightningrl_runs.origin import newest_run
     from lightningrl_training.checkpoints import best_checkpoint
     from lightningrl_training.export_check import readers_of
     from lightningrl_training.run import Run
-    from lightningrl_viewer.reading.origin import newest_run
 
     source = Run(run or newest_run(runs))
     written = source.export(

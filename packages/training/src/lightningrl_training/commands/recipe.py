@@ -28,7 +28,7 @@ recipes = typer.Typer(name="recipe", no_args_is_help=True, help="Look at a recip
 def show_recipe(source: RecipeArgument, settings: SetOption = None) -> None:
     """Show every value that a run of RECIPE would have, and where it is from: the file, --set, or a default."""
     from lightningrl_client.recipe_file import load_recipe
-    from lightningrl_viewer.reading.recipe import list_recipe_keys, written_keys
+    from lightningrl_runs.recipe import list_recipe_keys, written_keys
 
     chosen = read_settings(settings)
     written, recipe = set(written_keys(load_recipe(source))), load_recipe(source, chosen)
@@ -64,7 +64,7 @@ def _resolve_rate(recipe: Recipe) -> str | None:
 
 def _find(recipe: Recipe) -> tuple[str, int | None]:
     """The policy's place and, of a model file, its parameters: nothing is read that is not in the file's head."""
-    from lightningrl_viewer.reading.model_files import find_model, model_format
+    from lightningrl_runs.model_files import find_model, model_format
 
     model = recipe.policy.model
     bases = (recipe.folder, Path.cwd())

@@ -18,8 +18,8 @@ from lightningrl_training.commands.printing import Page, make_table, shown
 
 if TYPE_CHECKING:
     from lightningrl.figures import Interval
-    from lightningrl_viewer.reading.notes import RunNotes
-    from lightningrl_viewer.reading.runs import RunLine
+    from lightningrl_runs.notes import RunNotes
+    from lightningrl_runs.runs import RunLine
 
 __all__ = ["runs_group"]
 
@@ -126,7 +126,7 @@ def compare_runs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say in which settings two runs differ, their numbers side by side, and which is better on the held-out tasks."""
-    from lightningrl_viewer.reading.runs import differences
+    from lightningrl_runs.runs import differences
 
     folders = [_find(name, context.obj) for name in (first, second)]
     if folders[0].resolve() == folders[1].resolve():
@@ -166,7 +166,7 @@ def tag_run(
     ] = None,
 ) -> None:
     """Put tags on a run, and take some off: lightningrl runs tag RUN +baseline -draft."""
-    from lightningrl_viewer.reading.notes import write_notes
+    from lightningrl_runs.notes import write_notes
 
     folder, notes = _notes_of(run, context.obj)
     tags = set(notes.tags)
@@ -192,7 +192,7 @@ def note_run(
     text: Annotated[str | None, typer.Argument(help='The note; "" removes it, none = say it.', metavar="TEXT")] = None,
 ) -> None:
     """Write a run's note, which its pages show, too."""
-    from lightningrl_viewer.reading.notes import write_notes
+    from lightningrl_runs.notes import write_notes
 
     folder, notes = _notes_of(run, context.obj)
     if text is not None:
@@ -203,7 +203,7 @@ def note_run(
 
 def _notes_of(run: str, runs: Path) -> tuple[Path, RunNotes]:
     """A run's folder and its notes. Raises RunFolderError."""
-    from lightningrl_viewer.reading.notes import read_notes
+    from lightningrl_runs.notes import read_notes
 
     folder = _find(run, runs)
     notes = read_notes(folder)
@@ -213,7 +213,7 @@ def _notes_of(run: str, runs: Path) -> tuple[Path, RunNotes]:
 
 
 def _metrics(folder: Path, line: RunLine) -> dict[str, float | None]:
-    from lightningrl_viewer.reading.metrics import read_rows
+    from lightningrl_runs.metrics import read_rows
 
     validations, last = line.validations, line.rewards[-max(1, len(line.rewards) // 4) :]
     return {
@@ -230,7 +230,7 @@ def _judge(folders: Sequence[Path], lines: Sequence[RunLine]) -> tuple[Interval 
     """The difference of the last validations, with a sentence: by seed where both settings have several, else task by
     task, which speaks of these two policies alone."""
     from lightningrl.figures import mean_interval
-    from lightningrl_viewer.reading.runs import differences
+    from lightningrl_runs.runs import differences
 
     different = differences(lines)
     if other := [key for key in different if key.startswith("rewards.")]:
@@ -274,7 +274,7 @@ def _shown(difference: Interval) -> str:
 
 def _scores_of_seeds(line: RunLine) -> list[float]:
     """The last held-out rewards of a run and of those beside it that differ in their seed alone, one of each seed."""
-    from lightningrl_viewer.reading.runs import differences, read_runs
+    from lightningrl_runs.runs import differences, read_runs
 
     beside = [
         each
@@ -290,8 +290,8 @@ def _last_validation(folder: Path) -> dict[str, float]:
 
     from lightningrl.records import RolloutFilter
     from lightningrl.types import RolloutMode
-    from lightningrl_viewer.reading.metrics import read_rows
-    from lightningrl_viewer.reading.reader import ask_run
+    from lightningrl_runs.metrics import read_rows
+    from lightningrl_runs.reader import ask_run
 
     steps = [int(row["step"]) for row in read_rows(folder) if "validation/reward" in row]
     if not steps:
@@ -307,9 +307,9 @@ def _last_validation(folder: Path) -> dict[str, float]:
 
 def _list_runs(runs: Path) -> list[_RunRow]:
     """Runs right below a folder, and those of the sweeps below it, newest first."""
+    from lightningrl_runs.notes import read_notes
+    from lightningrl_runs.runs import read_runs
     from lightningrl_training.sweeps.plan import PLAN
-    from lightningrl_viewer.reading.notes import read_notes
-    from lightningrl_viewer.reading.runs import read_runs
 
     homes = [runs, *(path.parent for path in runs.glob(f"*/{PLAN}"))]
     lines = [(home, line) for home in homes for line in read_runs(home)]
@@ -327,8 +327,8 @@ def _list_runs(runs: Path) -> list[_RunRow]:
 
 def _state(line: RunLine) -> str:
     from lightningrl.recipe import LoopConfig
+    from lightningrl_runs.origin import read_values
     from lightningrl_training.checkpoints import checkpoints
-    from lightningrl_viewer.reading.origin import read_values
 
     if line.is_live or line.is_import:
         return "running" if line.is_live else "imported"
@@ -353,7 +353,7 @@ def _held_out(line: RunLine) -> str:
 
 def _find(run: str, runs: Path) -> Path:
     """A run by its folder, or by its name in a list. Raises RunFolderError."""
-    from lightningrl_viewer.reading.origin import is_own
+    from lightningrl_runs.origin import is_own
 
     for folder in (Path(run), runs / run):
         if is_own(folder):
@@ -365,7 +365,7 @@ def _find(run: str, runs: Path) -> Path:
 
 
 def _line_of(folder: Path) -> RunLine:
-    from lightningrl_viewer.reading.runs import read_runs
+    from lightningrl_runs.runs import read_runs
 
     line = next((line for line in read_runs(folder.resolve().parent) if line.name == folder.resolve().name), None)
     if line is None:

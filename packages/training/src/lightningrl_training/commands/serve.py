@@ -49,8 +49,8 @@ def serve(
     import asyncio
 
     from lightningrl_client.recipe_file import load_recipe, with_settings
+    from lightningrl_runs.origin import RunOrigin
     from lightningrl_training.checkpoints import find_checkpoint
-    from lightningrl_viewer.reading.origin import RunOrigin
 
     if (recipe is None) == (run is None):
         raise ConfigError("give either a RECIPE, whose starting policy is served, or --run, whose newest checkpoint is")

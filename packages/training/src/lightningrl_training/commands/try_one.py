@@ -96,8 +96,8 @@ def has_changed(task: Task, output: Any, trajectory: Trajectory) -> float:
 def _try(recipe: Recipe, wrong: Sequence[str], *, task: str | None, full: bool) -> None:
     import asyncio
 
+    from lightningrl_runs.listing import show_command
     from lightningrl_training.checks import build_checked
-    from lightningrl_viewer.listing import show_command
 
     show_warnings()
     page = Page()

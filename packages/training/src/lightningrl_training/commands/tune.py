@@ -50,11 +50,11 @@ def tune(
     The tuned policy is a folder in the run, which `lightningrl train --policy` goes on from.
     """
     from lightningrl.recipe_keys import recipe_path
+    from lightningrl_runs.origin import newest_run
     from lightningrl_training.models import resolve_model
     from lightningrl_training.run_folder import RunFolder, default_run
     from lightningrl_training.start import read_source
     from lightningrl_training.tuning.settings import TuneSettings
-    from lightningrl_viewer.reading.origin import newest_run
 
     shortcuts = {"policy.model": policy, "tune.data": None if data is None else str(data), "tune.method": method}
     chosen = read_settings(settings, shortcuts)
@@ -102,10 +102,10 @@ def _find_model(recipe: Recipe) -> str:
 def _tune(console: Console, recipe: Recipe, folder: RunFolder, model: str) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from lightningrl_runs.origin import RunOrigin
     from lightningrl_training.tuning.loss_curve import draw_losses
     from lightningrl_training.tuning.session import build_backend, make_renderer, read_data, tune_policy
     from lightningrl_training.tuning.settings import TuneSettings
-    from lightningrl_viewer.reading.origin import RunOrigin
 
     page, settings, plugins = Page(), TuneSettings.read(recipe.tune, recipe.folder), load_plugins()
     renderer = make_renderer(recipe, model)

@@ -45,9 +45,9 @@ import numpy as np
 from lightningrl.backends import MemoryPlan
 from lightningrl.machine import gigabytes
 from lightningrl.types import OtherCallKind, Trajectory, TrajectoryGroup, common_tokens
+from lightningrl_runs.summary import interval
 from lightningrl_training.doctor.observation import Cost, Observation, TriedStep
 from lightningrl_training.memory_check import shared_bytes
-from lightningrl_viewer.reading.summary import interval
 
 __all__ = ["Bill", "BillLine", "Forecast", "MemoryBill", "ToCome", "forecast", "make_bill", "plan_run", "way_at_end"]
 

@@ -30,11 +30,11 @@ from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup, Transition
 from lightningrl_credit.samples import build_samples
 from lightningrl_credit.trained_calls import only_trained
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.reader import StoredRun, open_run
 from lightningrl_training.build import build_backends, trained_calls
 from lightningrl_training.checkpoints import checkpoints, find_checkpoint
 from lightningrl_training.policies import load_backend
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import StoredRun, open_run
 
 __all__ = ["Certificate", "Check", "Gap", "certify", "is_sampled", "judge_gaps", "read_trajectories"]
 

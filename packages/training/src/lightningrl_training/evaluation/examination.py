@@ -41,6 +41,9 @@ from lightningrl.recipe_tables import NamedUpstreamConfig, UpstreamConfig
 from lightningrl.types import SamplingSettings, Task, Trajectory
 from lightningrl_client.recipe_file import load_recipe, with_settings
 from lightningrl_credit.scoring import score_of
+from lightningrl_runs.metrics import read_rows
+from lightningrl_runs.model_files import find_model
+from lightningrl_runs.origin import RunOrigin
 from lightningrl_training.build import Parts
 from lightningrl_training.checkpoints import Checkpoint, best_checkpoint, find_checkpoint
 from lightningrl_training.checks import build_checked
@@ -58,9 +61,6 @@ from lightningrl_training.run_sync import Show, run_sync, show_nobody
 from lightningrl_training.serving import RunningServices, serve_recipe
 from lightningrl_training.task_files import task_source
 from lightningrl_training.tasks import columns_of, count_validated, plan_evaluation, read_tasks
-from lightningrl_viewer.reading.metrics import read_rows
-from lightningrl_viewer.reading.model_files import find_model
-from lightningrl_viewer.reading.origin import RunOrigin
 
 __all__ = ["Candidate", "EvaluationReport", "Examination", "evaluate", "find_candidate"]
 

@@ -22,6 +22,9 @@ from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.branches import states
 from lightningrl_credit.scoring import score_of
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.reader import open_run
+from lightningrl_runs.segments import SegmentKind
 from lightningrl_server.records import CallRecord, ToolCallRecord
 from lightningrl_server.store import SqlStore
 from lightningrl_training.checkpoints import checkpoints
@@ -29,9 +32,6 @@ from lightningrl_training.checks import build_checked
 from lightningrl_training.collector import fetch_ended
 from lightningrl_training.run_sync import Show
 from lightningrl_training.tasks import plan_branches
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import open_run
-from lightningrl_viewer.reading.segments import SegmentKind
 
 if TYPE_CHECKING:
     from lightningrl_training.build import Parts

@@ -26,12 +26,12 @@ from lightningrl.types import Array, RolloutMode, Trajectory
 from lightningrl_client.recipe_file import with_settings
 from lightningrl_credit.trained_calls import trained_calls_of
 from lightningrl_credit.xray import Agreement, agree
+from lightningrl_runs.dialogue import answer_in, ask_as_agent
+from lightningrl_runs.origin import RunOrigin, read_import
+from lightningrl_runs.reader import StoredRun, open_run
 from lightningrl_server.store import SqlStore
 from lightningrl_server.store.location import find_store
 from lightningrl_training.build import build_credit
-from lightningrl_viewer.reading.dialogue import answer_in, ask_as_agent
-from lightningrl_viewer.reading.origin import RunOrigin, read_import
-from lightningrl_viewer.reading.reader import StoredRun, open_run
 
 __all__ = [
     "Recredit",

@@ -28,12 +28,12 @@ from lightningrl_credit.needs import NEEDS, find_unrecorded, installed_needs
 from lightningrl_credit.scoring import Scorer
 from lightningrl_credit.trained_calls import trained_calls_of
 from lightningrl_credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.reader import StoredRun, open_run
 from lightningrl_training.build import build_assigner, build_scorer, with_kl
 from lightningrl_training.evaluator import classify_tools
 from lightningrl_training.lab.recredit import check_steps, find_measured, read_measured, read_rollouts
 from lightningrl_training.part_checks import required_settings
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.reader import StoredRun, open_run
 
 __all__ = ["RunXRay", "TriedMethod", "open_xray"]
 

@@ -17,8 +17,8 @@ import msgspec
 
 from lightningrl.errors import LightningError
 from lightningrl.processes import take_stdout
+from lightningrl_runs.xray import Answer, Question
 from lightningrl_training.lab.xray import RunXRay, open_xray
-from lightningrl_viewer.credit import Answer, Question
 
 __all__ = ["main"]
 

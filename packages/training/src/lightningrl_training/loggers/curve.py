@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.figures import smooth
 from lightningrl.files import create_private, whole_file
-from lightningrl_viewer.reading.metrics import read_metrics
+from lightningrl_runs.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lightningrl.errors import RunFolderError
 from lightningrl.files import create_private, whole_file
-from lightningrl_viewer.reading.metrics import read_lines
+from lightningrl_runs.metrics import read_lines
 
 __all__ = ["JsonlLogger"]
 

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.files import write_durably
 from lightningrl.recipe import Recipe
+from lightningrl_runs.notes import read_notes
+from lightningrl_runs.origin import flatten
 from lightningrl_training.loggers.trackers import Tracker, check_package, import_package
-from lightningrl_viewer.reading.notes import read_notes
-from lightningrl_viewer.reading.origin import flatten
 
 __all__ = ["MlflowLogger", "SwanLabLogger", "TrackioLogger", "WandbLogger", "check_mlflow"]
 

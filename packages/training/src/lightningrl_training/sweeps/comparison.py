@@ -17,9 +17,9 @@ from typing import Any
 
 from lightningrl.figures import LEVEL, Interval, mean_interval, welch_interval
 from lightningrl.recipe import Recipe
+from lightningrl_runs.metrics import read_rows
 from lightningrl_training.sweeps.plan import Point, SweepPlan
 from lightningrl_training.sweeps.runner import read_finished
-from lightningrl_viewer.reading.metrics import read_rows
 
 __all__ = ["Difference", "RunResult", "SettingResult", "SweepResult", "compare_sweep"]
 

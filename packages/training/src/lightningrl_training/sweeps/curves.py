@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
+from lightningrl_runs.metrics import read_rows
 from lightningrl_training.loggers.curve import save_picture, start_picture, style_axes
 from lightningrl_training.sweeps.comparison import HELD_OUT, SweepResult
-from lightningrl_viewer.reading.metrics import read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

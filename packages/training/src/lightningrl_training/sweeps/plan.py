@@ -22,7 +22,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
 from lightningrl.sanitize import printable
 from lightningrl_client.recipe_file import load_recipe, parse_setting
-from lightningrl_viewer.reading.origin import read_object
+from lightningrl_runs.origin import read_object
 
 __all__ = ["PLAN", "Point", "SweepPlan", "default_sweep", "make_plan", "open_plan", "split_values"]
 

@@ -19,11 +19,11 @@ from lightningrl.errors import RunFolderError
 from lightningrl.files import write_durably
 from lightningrl.processes import open_private
 from lightningrl.sanitize import one_line
+from lightningrl_runs.metrics import read_rows
+from lightningrl_runs.origin import read_object
+from lightningrl_runs.summary import is_live
 from lightningrl_training.checkpoints import checkpoints
 from lightningrl_training.sweeps.plan import Point, SweepPlan
-from lightningrl_viewer.reading.metrics import read_rows
-from lightningrl_viewer.reading.origin import read_object
-from lightningrl_viewer.reading.summary import is_live
 
 __all__ = ["ShowRun", "SweepRunner", "read_finished"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightningrl_runs.metrics import read_metrics
 from lightningrl_training.loggers.curve import TRAINING, VALIDATION, save_picture, start_picture
-from lightningrl_viewer.reading.metrics import read_metrics
 
 __all__ = ["draw_losses"]
 

@@ -20,6 +20,7 @@ from lightningrl.conventions import parse_attribute
 from lightningrl.errors import ConfigError
 from lightningrl.sanitize import DoubledKeyError, unique_keys
 from lightningrl.tool_schemas import without_fill
+from lightningrl_runs.foreign.bodies import binding_of
 from lightningrl_server.gateway.dialects.checks import is_nothing
 from lightningrl_server.gateway.dialects.synonyms import PROMPT_COLUMNS, is_untrained, marks_of
 from lightningrl_server.gateway.known_answers import KnownAnswer, render_answer
@@ -27,7 +28,6 @@ from lightningrl_server.gateway.request import Refusal
 from lightningrl_server.rendering.renderer import PolicyRenderer
 from lightningrl_training.task_files import read_text
 from lightningrl_training.tuning.settings import Method
-from lightningrl_viewer.reading.foreign.bodies import binding_of
 
 __all__ = ["Row", "Rows", "find_file", "read_rows"]
 

@@ -12,10 +12,10 @@ from pydantic import Field
 from lightningrl.credentials import read_key
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.recipe import Recipe
+from lightningrl_runs.origin import read_import
 from lightningrl_training.evaluation.examination import Candidate, find_candidate
 from lightningrl_training.tuning.rows import find_file
 from lightningrl_training.tuning.settings import TuneSettings
-from lightningrl_viewer.reading.origin import read_import
 
 __all__ = ["WarmStart", "find_mistakes", "read_warm_start"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl_credit.xray import RolloutXRay, XRay
-from lightningrl_viewer.credit import Question
+from lightningrl_runs.xray import Question
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
 
 __all__ = ["PAGE"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl.sanitize import as_text
+from lightningrl_runs.dialogue import final_text
+from lightningrl_runs.group_diff import Sibling, SiblingCall
 from lightningrl_viewer.page import Budget, LongText, NoSuchPage, Page, PageRequest, PageView, ViewedRun
-from lightningrl_viewer.reading.dialogue import final_text
-from lightningrl_viewer.reading.group_diff import Sibling, SiblingCall
 
 __all__ = ["PAGE"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.recipe import list_recipe_keys
 from lightningrl_viewer.page import Budget, Page, PageRequest, PageView, ViewedRun
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.recipe import list_recipe_keys
 
 __all__ = ["PAGE"]
 

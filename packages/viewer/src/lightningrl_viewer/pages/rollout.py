@@ -16,14 +16,14 @@ from typing import Any, Final, TypeVar
 from lightningrl.errors import RunFolderError
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall
+from lightningrl_runs.dialogue import Exchange, final_text, question_of, read_exchanges
+from lightningrl_runs.origin import RunOrigin
+from lightningrl_runs.queries.rollout_rows import Neighbours
+from lightningrl_runs.reader import read_group
+from lightningrl_runs.segments import Segment, SegmentKind
+from lightningrl_runs.trace import CallTrace, LineageNode, Trace, Window, read_lineage
+from lightningrl_runs.why_no_gradient import NoGradient, Token, explain_calls, explain_rollout
 from lightningrl_viewer.page import Budget, LongText, NoSuchPage, Page, PageRequest, PageView, ViewedRun
-from lightningrl_viewer.reading.dialogue import Exchange, final_text, question_of, read_exchanges
-from lightningrl_viewer.reading.origin import RunOrigin
-from lightningrl_viewer.reading.queries.rollout_rows import Neighbours
-from lightningrl_viewer.reading.reader import read_group
-from lightningrl_viewer.reading.segments import Segment, SegmentKind
-from lightningrl_viewer.reading.trace import CallTrace, LineageNode, Trace, Window, read_lineage
-from lightningrl_viewer.reading.why_no_gradient import NoGradient, Token, explain_calls, explain_rollout
 
 __all__ = ["PAGE", "TEXT"]
 

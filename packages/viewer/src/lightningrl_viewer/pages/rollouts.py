@@ -13,14 +13,14 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState
+from lightningrl_runs.dialogue import Exchange, final_text, read_exchanges
+from lightningrl_runs.facets import Facets, RewardRange, read_facets, read_parts
+from lightningrl_runs.queries.rollout_counts import FacetCount, Part
+from lightningrl_runs.queries.rollout_query import Mark, RolloutQuery
+from lightningrl_runs.queries.rollout_rows import RolloutRow, Sort
+from lightningrl_runs.segments import SegmentKind
+from lightningrl_runs.trace import CallTrace, Trace
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
-from lightningrl_viewer.reading.dialogue import Exchange, final_text, read_exchanges
-from lightningrl_viewer.reading.facets import Facets, RewardRange, read_facets, read_parts
-from lightningrl_viewer.reading.queries.rollout_counts import FacetCount, Part
-from lightningrl_viewer.reading.queries.rollout_query import Mark, RolloutQuery
-from lightningrl_viewer.reading.queries.rollout_rows import RolloutRow, Sort
-from lightningrl_viewer.reading.segments import SegmentKind
-from lightningrl_viewer.reading.trace import CallTrace, Trace
 
 __all__ = ["PAGE", "find_answer", "read_query", "shorten_calls"]
 

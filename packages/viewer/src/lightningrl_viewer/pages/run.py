@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lightningrl_runs.facets import read_facets
+from lightningrl_runs.metrics import find_metric, read_rows
+from lightningrl_runs.notes import read_notes
+from lightningrl_runs.origin import read_import, read_values
+from lightningrl_runs.queries.rollout_counts import ToolCount
+from lightningrl_runs.queries.rollout_query import RolloutQuery
+from lightningrl_runs.summary import Summary, read_summary
 from lightningrl_viewer.charts import SMOOTHINGS, Series, draw_chart, make_curves, sparkline
 from lightningrl_viewer.page import NoSuchPage, Page, PageRequest, PageView, ViewedRun
-from lightningrl_viewer.reading.facets import read_facets
-from lightningrl_viewer.reading.metrics import find_metric, read_rows
-from lightningrl_viewer.reading.notes import read_notes
-from lightningrl_viewer.reading.origin import read_import, read_values
-from lightningrl_viewer.reading.queries.rollout_counts import ToolCount
-from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
-from lightningrl_viewer.reading.summary import Summary, read_summary
 
 __all__ = ["PAGE"]
 

@@ -10,10 +10,10 @@ from collections import Counter
 from typing import Final
 
 from lightningrl.errors import LightningError
+from lightningrl_runs.runs import RunLine, differences, read_runs
+from lightningrl_runs.summary import Summary, read_summary
 from lightningrl_viewer.charts import Series, draw_chart, sparkline
 from lightningrl_viewer.page import NoSuchPage, PageRequest, PageView
-from lightningrl_viewer.reading.runs import RunLine, differences, read_runs
-from lightningrl_viewer.reading.summary import Summary, read_summary
 from lightningrl_viewer.runs import RunsFolder
 
 __all__ = ["show_runs"]
