@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lightningrl.commands import EXTRAS
 from lightningrl.lazy import read_homes
+from lightningrl.plugins import HookSpecs
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = ROOT / "packages" / "core" / "src" / "lightningrl" / "templates"
@@ -23,7 +25,14 @@ PAGES = [
     *ROOT.glob("examples/*/README.md"),
     *TEMPLATES.rglob("README.md.template"),
 ]
-MOST_LINES = 97_866
+BUDGET = {
+    ("packages/*/src/**/*.py",): 89_700,
+    ("benchmarks/**/*.py",): 6_400,
+    ("scripts/**/*.py",): 5_010,
+    ("tests/**/*.py", "packages/*/tests/**/*.py", "examples/*/tests/**/*.py"): 80_800,
+}
+"""Lines, which may only be lowered; what comes new pays by what it removes, or a commit that raises them says why."""
+MOST_HOOKS, MOST_COMMANDS = 20, 25
 HEAVY = (
     "torch",
     "transformers",
@@ -163,11 +172,15 @@ def test_the_map_of_the_house_has_every_package_in_the_order_of_imports_and_lead
         assert any((source / path).exists() for source in [ROOT, *sources.values()]), path
 
 
-def test_the_house_keeps_its_budget() -> None:
-    """Lines of the packages' sources and of the benchmarks together: a budget that falls, and rises only in a commit of
-    its own that says for what."""
-    files = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= MOST_LINES
+@pytest.mark.parametrize("patterns", BUDGET)
+def test_the_house_keeps_its_budget(patterns: tuple[str, ...]) -> None:
+    files = [file for pattern in patterns for file in ROOT.glob(pattern)]
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= BUDGET[patterns]
+
+
+def test_hooks_and_commands_do_not_grow_in_number() -> None:
+    assert sum(name.startswith("lightningrl_") for name in vars(HookSpecs)) <= MOST_HOOKS
+    assert len(EXTRAS) <= MOST_COMMANDS
 
 
 def test_a_benchmark_that_a_page_quotes_is_there_or_is_of_a_commit_that_the_page_names() -> None:
